@@ -1,0 +1,1 @@
+"""Records of trials: their schema, their store on disk, and statistics over them."""

@@ -1,0 +1,1 @@
+"""Reference workloads, each a package that knows the replicator and nothing above."""

@@ -1,0 +1,100 @@
+"""The contract between a workload and whoever measures it."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import replicator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SanityCheck:
+    """One correctness gate: a number whose sanity failed is not a result."""
+
+    name: str
+    is_passed: bool
+    detail: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QualityMetric:
+    """A learning-quality figure: value, unit, count n and its interval."""
+
+    name: str
+    value: float
+    unit: str
+    num_examples: int
+    low: float
+    high: float
+    confidence: float
+    method: str
+
+
+class StepProgram(abc.ABC):
+    """A workload built on one replicator: the thing that is stepped and timed.
+
+    Attributes:
+      per_replica_batch_size: Examples one replica consumes in one step.
+      global_batch_size: Examples all replicas consume in one step.
+      num_parameters: Trainable scalars of the model (one copy).
+    """
+
+    per_replica_batch_size: int
+    global_batch_size: int
+    num_parameters: int
+
+    @abc.abstractmethod
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps and returns the last loss (mean over the global batch).
+
+        Returns after all device work is finished, so a clock read next to the call
+        measures the step.
+        """
+
+    @abc.abstractmethod
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Measures quality on held-out data; outside every timed window."""
+
+    @abc.abstractmethod
+    def sanity(self) -> tuple[SanityCheck, ...]:
+        """Checks what must hold before a number counts; outside timed windows."""
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """Returns the replicator's account of the collectives in one step."""
+
+
+class Workload(abc.ABC):
+    """A reference program that can be built on any replicator.
+
+    Attributes:
+      name: The name in the catalogue.
+      version: Changes whenever the meaning of a measured number changes.
+      example_unit: Plural unit of an example, such as ``images``.
+    """
+
+    name: str
+    version: str
+    example_unit: str
+
+    @abc.abstractmethod
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> StepProgram:
+        """Builds variables, input pipelines and the step on ``replicator``.
+
+        Raises:
+          ValueError: Unknown preset, data set or option; the message lists them.
+        """
