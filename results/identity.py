@@ -1,0 +1,52 @@
+"""Names that records get from their content: canonical JSON, then BLAKE2b.
+
+Canonical JSON has sorted keys, no white space and ASCII only, so equal specs give equal
+text in every process. ``schema_version`` is left out: it says how a record is stored,
+not what was measured, and an upgraded record keeps its name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from results import records
+
+ID_LENGTH = 20
+"""Hexadecimal characters of an id: 80 bits, no clash before about 10**12 trials."""
+
+_NOT_IDENTITY = {"schema_version"}
+_NOT_CASE = {"schema_version", "repetition_index", "seed"}
+
+
+def canonical_json(value: Any) -> str:
+    """Returns the one JSON text of ``value``: sorted keys, compact, ASCII.
+
+    Raises:
+      ValueError: ``value`` holds NaN or infinity.
+      TypeError: ``value`` holds something JSON has no word for.
+    """
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+
+
+def digest(value: Any) -> str:
+    """Returns ``ID_LENGTH`` hexadecimal characters that name ``value`` by content."""
+    text = canonical_json(value).encode("ascii")
+    return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
+
+
+def trial_id(spec: records.TrialSpec) -> str:
+    """Returns the name of one trial: the digest of its whole spec."""
+    return digest(spec.model_dump(mode="json", exclude=_NOT_IDENTITY))
+
+
+def case_id(spec: records.TrialSpec) -> str:
+    """Returns the name of a case: the digest of the spec without repetition and seed.
+
+    Trials that share a case id are repetitions of one another.
+    """
+    return digest(spec.model_dump(mode="json", exclude=_NOT_CASE))
