@@ -1,0 +1,49 @@
+"""Writes a file so that a reader sees the old bytes or the new ones, never half."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import tempfile
+
+TEMPORARY_PREFIX = ".tmp-"
+"""Files of this name are leftovers of a killed writer; readers skip them."""
+
+
+def sync_directory(path: pathlib.Path) -> None:
+    """Makes the names in a directory survive a power failure.
+
+    Raises:
+      OSError: The directory cannot be opened or synced.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes ``text`` as UTF-8: temporary file, fsync, rename, fsync of the folder.
+
+    Raises:
+      OSError: The folder is missing or cannot be written.
+    """
+    descriptor, name = tempfile.mkstemp(
+        prefix=TEMPORARY_PREFIX, suffix=f"-{path.name}", dir=path.parent
+    )
+    temporary = pathlib.Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes private files; records are as readable as any other file.
+        mask = os.umask(0)
+        os.umask(mask)
+        temporary.chmod(0o666 & ~mask)
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_directory(path.parent)

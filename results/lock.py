@@ -1,0 +1,58 @@
+"""One writer per study: an advisory lock of the operating system.
+
+The kernel holds the lock for as long as the process lives, so a killed harness leaves
+nothing stale behind. The pid stands in a file of its own, because opening the lock file
+empties it; it is read only while the lock is held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import filelock
+
+from results import atomic, errors
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator
+
+LOCK_NAME = ".lock"
+HOLDER_NAME = ".lock-holder"
+
+
+def _read_holder(root: pathlib.Path) -> int | None:
+    try:
+        return int((root / HOLDER_NAME).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        # The holder has the lock and is about to write its pid.
+        return None
+
+
+@contextlib.contextmanager
+def lock_study(root: pathlib.Path) -> Iterator[None]:
+    """Holds the study exclusively while the ``with`` block runs; never waits.
+
+    Raises:
+      StudyLockedError: Another process (or another lock of this one) holds it.
+      WriteStoreError: The lock cannot be written, for example in a missing folder.
+    """
+    # Not the singleton: two locks of one process must exclude each other too.
+    lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise errors.StudyLockedError(root, _read_holder(root)) from None
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
+            "first, in a folder this user can write"
+        ) from error
+    try:
+        atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
+        yield
+    finally:
+        (root / HOLDER_NAME).unlink(missing_ok=True)
+        lock.release()

@@ -1,0 +1,358 @@
+"""One study on disk: files are the truth, and every write is atomic.
+
+::
+
+    runs/<study>/
+      plan.json
+      trials/<trial_id>/
+        spec.json  env.json  result.json  status.json    status is written last
+        rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
+      report/index.html
+
+Studies merge with ``cp -r``, because a trial's folder is named by its content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+from typing import TYPE_CHECKING, TypeVar
+
+import pydantic
+
+from results import atomic, errors, identity, upgrade
+from results.records import (
+    Environment,
+    Plan,
+    Record,
+    StatusRecord,
+    TrialResult,
+    TrialSpec,
+    TrialStatus,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+PLAN_NAME = "plan.json"
+TRIALS_NAME = "trials"
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What the store knows of one trial.
+
+    Attributes:
+      trial_id: The folder's name.
+      spec: What was to run.
+      env: The machine, or None before the trial has started.
+      status: How it ended, or None while it has not.
+      result: The observations, or None where there are none.
+    """
+
+    trial_id: str
+    spec: TrialSpec
+    env: Environment | None
+    status: StatusRecord | None
+    result: TrialResult | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """A record that cannot be read, and why, in one line."""
+
+    path: pathlib.Path
+    reason: str
+
+
+def _first_complaint(error: pydantic.ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    place = ".".join(str(part) for part in first["loc"]) or "the record"
+    return f"{place}: {first['msg']}, got {first['input']!r:.80}"
+
+
+def read_record(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
+    """Reads one record, upgrading older versions; None if there is no such file.
+
+    Raises:
+      CorruptRecordError: The file is not a record of this kind.
+      NewerSchemaError: A newer version wrote it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise errors.CorruptRecordError(
+            path, f"holds a {type(data).__name__}, must hold an object"
+        )
+    data = upgrade.upgrade(kind, data, path)
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise errors.CorruptRecordError(path, _first_complaint(error)) from error
+
+
+class Store:
+    """One study directory.
+
+    Attributes:
+      root: The study directory.
+    """
+
+    def __init__(self, root: pathlib.Path) -> None:
+        """Wraps a directory without looking at it; prefer ``create`` and ``open``."""
+        self.root = pathlib.Path(root)
+
+    def __repr__(self) -> str:
+        return f"Store({str(self.root)!r})"
+
+    @classmethod
+    def create(cls, root: pathlib.Path) -> Store:
+        """Makes a study directory, or opens the one that is there already.
+
+        Raises:
+          OpenStoreError: ``root`` is a file, or a folder of something else.
+          WriteStoreError: ``root`` cannot be created or written.
+          NewerSchemaError: A newer version made the study.
+        """
+        root = pathlib.Path(root)
+        for path in (root, *root.parents):
+            if path.exists() and not path.is_dir():
+                raise errors.OpenStoreError(
+                    f"study directory {str(root)!r}: {str(path)!r} is a file; choose "
+                    "another study name or another runs directory"
+                )
+        try:
+            holds_other_things = root.is_dir() and not _looks_like_study(root)
+            if holds_other_things and any(
+                not entry.name.startswith(".") for entry in root.iterdir()
+            ):
+                raise errors.OpenStoreError(
+                    f"study directory {str(root)!r} holds files but no study (neither "
+                    f"{PLAN_NAME} nor {TRIALS_NAME}/); choose an empty or new one"
+                )
+            (root / TRIALS_NAME).mkdir(parents=True, exist_ok=True)
+            if not os.access(root / TRIALS_NAME, os.W_OK):
+                raise PermissionError(13, "Permission denied")
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write study directory {str(root)!r}: "
+                f"{error.strerror or error}; choose a place this user can write"
+            ) from error
+        store = cls(root)
+        store._read_plan_or_none()
+        return store
+
+    @classmethod
+    def open(cls, root: pathlib.Path) -> Store:
+        """Opens a study to read it.
+
+        Raises:
+          OpenStoreError: ``root`` is missing, a file, or holds no study.
+          NewerSchemaError: A newer version made the study.
+        """
+        root = pathlib.Path(root)
+        if not root.exists():
+            raise errors.OpenStoreError(
+                f"no study at {str(root)!r}: the directory does not exist; start one "
+                "with 'sweep', or check the name"
+            )
+        if not root.is_dir():
+            raise errors.OpenStoreError(
+                f"{str(root)!r} is a file, must be a study directory (the folder that "
+                f"holds {PLAN_NAME})"
+            )
+        if not _looks_like_study(root):
+            raise errors.OpenStoreError(
+                f"no study at {str(root)!r}: it holds neither {PLAN_NAME} nor "
+                f"{TRIALS_NAME}/; start one with 'sweep', or check the name"
+            )
+        store = cls(root)
+        # A corrupt plan is named by corrupt(), raised by read_plan(), and no reason to
+        # hide the trials.
+        with contextlib.suppress(errors.CorruptRecordError):
+            store._read_plan_or_none()
+        return store
+
+    def trial_dir(self, trial_id: str) -> pathlib.Path:
+        """Returns the folder of one trial; it may not exist yet."""
+        return self.root / TRIALS_NAME / trial_id
+
+    @property
+    def report_path(self) -> pathlib.Path:
+        """Where the HTML report goes unless asked otherwise."""
+        return self.root / "report" / "index.html"
+
+    def write_plan(self, plan: Plan) -> None:
+        """Writes the plan.
+
+        Raises:
+          WriteStoreError: The file cannot be written.
+        """
+        self._write(self.root / PLAN_NAME, plan)
+
+    def read_plan(self) -> Plan:
+        """Reads the plan.
+
+        Raises:
+          MissingRecordError: There is none.
+          CorruptRecordError: It cannot be read.
+          NewerSchemaError: A newer version wrote it.
+        """
+        plan = self._read_plan_or_none()
+        if plan is None:
+            raise errors.MissingRecordError(
+                f"study {str(self.root)!r} has no {PLAN_NAME}; run the sweep that "
+                "made it again: finished trials are kept"
+            )
+        return plan
+
+    def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
+        """Writes what a trial runs; raises WriteStoreError if it cannot."""
+        self._write(self.trial_dir(trial_id) / "spec.json", spec)
+
+    def write_env(self, trial_id: str, env: Environment) -> None:
+        """Writes a trial's machine record; raises WriteStoreError if it cannot."""
+        self._write(self.trial_dir(trial_id) / "env.json", env)
+
+    def write_result(self, trial_id: str, result: TrialResult) -> None:
+        """Writes a trial's observations; raises WriteStoreError if it cannot."""
+        self._write(self.trial_dir(trial_id) / "result.json", result)
+
+    def write_status(self, trial_id: str, status: StatusRecord) -> None:
+        """Writes how a trial ended, which ends it; raises WriteStoreError."""
+        self._write(self.trial_dir(trial_id) / "status.json", status)
+
+    def trial_ids(self) -> tuple[str, ...]:
+        """Returns the ids of all trials that have a spec or a status, sorted.
+
+        A folder with neither is what a killed harness leaves before a trial starts.
+        """
+        trials = self.root / TRIALS_NAME
+        if not trials.is_dir():
+            return ()
+        return tuple(
+            sorted(
+                folder.name
+                for folder in trials.iterdir()
+                if (folder / "spec.json").exists() or (folder / "status.json").exists()
+            )
+        )
+
+    def read_trial(self, trial_id: str) -> Trial:
+        """Reads everything known of one trial.
+
+        Raises:
+          MissingRecordError: There is no such trial.
+          CorruptRecordError: One of its records is unreadable or belongs elsewhere.
+          NewerSchemaError: A newer version wrote one of them.
+        """
+        folder = self.trial_dir(trial_id)
+        spec = read_record(folder / "spec.json", "spec", TrialSpec)
+        env = read_record(folder / "env.json", "env", Environment)
+        status = read_record(folder / "status.json", "status", StatusRecord)
+        result = read_record(folder / "result.json", "result", TrialResult)
+        if spec is None:
+            if status is None:
+                raise errors.MissingRecordError(
+                    f"no trial {trial_id!r} in {str(self.root)!r}; ids are the names "
+                    f"of the folders in {TRIALS_NAME}/"
+                )
+            raise errors.CorruptRecordError(
+                folder / "spec.json", "missing, though the trial has a status"
+            )
+        content_id = identity.trial_id(spec)
+        if content_id != trial_id:
+            raise errors.CorruptRecordError(
+                folder / "spec.json",
+                f"content has id {content_id!r}, the folder is named {trial_id!r}",
+            )
+        for name, record in (("status", status), ("result", result)):
+            if record is not None and record.trial_id != trial_id:
+                raise errors.CorruptRecordError(
+                    folder / f"{name}.json",
+                    f"belongs to trial {record.trial_id!r}, lies in {trial_id!r}",
+                )
+        if status is not None and status.status is TrialStatus.OK and result is None:
+            raise errors.CorruptRecordError(
+                folder / "result.json", "missing, though the status is 'ok'"
+            )
+        return Trial(
+            trial_id=trial_id, spec=spec, env=env, status=status, result=result
+        )
+
+    def trials(self) -> Iterator[Trial]:
+        """Yields the readable trials by id, unfinished ones too.
+
+        Corrupt ones are left to ``corrupt``, which names each.
+
+        Raises:
+          NewerSchemaError: A newer version wrote one; nothing of it can be trusted.
+        """
+        for trial_id in self.trial_ids():
+            try:
+                trial = self.read_trial(trial_id)
+            except errors.CorruptRecordError:
+                continue
+            yield trial
+
+    def finished_ids(self) -> frozenset[str]:
+        """Returns the ids of the readable trials that are over, however they ended."""
+        return frozenset(
+            trial.trial_id for trial in self.trials() if trial.status is not None
+        )
+
+    def corrupt(self) -> list[Problem]:
+        """Returns the records that cannot be read, by path.
+
+        Raises:
+          NewerSchemaError: A newer version wrote one of the records.
+        """
+        reads: list[Callable[[], object]] = [self._read_plan_or_none]
+        reads += [
+            functools.partial(self.read_trial, trial_id)
+            for trial_id in self.trial_ids()
+        ]
+        problems = (_problem_of(read) for read in reads)
+        return [problem for problem in problems if problem is not None]
+
+    def _read_plan_or_none(self) -> Plan | None:
+        return read_record(self.root / PLAN_NAME, "plan", Plan)
+
+    def _write(self, path: pathlib.Path, record: Record) -> None:
+        text = record.model_dump_json(indent=1) + "\n"
+        try:
+            if not path.parent.is_dir():
+                path.parent.mkdir(parents=True)
+                atomic.sync_directory(path.parent.parent)
+            atomic.write_text(path, text)
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(path)!r}: {error.strerror or error}; free space "
+                "or choose a place this user can write"
+            ) from error
+
+
+def _problem_of(read: Callable[[], object]) -> Problem | None:
+    try:
+        read()
+    except errors.CorruptRecordError as error:
+        return Problem(path=error.path, reason=error.reason)
+    return None
+
+
+def _looks_like_study(root: pathlib.Path) -> bool:
+    return (root / PLAN_NAME).exists() or (root / TRIALS_NAME).is_dir()
