@@ -19,7 +19,18 @@ class PresetInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
-    """What a planner needs to know of a workload."""
+    """What a planner needs to know of a workload.
+
+    Attributes:
+      name: The name users type.
+      version: Changes whenever the meaning of a measured number changes.
+      example_unit: Plural unit of an example, such as ``images``.
+      description: One line.
+      module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
+      presets: The presets, smallest first.
+      default_preset: The preset where none is asked for.
+      builtin_data: Data sets that need neither network nor preparation by the user.
+    """
 
     name: str
     version: str
@@ -29,3 +40,75 @@ class WorkloadInfo:
     presets: tuple[PresetInfo, ...]
     default_preset: str
     builtin_data: tuple[str, ...]
+
+
+WORKLOADS: dict[str, WorkloadInfo] = {
+    info.name: info
+    for info in (
+        WorkloadInfo(
+            name="resnet50",
+            version="1",
+            example_unit="images",
+            description="ResNet-50 image classification with the recipe of Goyal 2017",
+            module="workloads.resnet50.workload",
+            presets=(
+                PresetInfo(
+                    name="smoke",
+                    description="seconds, for tests: 32 px",
+                    data="digits",
+                    per_replica_batch_size=4,
+                    num_warmup_steps=2,
+                    num_measured_steps=4,
+                ),
+                PresetInfo(
+                    name="laptop",
+                    description="minutes per sweep on CPU cores: 64 px",
+                    data="digits",
+                    per_replica_batch_size=8,
+                    num_warmup_steps=3,
+                    num_measured_steps=16,
+                ),
+                PresetInfo(
+                    name="gpu",
+                    description="one machine with GPUs: 224 px, mixed precision",
+                    data="digits",
+                    per_replica_batch_size=128,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                ),
+                PresetInfo(
+                    name="paper",
+                    description="the published hyperparameters: 224 px, ImageNet",
+                    data="imagenet2012",
+                    per_replica_batch_size=32,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                ),
+            ),
+            default_preset="laptop",
+            builtin_data=("digits", "synthetic"),
+        ),
+    )
+}
+
+
+def check_data(workload: str, name: str) -> None:
+    """Raises unless ``name`` is a data set that ``workload`` can read here.
+
+    Reads names and file listings only: TensorFlow is not imported, nothing is
+    downloaded or written.
+
+    Args:
+      workload: A name in ``WORKLOADS``.
+      name: ``digits``, ``synthetic``, or a TFDS name such as ``imagenet2012`` or
+        ``imagenet_resized/64x64``.
+
+    Raises:
+      ValueError: Unknown name (with close matches), or a data set that is not
+        prepared on this machine (with the command that prepares it).
+    """
+    if name in WORKLOADS[workload].builtin_data:
+        return
+    from workloads.data import names
+
+    names.check(name)
