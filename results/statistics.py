@@ -1,0 +1,221 @@
+"""Centres and 95 % intervals over repetitions, for very few repetitions.
+
+Method, in one sentence: a parametric, studentized bootstrap of the mean log value over
+trials (processes), never over steps.
+
+The centre is the geometric mean, because every question asked of it is a ratio: the
+geometric mean of ratios is the ratio of geometric means, and S(n) and 1/S(n) get the
+same evidence.
+
+Why this bootstrap. The default study has three repetitions. Resampling three values
+can only give the ten averages of those three, so the usual bootstrap intervals are far
+too short. Measured coverage of nominal 95 % intervals on lognormal noise of 3 % (4,000
+simulated studies each; tests/statistics repeats them with the code below):
+
+========================================  =====  =====  ======
+construction                              n = 3  n = 5  n = 10
+========================================  =====  =====  ======
+percentile bootstrap of the mean           0.75   0.83    0.90
+BCa bootstrap of the mean                  0.72   0.84    0.92
+**this module**, one group or pairs        0.95   0.95    0.95
+**this module**, two unpaired groups       0.95   0.95    0.95
+========================================  =====  =====  ======
+
+The studentized bootstrap asks how far (estimate - truth) / standard error strays when
+normal samples of the same sizes and measured variances are drawn again and again. For
+one group (and for pairs, which are one group of log ratios) the answer is known without
+drawing: Student's t with n - 1 degrees of freedom, used exactly. For two groups it
+depends on both variances and is drawn, with a fixed seed. Both widen as they must: the
+half width at n = 3 is 4.3 standard errors, not 2.
+
+What it does not promise: under strongly skewed noise (exponential slow tail) coverage
+falls to about 0.89 at n = 3; and each interval holds alone, not all of them jointly.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from results import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping, Sequence
+
+CONFIDENCE = 0.95
+NUM_DRAWS = 19_999
+BOOTSTRAP_SEED = 20_190_213
+
+ONE_GROUP = "studentized parametric bootstrap of log values (exact: Student's t)"
+PAIRED = "studentized parametric bootstrap of paired log ratios (exact: Student's t)"
+TWO_GROUPS = "studentized parametric bootstrap of log values, unpaired groups"
+NO_INTERVAL = "no interval: one repetition says nothing about the spread"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A positive figure with its uncertainty.
+
+    Attributes:
+      value: Geometric mean, or ratio of geometric means.
+      low: Lower end of the interval, or None where there is none.
+      high: Upper end of the interval, or None where there is none.
+      n: Repetitions behind it; of the smaller group where there are two.
+      unit: Unit of the three numbers; empty for a ratio.
+      method: How the interval was made, or why there is none.
+      confidence: Nominal coverage of the interval.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+    n: int
+    unit: str
+    method: str
+    confidence: float = CONFIDENCE
+
+    @property
+    def has_interval(self) -> bool:
+        """Whether there are enough repetitions for an interval."""
+        return self.low is not None
+
+    def excludes(self, value: float) -> bool:
+        """Whether there is an interval and ``value`` lies outside it."""
+        if self.low is None or self.high is None:
+            return False
+        return not self.low <= value <= self.high
+
+    def scaled(self, factor: float, unit: str = "") -> Estimate:
+        """Returns the estimate times a positive constant, in another unit."""
+        return dataclasses.replace(
+            self,
+            value=self.value * factor,
+            low=None if self.low is None else self.low * factor,
+            high=None if self.high is None else self.high * factor,
+            unit=unit,
+        )
+
+
+def _logs(values: Sequence[float], name: str) -> np.ndarray:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise errors.ResultsError(
+            f"{name} is {values!r}, must be a sequence of one or more numbers"
+        )
+    if not (np.isfinite(array).all() and (array > 0).all()):
+        raise errors.ResultsError(
+            f"{name} holds {values!r}, all must be positive and finite; trials whose "
+            "sanity failed must be left out"
+        )
+    return np.log(array)
+
+
+def _student_quantile(degrees_of_freedom: int) -> float:
+    from scipy import special  # a tenth of the import time of scipy.stats
+
+    tail = 1 - (1 - CONFIDENCE) / 2
+    return float(special.stdtrit(degrees_of_freedom, tail))
+
+
+def _estimate(
+    centre: float, half_width: float | None, *, n: int, unit: str, method: str
+) -> Estimate:
+    return Estimate(
+        value=math.exp(centre),
+        low=None if half_width is None else math.exp(centre - half_width),
+        high=None if half_width is None else math.exp(centre + half_width),
+        n=n,
+        unit=unit,
+        method=method,
+    )
+
+
+def _one_group(logs: np.ndarray, *, unit: str, method: str) -> Estimate:
+    n = logs.size
+    centre = float(logs.mean())
+    if n == 1:
+        return _estimate(centre, None, n=1, unit=unit, method=NO_INTERVAL)
+    standard_error = float(logs.std(ddof=1)) / math.sqrt(n)
+    half_width = _student_quantile(n - 1) * standard_error
+    return _estimate(centre, half_width, n=n, unit=unit, method=method)
+
+
+def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
+    """Estimates exp(mean(log(values))) with an interval over ``values``.
+
+    Args:
+      values: One positive number per trial.
+      unit: Their unit.
+
+    Raises:
+      ResultsError: No values, or one that is not positive and finite.
+    """
+    return _one_group(_logs(values, "values"), unit=unit, method=ONE_GROUP)
+
+
+@functools.lru_cache(maxsize=64)
+def _draws(num_first: int, num_second: int) -> tuple[np.ndarray, ...]:
+    """Standard normal means and relative variances of two groups, ``NUM_DRAWS`` each.
+
+    Seeded by the group sizes, so a figure does not depend on which others are made.
+    """
+    generator = np.random.default_rng([BOOTSTRAP_SEED, num_first, num_second])
+    normal = generator.standard_normal((2, NUM_DRAWS))
+    first = generator.chisquare(num_first - 1, NUM_DRAWS) / (num_first - 1)
+    second = generator.chisquare(num_second - 1, NUM_DRAWS) / (num_second - 1)
+    return normal[0], normal[1], first, second
+
+
+def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
+    centre = float(first.mean() - second.mean())
+    n = min(first.size, second.size)
+    if n == 1:
+        return _estimate(centre, None, n=1, unit="", method=NO_INTERVAL)
+    variance_first = float(first.var(ddof=1)) / first.size
+    variance_second = float(second.var(ddof=1)) / second.size
+    standard_error = math.sqrt(variance_first + variance_second)
+    if standard_error == 0:
+        return _estimate(centre, 0.0, n=n, unit="", method=TWO_GROUPS)
+    normal_first, normal_second, spread_first, spread_second = _draws(
+        first.size, second.size
+    )
+    errors_drawn = (
+        math.sqrt(variance_first) * normal_first
+        + math.sqrt(variance_second) * normal_second
+    )
+    errors_stated = np.sqrt(
+        variance_first * spread_first + variance_second * spread_second
+    )
+    pivots = np.sort(np.abs(errors_drawn / errors_stated))
+    # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
+    quantile = float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])
+    return _estimate(centre, quantile * standard_error, n=n, unit="", method=TWO_GROUPS)
+
+
+def ratio(
+    numerator: Mapping[Hashable, float], denominator: Mapping[Hashable, float]
+) -> Estimate:
+    """Estimates the ratio of two geometric means, both uncertain.
+
+    Args:
+      numerator: Value of each trial, by what names its repetition (index and seed).
+      denominator: The same for what is divided by.
+
+    Returns:
+      A ratio without unit. Where both have the same repetitions they are compared in
+      pairs, which cancels whatever changed from one repetition to the next; otherwise
+      as two groups, and ``method`` says so.
+
+    Raises:
+      ResultsError: An empty side, or a value that is not positive and finite.
+    """
+    first = _logs(list(numerator.values()), "numerator")
+    second = _logs(list(denominator.values()), "denominator")
+    if numerator.keys() != denominator.keys():
+        return _two_groups(first, second)
+    second = _logs([denominator[key] for key in numerator], "denominator")
+    return _one_group(first - second, unit="", method=PAIRED)
