@@ -1,0 +1,96 @@
+"""TF-Replicator on TensorFlow 2: write one device's step, run it on many.
+
+Buchlovsky et al. 2019, "TF-Replicator: Distributed Machine Learning for Researchers".
+Names are loaded on first use, so that planning tools can read ``replicator.catalog``
+without importing TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
+    from replicator.backends.single import SingleDeviceReplicator
+    from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
+    from replicator.base import Replicator
+    from replicator.collectives import (
+        all_gather,
+        all_max,
+        all_mean,
+        all_min,
+        all_reduce,
+        all_sum,
+        broadcast,
+    )
+    from replicator.context import ReplicaContext, get_replica_context
+    from replicator.errors import ReplicatorError
+    from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+    from replicator.optimizer import ReplicatedOptimizer
+    from replicator.per_replica import PerReplica
+    from replicator.registry import backend_names, create
+
+_HOMES = {
+    "InGraphReplicator": "backends.in_graph",
+    "InputContext": "inputs",
+    "InputIterator": "inputs",
+    "InputReplicationMode": "inputs",
+    "MirroredReplicator": "backends.strategy",
+    "MultiGpuReplicator": "backends.in_graph",
+    "PerReplica": "per_replica",
+    "ReplicaContext": "context",
+    "ReplicatedOptimizer": "optimizer",
+    "Replicator": "base",
+    "ReplicatorError": "errors",
+    "SingleDeviceReplicator": "backends.single",
+    "StrategyReplicator": "backends.strategy",
+    "all_gather": "collectives",
+    "all_max": "collectives",
+    "all_mean": "collectives",
+    "all_min": "collectives",
+    "all_reduce": "collectives",
+    "all_sum": "collectives",
+    "backend_names": "registry",
+    "broadcast": "collectives",
+    "create": "registry",
+    "get_replica_context": "context",
+}
+
+__all__ = (
+    "InGraphReplicator",
+    "InputContext",
+    "InputIterator",
+    "InputReplicationMode",
+    "MirroredReplicator",
+    "MultiGpuReplicator",
+    "PerReplica",
+    "ReplicaContext",
+    "ReplicatedOptimizer",
+    "Replicator",
+    "ReplicatorError",
+    "SingleDeviceReplicator",
+    "StrategyReplicator",
+    "all_gather",
+    "all_max",
+    "all_mean",
+    "all_min",
+    "all_reduce",
+    "all_sum",
+    "backend_names",
+    "broadcast",
+    "create",
+    "get_replica_context",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'replicator' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"replicator.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

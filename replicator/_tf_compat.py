@@ -1,0 +1,140 @@
+"""The only place that touches private names of TensorFlow and Keras.
+
+Each function says which version it was written for and which test notices when it
+breaks. Written for TensorFlow 2.21 and Keras 3.12 to 3.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2
+from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops.control_flow_v2_func_graphs import (
+    CondBranchFuncGraph,
+    WhileBodyFuncGraph,
+    WhileCondFuncGraph,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+GraphDef = graph_pb2.GraphDef
+FunctionDef = function_pb2.FunctionDef
+OpDef = op_def_pb2.OpDef
+
+_CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
+
+
+def handle(variable: Any) -> tf.Tensor:
+    """The resource handle of a Keras or TensorFlow variable (tests/unit/test_fused)."""
+    return unwrap(variable).handle
+
+
+def unwrap(variable: Any) -> Any:
+    """The ``tf.Variable`` inside a Keras variable, or the variable itself."""
+    inner = getattr(variable, "_value", None)
+    return inner if isinstance(inner, tf.Variable) else variable
+
+
+def slot_index(optimizer: Any, variable: Any) -> int:
+    """Where a Keras optimizer keeps the slots of a variable (tests/unit/test_fused)."""
+    return int(optimizer._get_variable_index(variable))  # noqa: SLF001
+
+
+def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
+    """First and second moments of Keras Adam (tests/unit/test_fused)."""
+    return optimizer._momentums, optimizer._velocities  # noqa: SLF001
+
+
+def current_graph() -> Any:
+    """The graph that ops are being added to (tests/unit/test_collective_errors)."""
+    return tf.compat.v1.get_default_graph()
+
+
+def is_control_flow_graph(graph: Any) -> bool:
+    """Whether a graph is a branch or loop body (tests/unit/test_collective_errors)."""
+    return isinstance(graph, _CONTROL_FLOW_GRAPHS)
+
+
+def is_function_graph(graph: Any) -> bool:
+    """Whether a graph is that of a function (tests/unit/test_collective_errors)."""
+    return isinstance(graph, FuncGraph)
+
+
+def op_def(name: str) -> OpDef | None:
+    """The definition of a built-in op, or None (tests/unit/test_body)."""
+    return op_def_registry.get(name)
+
+
+def add_function(function_def: FunctionDef) -> None:
+    """Registers a function with the eager runtime (tests/equivalence)."""
+    eager_context.context().add_function_def(function_def)
+
+
+def has_function(name: str) -> bool:
+    """Whether the eager runtime knows a function (tests/equivalence)."""
+    return bool(eager_context.context().has_function(name))
+
+
+def remove_function(name: str) -> None:
+    """Forgets a function (tests/unit/test_memory)."""
+    eager_context.context().remove_function(name)
+
+
+def optimize_graph(
+    graph_def: GraphDef, keep: Sequence[str], *, disabled: Sequence[str] = ()
+) -> GraphDef:
+    """Runs TensorFlow's graph optimizer once over a graph (tests/unit/test_optimize).
+
+    Args:
+      graph_def: The graph; placeholders are its inputs.
+      keep: Names of tensors and nodes that must survive.
+      disabled: Names of optimizers to leave out, as in ``RewriterConfig`` fields.
+
+    Returns:
+      The optimized graph; kept nodes have their names.
+    """
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.CopyFrom(graph_def)
+    meta_graph.collection_def["train_op"].node_list.value.extend(keep)
+    config = config_pb2.ConfigProto()
+    rewrite = config.graph_options.rewrite_options
+    rewrite.min_graph_nodes = -1
+    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
+    for name in disabled:
+        setattr(rewrite, name, rewriter_config_pb2.RewriterConfig.OFF)
+    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
+
+
+@contextlib.contextmanager
+def graph_optimizer_off() -> Iterator[None]:
+    """Calls functions as they are, without optimizing their graph again.
+
+    The function's graph was optimized before it was replicated; doing it again costs
+    time that grows with the number of replicas (tests/unit/test_optimize).
+    """
+    context = eager_context.context()
+    before = context.function_call_options
+    context.function_call_options = eager_context.FunctionCallOptions(
+        config_proto=_UNOPTIMIZED
+    )
+    try:
+        yield
+    finally:
+        context.function_call_options = before
+
+
+def _unoptimized_config() -> config_pb2.ConfigProto:
+    config = config_pb2.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+_UNOPTIMIZED = _unoptimized_config()

@@ -1,0 +1,118 @@
+"""One replica on one device: the identity implementation of the contract."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import base, context, creation, loop, programs
+from replicator.errors import DeviceError
+from replicator.inputs import InputIterator
+from replicator.per_replica import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class SingleReplicaContext(context.ReplicaContext):
+    """The context of an only replica: every collective is the identity."""
+
+    num_replicas = 1
+    num_replicas_in_sync = 1
+
+    @property
+    def replica_id(self) -> tf.Tensor:
+        """Zero."""
+        return tf.constant(0, tf.int32)
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Returns the tensors: the reduction over one replica is the identity."""
+        del op
+        return list(tensors)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the replica dimension of size one."""
+        return [tf.expand_dims(tensor, 0) for tensor in tensors]
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Returns the tensors of the only replica."""
+        del source_replica_id
+        return list(tensors)
+
+
+class SingleDeviceReplicator(base.Replicator):
+    """Runs the step on one device; the baseline that others are compared with.
+
+    Attributes:
+      device: Where ops without a device of their own run.
+    """
+
+    def __init__(
+        self, *, num_replicas: int = 1, devices: Sequence[str] | None = None
+    ) -> None:
+        if num_replicas != 1 or (devices is not None and len(devices) != 1):
+            raise DeviceError(
+                f"SingleDeviceReplicator has one replica on one device, not "
+                f"num_replicas={num_replicas!r}, devices={devices!r}; use "
+                "InGraphReplicator for several"
+            )
+        self.num_replicas = 1
+        self.device = devices[0] if devices else None
+        self._programs = programs.ProgramCache()
+
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> Any:
+        """Runs the step function; see ``Replicator.run``."""
+        base.check_num_steps(num_steps, inputs)
+        signature, specs = programs.split_inputs(inputs, self.num_replicas)
+        program = self._programs.get(
+            step_fn,
+            (signature, num_steps),
+            lambda: self._build(step_fn, specs, num_steps),
+        )
+        if isinstance(inputs, InputIterator):
+            outputs = program(inputs.iterators[0])
+        elif inputs is None:
+            outputs = program(None)
+        else:
+            outputs = program(tf.nest.map_structure(lambda leaf: leaf[0], inputs))
+        return tf.nest.map_structure(lambda value: PerReplica([value]), outputs)
+
+    def _build(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    ) -> Any:
+        def step(*batch: Any) -> Any:
+            with context.enter(SingleReplicaContext()), tf.device(self.device):
+                return programs.check_outputs(step_fn(*batch), step_fn)
+
+        with creation.forbidden_in_steps():
+            traced = tf.function(step).get_concrete_function(*specs)
+        flat_specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
+
+        @tf.function(autograph=False)
+        def program(source: Any) -> Any:
+            def one_step() -> list[tf.Tensor]:
+                batch = [next(source)] if isinstance(source, tf.data.Iterator) else (
+                    [] if source is None else [source]
+                )
+                return tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+
+            flat = loop.repeat(one_step, num_steps, flat_specs)
+            return tf.nest.pack_sequence_as(traced.structured_outputs, flat)
+
+        return program
+
+    def explain(self) -> str:
+        """Says that there is nothing to communicate."""
+        return "1 replica: every collective is the identity; nothing is communicated"
+
+    def assert_in_sync(self) -> None:
+        """Holds always: there is one copy of every variable."""

@@ -1,0 +1,251 @@
+"""The stock strategies of ``tf.distribute`` behind the replicator contract.
+
+They are peers for comparison, so they run as their own documentation shows: datasets
+through ``distribute_datasets_from_function``, steps through ``strategy.run`` inside a
+``tf.function``, gradients reduced by the Keras optimizer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import base, context, creation, loop, programs
+from replicator import devices as device_lib
+from replicator.errors import ReplicasOutOfSyncError
+from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
+from replicator.per_replica import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+_TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
+
+
+class StrategyReplicaContext(context.ReplicaContext):
+    """Collectives by the replica context of ``tf.distribute``."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = self.num_replicas_in_sync = num_replicas
+
+    @property
+    def replica_id(self) -> tf.Tensor:
+        """The strategy's id of this replica, int32."""
+        replica = tf.distribute.get_replica_context()
+        return tf.convert_to_tensor(
+            replica.replica_id_in_sync_group, dtype=tf.int32
+        )
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Reduces by the strategy; minimum and maximum by way of a gather."""
+        if op in _TF_REDUCE:
+            replica = tf.distribute.get_replica_context()
+            return list(replica.all_reduce(_TF_REDUCE[op], list(tensors)))
+        reduce = tf.reduce_min if op == "min" else tf.reduce_max
+        return [reduce(t, axis=0) for t in self.all_gather(tensors)]
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gathers along a new first axis."""
+        replica = tf.distribute.get_replica_context()
+        return list(
+            replica.all_gather([tf.expand_dims(t, 0) for t in tensors], axis=0)
+        )
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Sums zeros with the source's value: ``tf.distribute`` has no broadcast."""
+        is_source = tf.equal(self.replica_id, source_replica_id)
+        masked = [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
+        return self.all_reduce(masked, "sum")
+
+
+class StrategyInputIterator(InputIterator):
+    """Pipelines that a strategy distributes to its replicas."""
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        strategy: tf.distribute.Strategy,
+    ) -> None:
+        self._strategy = strategy
+        super().__init__(input_fn, mode, strategy.num_replicas_in_sync)
+
+    def reinitialize(self) -> None:
+        """Rewinds every pipeline to its first element."""
+        if len(self.pipelines) == 1:
+            dealt = self.pipelines[0]
+        else:
+            # The strategy deals one dataset to its replicas in turn, so taking turns
+            # between the pipelines hands replica r the batches of pipeline r.
+            turns = tf.data.Dataset.range(len(self.pipelines)).repeat()
+            dealt = tf.data.Dataset.choose_from_datasets(list(self.pipelines), turns)
+        distributed = self._strategy.distribute_datasets_from_function(lambda _: dealt)
+        self.iterators = (iter(distributed),)
+
+    def get_next(self) -> Any:
+        """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+        local = self._strategy.experimental_local_results
+        return tf.nest.map_structure(
+            lambda leaf: PerReplica(local(leaf)), next(self.iterators[0])
+        )
+
+
+class StrategyReplicator(base.Replicator):
+    """Runs steps under a given ``tf.distribute`` strategy.
+
+    Attributes:
+      strategy: The stock strategy.
+    """
+
+    def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        self.strategy = strategy
+        self.num_replicas = strategy.num_replicas_in_sync
+        self._programs = programs.ProgramCache()
+        self._mirrored: dict[int, Any] = {}
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[StrategyReplicator]:
+        """Makes variables under the strategy's scope."""
+
+        def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
+            variable = next_creator(**kwargs)
+            self._mirrored[id(variable)] = variable
+            return variable
+
+        with self.strategy.scope(), tf.variable_creator_scope(creator):
+            yield self
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> StrategyInputIterator:
+        """Distributes the pipelines; see ``Replicator.make_input_iterator``."""
+        base.check_mode(mode)
+        return StrategyInputIterator(input_fn, mode, self.strategy)
+
+    def wrap_optimizer(self, optimizer: Any) -> ReplicatedOptimizer:
+        """Leaves reduction to Keras; see ``StrategyOptimizer``."""
+        return StrategyOptimizer(optimizer, num_replicas=self.num_replicas)
+
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> Any:
+        """Runs the step function; see ``Replicator.run``."""
+        base.check_num_steps(num_steps, inputs)
+        signature, _ = programs.split_inputs(inputs, self.num_replicas)
+        if isinstance(inputs, InputIterator):
+            source = inputs.iterators[0]
+        elif inputs is None:
+            source = None
+        else:
+            source = tf.nest.map_structure(self._distribute, inputs)
+        program = self._programs.get(
+            step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
+        )
+        with creation.forbidden_in_steps():
+            outputs = program(source)
+        local = self.strategy.experimental_local_results
+        return tf.nest.map_structure(lambda value: PerReplica(local(value)), outputs)
+
+    def _distribute(self, leaf: PerReplica[Any]) -> Any:
+        return self.strategy.experimental_distribute_values_from_function(
+            lambda value_context: tf.convert_to_tensor(
+                leaf[value_context.replica_id_in_sync_group]
+            )
+        )
+
+    def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
+        replica_context = StrategyReplicaContext(self.num_replicas)
+
+        def step(*batch: Any) -> Any:
+            with context.enter(replica_context):
+                return programs.check_outputs(step_fn(*batch), step_fn)
+
+        def one_step(source: Any) -> Any:
+            if source is None:
+                return self.strategy.run(step)
+            batch = (
+                next(source)
+                if isinstance(source, tf.distribute.DistributedIterator)
+                else source
+            )
+            return self.strategy.run(step, args=(batch,))
+
+        @tf.function
+        def program(source: Any) -> Any:
+            if num_steps == 1:
+                return one_step(source)
+            structure: list[Any] = []
+            local = self.strategy.experimental_local_results
+
+            def flat_step() -> list[tf.Tensor]:
+                outputs = one_step(source)
+                structure[:] = [outputs]
+                return [v for leaf in tf.nest.flatten(outputs) for v in local(leaf)]
+
+            shapes = self._output_specs(one_step, source)
+            flat = iter(loop.repeat(flat_step, num_steps, shapes))
+            return tf.nest.map_structure(
+                lambda leaf: tuple(next(flat) for _ in local(leaf)), structure[0]
+            )
+
+        return program
+
+    def _output_specs(
+        self, one_step: Callable[[Any], Any], source: Any
+    ) -> list[tf.TensorSpec]:
+        """Traces one step aside to learn the shapes that the loop will carry."""
+        local = self.strategy.experimental_local_results
+        traced = tf.function(lambda: one_step(source)).get_concrete_function()
+        return [
+            tf.TensorSpec(v.shape, v.dtype)
+            for leaf in tf.nest.flatten(traced.structured_outputs)
+            for v in local(leaf)
+        ]
+
+    def explain(self) -> str:
+        """Names the strategy, which does not show its plan."""
+        return (
+            f"{type(self.strategy).__name__}, {self.num_replicas} replicas: stock "
+            "tf.distribute plans its own collectives and does not show them"
+        )
+
+    def assert_in_sync(self) -> None:
+        """Compares the strategy's copies; see ``Replicator.assert_in_sync``."""
+        differing = []
+        for variable in self._mirrored.values():
+            if variable.synchronization == tf.VariableSynchronization.ON_READ:
+                continue
+            if not variable.trainable:
+                continue
+            first, *others = [
+                v.numpy() for v in self.strategy.experimental_local_results(variable)
+            ]
+            if any(not np.array_equal(first, o, equal_nan=True) for o in others):
+                differing.append(variable.name)
+        if differing:
+            raise ReplicasOutOfSyncError(
+                f"{len(differing)} mirrored variables differ between replicas: "
+                f"{', '.join(differing[:5])}"
+            )
+
+
+class MirroredReplicator(StrategyReplicator):
+    """``tf.distribute.MirroredStrategy``, the stock in-graph peer (``tf_mirrored``)."""
+
+    def __init__(
+        self, *, num_replicas: int, devices: Sequence[str] | None = None
+    ) -> None:
+        names = device_lib.resolve(num_replicas, devices, distinct=True)
+        super().__init__(tf.distribute.MirroredStrategy(names))

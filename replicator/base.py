@@ -1,0 +1,164 @@
+"""The contract of every replicator."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import context as context_lib
+from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.optimizer import ReplicatedOptimizer
+from replicator.per_replica import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Replicator(abc.ABC):
+    """Runs a single-device step function on many replicas.
+
+    Write ``input_fn`` and ``step_fn`` for one device; make variables inside
+    ``context()``; call ``run`` in a loop. All methods belong in cross-replica context.
+
+    Attributes:
+      num_replicas: Copies of the computation.
+    """
+
+    num_replicas: int
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas whose updates are aggregated each step."""
+        return self.num_replicas
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[Replicator]:
+        """Makes variables created inside it belong to this replicator."""
+        yield self
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """Calls ``input_fn`` as often as ``mode`` says and keeps the pipelines' place.
+
+        Args:
+          input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
+            elements are batches of one replica.
+          mode: How many pipelines there are and how they are dealt to replicas.
+
+        Returns:
+          What ``run`` takes as ``inputs``.
+
+        Raises:
+          TypeError: ``input_fn`` returned something else than a dataset.
+          ValueError: Pipelines yield different structures or types.
+        """
+        check_mode(mode)
+        return InputIterator(input_fn, mode, self.num_replicas)
+
+    @abc.abstractmethod
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> Any:
+        """Runs the step function once per replica and step.
+
+        Args:
+          step_fn: Single-device code: takes one per-replica batch (nothing when
+            ``inputs`` is None), returns a nest of tensors. Pass the same function
+            object on every call: it is traced once.
+          inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
+          num_steps: Steps to run in this one call; above 1, ``inputs`` must be an
+            ``InputIterator`` or None.
+
+        Returns:
+          The last step's nest of ``PerReplica``.
+
+        Raises:
+          ReplicatorError: Misuse inside the step; the message says how to mend it.
+          tf.errors.OutOfRangeError: An input pipeline came to its end.
+        """
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Combines what ``run`` returned over replicas.
+
+        Args:
+          op: ``sum``, ``mean``, ``min`` or ``max``.
+          value: A nest of ``PerReplica``; other leaves are returned as they are.
+
+        Returns:
+          A nest of tensors of the per-replica shapes.
+
+        Raises:
+          ValueError: Unknown ``op``.
+        """
+        context_lib.check_reduce_op(op)
+
+        def reduce_leaf(leaf: Any) -> Any:
+            if not isinstance(leaf, PerReplica):
+                return leaf
+            if len(leaf) == 1:
+                return leaf[0]
+            with tf.device("CPU:0"):
+                stacked = tf.stack([tf.identity(value) for value in leaf.values])
+                return getattr(tf, f"reduce_{op}")(stacked, axis=0)
+
+        return tf.nest.map_structure(reduce_leaf, value)
+
+    def wrap_optimizer(self, optimizer: Any) -> ReplicatedOptimizer:
+        """Makes ``apply_gradients`` average over replicas first (sum / R), once.
+
+        Args:
+          optimizer: A Keras optimizer; its state stays in it.
+
+        Returns:
+          An optimizer with the same attributes, for use inside step functions.
+        """
+        return ReplicatedOptimizer(optimizer, num_replicas=self.num_replicas)
+
+    @abc.abstractmethod
+    def explain(self) -> str:
+        """Describes the collectives of the steps that were traced so far."""
+
+    @abc.abstractmethod
+    def assert_in_sync(self) -> None:
+        """Checks that all copies of every mirrored variable are bit-identical.
+
+        Raises:
+          ReplicasOutOfSyncError: Some differ; the message names them.
+        """
+
+
+def check_mode(mode: Any) -> None:
+    """Refuses what is not an ``InputReplicationMode``.
+
+    Raises:
+      TypeError: With the modes there are.
+    """
+    if not isinstance(mode, InputReplicationMode):
+        allowed = ", ".join(str(m) for m in InputReplicationMode)
+        raise TypeError(f"mode {mode!r} is not one of {allowed}")
+
+
+def check_num_steps(num_steps: Any, inputs: Any) -> int:
+    """Returns ``num_steps`` if ``run`` can take it.
+
+    Raises:
+      ValueError: Not a positive integer, or more than one step over fixed values.
+    """
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps {num_steps!r} must be an integer of at least 1")
+    if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
+        raise ValueError(
+            f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "
+            "are fixed values; pass an InputIterator from make_input_iterator()"
+        )
+    return num_steps

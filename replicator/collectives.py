@@ -1,0 +1,215 @@
+"""MPI-like primitives for step functions, over nests, with gradients.
+
+Every replica must call the same collectives in the same order. Gradients follow
+Buchlovsky et al. 2019 and ``tf.distribute``: the gradient of an all-sum is an all-sum
+of the gradients, that of an all-mean an all-mean; the gradient of an all-gather is the
+replica's own slice of the summed gradient; that of a broadcast is the sum delivered to
+the source; that of a minimum or maximum is the sum delivered to the replicas that hold
+the extreme, in equal shares.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import context as context_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.context import ReplicaContext
+
+    FlatFn = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+    FlatGradFn = Callable[
+        [Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]],
+        Sequence[tf.Tensor],
+    ]
+
+
+def all_reduce(value: Any, op: str = "sum") -> Any:
+    """Combines a value over all replicas.
+
+    Args:
+      value: A nest of tensors of the same structure and shapes on every replica;
+        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``.
+      op: ``sum``, ``mean``, ``min`` or ``max``.
+
+    Returns:
+      A nest of the same structure and shapes, equal on every replica.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      ValueError: Unknown ``op``.
+    """
+    context = context_lib.require("all_reduce")
+    context_lib.check_reduce_op(op)
+    leaves = tf.nest.flatten(value)
+    dense = [
+        tf.convert_to_tensor(leaf)
+        for leaf in leaves
+        if not isinstance(leaf, tf.IndexedSlices)
+    ]
+    reduced = iter(_all_reduce_dense(context, dense, op))
+    merged = [
+        _all_reduce_sparse(context, leaf, op)
+        if isinstance(leaf, tf.IndexedSlices)
+        else next(reduced)
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(value, merged)
+
+
+def all_sum(value: Any) -> Any:
+    """Sums a nest over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "sum")
+
+
+def all_mean(value: Any) -> Any:
+    """Averages a nest over all replicas (sum / num_replicas); see ``all_reduce``."""
+    return all_reduce(value, "mean")
+
+
+def all_min(value: Any) -> Any:
+    """Takes the elementwise minimum over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "min")
+
+
+def all_max(value: Any) -> Any:
+    """Takes the elementwise maximum over all replicas; see ``all_reduce``."""
+    return all_reduce(value, "max")
+
+
+def all_gather(value: Any) -> Any:
+    """Stacks a value over replicas, in the order of ``replica_id``.
+
+    Args:
+      value: A nest of dense tensors with the same shapes on every replica.
+
+    Returns:
+      A nest of tensors of shape ``[num_replicas] + dims``, equal on every replica.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+    """
+    context = context_lib.require("all_gather")
+
+    def backward(
+        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        summed = context.all_reduce(dys, "sum")
+        return [tf.gather(dy, context.replica_id) for dy in summed]
+
+    return _map_flat(context, value, context.all_gather, backward)
+
+
+def broadcast(value: Any, source_replica_id: int = 0) -> Any:
+    """Gives every replica the value of one replica.
+
+    Args:
+      value: A nest of dense tensors with the same shapes on every replica; it is
+        evaluated on all of them.
+      source_replica_id: A Python int in [0, num_replicas).
+
+    Returns:
+      A nest of the same structure and shapes, equal on every replica.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      ValueError: ``source_replica_id`` is out of range.
+    """
+    context = context_lib.require("broadcast")
+    if not 0 <= source_replica_id < context.num_replicas:
+        raise ValueError(
+            f"source_replica_id {source_replica_id!r} is out of range: there are "
+            f"{context.num_replicas} replicas; use 0 to {context.num_replicas - 1}"
+        )
+
+    def backward(
+        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        is_source = tf.equal(context.replica_id, source_replica_id)
+        return [
+            tf.where(is_source, dy, tf.zeros_like(dy))
+            for dy in context.all_reduce(dys, "sum")
+        ]
+
+    return _map_flat(
+        context,
+        value,
+        lambda xs: context.broadcast(xs, source_replica_id),
+        backward,
+    )
+
+
+def _all_reduce_dense(
+    context: ReplicaContext, tensors: Sequence[tf.Tensor], op: str
+) -> list[tf.Tensor]:
+    def backward(
+        xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
+    ) -> Sequence[tf.Tensor]:
+        if op in ("sum", "mean"):
+            return context.all_reduce(dys, op)
+        holds = [tf.cast(tf.equal(x, y), y.dtype) for x, y in zip(xs, ys, strict=True)]
+        counts = context.all_reduce(holds, "sum")
+        totals = context.all_reduce(dys, "sum")
+        return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
+
+    return _flat_with_gradient(
+        context, tensors, lambda xs: context.all_reduce(xs, op), backward
+    )
+
+
+def _all_reduce_sparse(
+    context: ReplicaContext, slices: tf.IndexedSlices, op: str
+) -> tf.IndexedSlices:
+    """Joins the slices of all replicas: a sum of sparse tensors is their union."""
+    if op not in ("sum", "mean"):
+        raise ValueError(
+            f"all_reduce of tf.IndexedSlices knows 'sum' and 'mean', not {op!r}; "
+            "use tf.convert_to_tensor on the slices first"
+        )
+    values, indices = context.all_gather([slices.values, slices.indices])
+    if op == "mean":
+        values /= tf.cast(context.num_replicas, values.dtype)
+    return tf.IndexedSlices(
+        tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], axis=0)),
+        tf.reshape(indices, [-1]),
+        slices.dense_shape,
+    )
+
+
+def _map_flat(
+    context: ReplicaContext, value: Any, forward: FlatFn, backward: FlatGradFn
+) -> Any:
+    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+    return tf.nest.pack_sequence_as(
+        value, _flat_with_gradient(context, tensors, forward, backward)
+    )
+
+
+def _flat_with_gradient(
+    context: ReplicaContext,
+    tensors: Sequence[tf.Tensor],
+    forward: FlatFn,
+    backward: FlatGradFn,
+) -> list[tf.Tensor]:
+    """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``."""
+    if not tensors:
+        return []
+    if context.num_replicas == 1 or not any(t.dtype.is_floating for t in tensors):
+        # The identity (or a stack of one) needs no special gradient, and integers
+        # have none: keep the graph of the single device as it is.
+        return forward(tensors)
+
+    @tf.custom_gradient
+    def with_gradient(*xs: tf.Tensor) -> Any:
+        ys = forward(xs)
+
+        def gradient(*dys: tf.Tensor) -> Any:
+            return list(backward(xs, ys, dys))
+
+        return tuple(ys), gradient
+
+    return list(with_gradient(*tensors))

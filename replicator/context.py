@@ -1,0 +1,111 @@
+"""The replica context: what code inside a step may ask about its replica."""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+from replicator.errors import CollectiveContextError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import tensorflow as tf
+
+REDUCE_OPS = ("sum", "mean", "min", "max")
+
+
+class ReplicaContext(abc.ABC):
+    """One replica's view while its step function runs or is traced.
+
+    The collective methods take and return flat lists of dense tensors; users call the
+    functions of ``replicator.collectives``, which accept nests and have gradients.
+
+    Attributes:
+      num_replicas: Copies of the computation.
+      num_replicas_in_sync: Copies whose updates are aggregated each step.
+    """
+
+    num_replicas: int
+    num_replicas_in_sync: int
+
+    @property
+    @abc.abstractmethod
+    def replica_id(self) -> tf.Tensor:
+        """A scalar int32 tensor in [0, num_replicas)."""
+
+    @abc.abstractmethod
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Combines each tensor over replicas by one of ``REDUCE_OPS``."""
+
+    @abc.abstractmethod
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Stacks each tensor over replicas: shape ``[num_replicas] + dims``."""
+
+    @abc.abstractmethod
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Gives every replica the tensors of one replica."""
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.contexts: list[ReplicaContext] = []
+
+
+_STACK = _Stack()
+
+
+@contextlib.contextmanager
+def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
+    """Makes ``context`` the current one in this thread; used by backends."""
+    _STACK.contexts.append(context)
+    try:
+        yield context
+    finally:
+        _STACK.contexts.pop()
+
+
+def get_replica_context() -> ReplicaContext:
+    """Returns the context of the running replica.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+    """
+    return require("get_replica_context")
+
+
+def in_replica_context() -> bool:
+    """Tells whether a step function is running or being traced in this thread."""
+    return bool(_STACK.contexts)
+
+
+def require(caller: str) -> ReplicaContext:
+    """Returns the current context or explains that ``caller`` needs one.
+
+    Raises:
+      CollectiveContextError: No step function is running.
+    """
+    if not _STACK.contexts:
+        raise CollectiveContextError(
+            f"{caller}() was called in cross-replica context, but it needs a replica: "
+            "call it inside the step function that you pass to run(); outside, use "
+            "replicator.reduce(op, per_replica_value) on what run() returns"
+        )
+    return _STACK.contexts[-1]
+
+
+def check_reduce_op(op: Any) -> str:
+    """Returns ``op`` if it is a known reduction.
+
+    Raises:
+      ValueError: Anything else; the message lists what is allowed.
+    """
+    if op not in REDUCE_OPS:
+        raise ValueError(
+            f"unknown reduction {op!r}; use one of {', '.join(map(repr, REDUCE_OPS))}"
+        )
+    return str(op)

@@ -1,0 +1,125 @@
+"""Choosing the devices of replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def resolve(
+    num_replicas: int, devices: Sequence[str] | None, *, distinct: bool
+) -> list[str]:
+    """Returns the full name of each replica's device.
+
+    Args:
+      num_replicas: Copies of the computation.
+      devices: Names such as ``GPU:0`` or ``/device:CPU:1``, one per replica; None takes
+        the GPUs if there are any, else the CPU.
+      distinct: Whether replicas must not share a device. Without enough CPU devices,
+        the CPU is then split into virtual devices, which must happen before TensorFlow
+        runs its first op.
+
+    Returns:
+      ``num_replicas`` names like ``/job:localhost/replica:0/task:0/device:GPU:0``.
+
+    Raises:
+      DeviceError: A device does not exist, or there are too few.
+    """
+    if num_replicas < 1:
+        raise DeviceError(f"num_replicas {num_replicas!r} must be at least 1")
+    if devices is not None:
+        return _explicit(num_replicas, devices, distinct=distinct)
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        logical = tf.config.list_logical_devices("GPU")
+        if len(logical) < num_replicas:
+            raise DeviceError(
+                f"{num_replicas} replicas need {num_replicas} GPUs, but there are "
+                f"{len(logical)}; use fewer replicas, or devices=['CPU:0', ...]"
+            )
+        return [_full_name(d.name) for d in logical[:num_replicas]]
+    if not distinct:
+        return [_full_name("/device:CPU:0")] * num_replicas
+    return split_cpu(num_replicas)
+
+
+def split_cpu(num_devices: int) -> list[str]:
+    """Splits the CPU into virtual devices unless there are enough already.
+
+    Raises:
+      DeviceError: TensorFlow already runs with fewer.
+    """
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(configured) < num_devices:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+            )
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{num_devices} virtual CPU devices are needed, but TensorFlow already "
+                f"runs with {len(configured)}; make the replicator before the first "
+                "op, or call tf.config.set_logical_device_configuration at start"
+            ) from error
+    return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
+
+
+def shares_memory(devices: Sequence[str]) -> bool:
+    """Whether all devices read the same host memory without a copy."""
+    return all(_kind(device) == "CPU" for device in devices) and (
+        len({_host(device) for device in devices}) == 1
+    )
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a device is a GPU."""
+    return _kind(device) == "GPU"
+
+
+def _explicit(
+    num_replicas: int, devices: Sequence[str], *, distinct: bool
+) -> list[str]:
+    if isinstance(devices, str) or len(devices) != num_replicas:
+        raise DeviceError(
+            f"devices {devices!r} must be a list of one device per replica, and there "
+            f"are {num_replicas} replicas"
+        )
+    names = [_full_name(device) for device in devices]
+    known = {_full_name(d.name) for d in tf.config.list_logical_devices()}
+    missing = [d for d, name in zip(devices, names, strict=True) if name not in known]
+    if missing:
+        raise DeviceError(
+            f"device {missing[0]!r} does not exist; this process has "
+            f"{', '.join(sorted(map(_short, known)))}"
+        )
+    if distinct and len(set(names)) != num_replicas:
+        raise DeviceError(f"devices {list(devices)!r} must all be different here")
+    return names
+
+
+def _full_name(device: str) -> str:
+    name = device if device.startswith("/") else f"/device:{device}"
+    spec = tf.DeviceSpec.from_string(name)
+    spec = tf.DeviceSpec(job="localhost", replica=0, task=0).make_merged_spec(spec)
+    return str(spec.to_string())
+
+
+def _kind(device: str) -> str:
+    return str(tf.DeviceSpec.from_string(device).device_type)
+
+
+def _host(device: str) -> tuple[str | None, int | None]:
+    spec = tf.DeviceSpec.from_string(device)
+    return spec.job, spec.task
+
+
+def _short(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type}:{spec.device_index}"

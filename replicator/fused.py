@@ -1,0 +1,129 @@
+"""TensorFlow's fused update kernels in place of Keras updates of the same result.
+
+A Keras 3 update is several ops with a temporary each; the kernels below read and write
+each array once. They keep their state in the Keras optimizer's own slots, so a
+checkpoint does not know the difference. ``find`` returns None wherever the result would
+not be the same; the caller then uses the wrapped optimizer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from replicator import _tf_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Update = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
+
+_PLAIN_OPTIONS = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+def find(
+    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
+) -> Update | None:
+    """Returns the fused update of ``optimizer``, or None where there is none.
+
+    Args:
+      optimizer: A built Keras optimizer.
+      grads: One gradient per variable, averaged.
+      variables: Keras or TensorFlow variables.
+
+    Returns:
+      A function of (grads, variables) that updates them and the iteration counter.
+    """
+    if getattr(optimizer, "use_ema", False) or any(
+        getattr(optimizer, option, None) is not None for option in _PLAIN_OPTIONS
+    ):
+        return None
+    if not all(map(_is_plain, grads, variables)):
+        return None
+    # Subclasses may change the update rule, so only the exact classes qualify.
+    if type(optimizer) is keras.optimizers.SGD:
+        return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
+    if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
+        return _adam(optimizer)
+    return None
+
+
+def _is_plain(grad: Any, variable: Any) -> bool:
+    dtype = tf.as_dtype(variable.dtype)
+    return (
+        isinstance(grad, tf.Tensor)
+        and grad.dtype == dtype
+        and dtype in _KERNEL_DTYPES
+        and getattr(variable, "constraint", None) is None
+        and not getattr(variable, "overwrite_with_gradient", False)
+    )
+
+
+def _sgd(optimizer: Any) -> Update:
+    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+        rate = optimizer.learning_rate
+        for grad, variable in zip(grads, variables, strict=True):
+            tf.raw_ops.ResourceApplyGradientDescent(
+                var=_tf_compat.handle(variable),
+                alpha=tf.cast(rate, grad.dtype),
+                delta=grad,
+            )
+        optimizer.iterations.assign_add(1)
+
+    return update
+
+
+def _momentum(optimizer: Any) -> Update:
+    # Keras: m <- momentum * m - lr * g; v <- v + m (Nesterov: v + momentum * m - lr * g)
+    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+        rate = optimizer.learning_rate
+        for grad, variable in zip(grads, variables, strict=True):
+            slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=_tf_compat.handle(variable),
+                accum=_tf_compat.handle(slot),
+                lr=tf.cast(rate, grad.dtype),
+                grad=grad,
+                momentum=tf.constant(optimizer.momentum, grad.dtype),
+                use_nesterov=optimizer.nesterov,
+            )
+        optimizer.iterations.assign_add(1)
+
+    return update
+
+
+def _adam(optimizer: Any) -> Update:
+    # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
+    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+        rate = optimizer.learning_rate
+        for grad, variable in zip(grads, variables, strict=True):
+            index = _tf_compat.slot_index(optimizer, variable)
+            dtype = grad.dtype
+            step = tf.cast(optimizer.iterations.value + 1, dtype)
+            beta_1 = tf.constant(optimizer.beta_1, dtype)
+            beta_2 = tf.constant(optimizer.beta_2, dtype)
+            tf.raw_ops.ResourceApplyAdam(
+                var=_tf_compat.handle(variable),
+                m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
+                v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
+                beta1_power=tf.pow(beta_1, step),
+                beta2_power=tf.pow(beta_2, step),
+                lr=tf.cast(rate, dtype),
+                beta1=beta_1,
+                beta2=beta_2,
+                epsilon=tf.constant(optimizer.epsilon, dtype),
+                grad=grad,
+            )
+        optimizer.iterations.assign_add(1)
+
+    return update

@@ -1,0 +1,180 @@
+"""Input pipelines: what an input function is told, and how batches reach replicas."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.errors import SplitBatchError
+from replicator.per_replica import PerReplica, regroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+class InputReplicationMode(enum.Enum):
+    """How many times the input function is called.
+
+    PER_WORKER: once per worker process; its batches are dealt to the replicas in turn.
+    PER_REPLICA: once per replica; each replica reads its own pipeline.
+    SINGLE: once in the whole job; its batches are dealt to all replicas in turn.
+    """
+
+    PER_WORKER = "per_worker"
+    PER_REPLICA = "per_replica"
+    SINGLE = "single"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputContext:
+    """What an input function needs to know about its place in the job.
+
+    Attributes:
+      num_input_pipelines: Calls of the input function in the whole job.
+      input_pipeline_id: Which of them this call is, in [0, num_input_pipelines).
+      num_replicas_in_sync: Replicas whose updates are aggregated each step.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Divides a global batch over the replicas.
+
+        Args:
+          global_batch_size: Examples per step over all replicas.
+
+        Returns:
+          Examples per step of one replica.
+
+        Raises:
+          SplitBatchError: The division leaves a rest.
+        """
+        return split_batch(global_batch_size, self.num_replicas_in_sync)
+
+
+def split_batch(global_batch_size: int, num_replicas: int) -> int:
+    """Returns ``global_batch_size / num_replicas`` or explains why it cannot.
+
+    Raises:
+      SplitBatchError: The division leaves a rest; nothing is rounded in silence.
+    """
+    share, rest = divmod(global_batch_size, num_replicas)
+    if rest or share < 1:
+        lower = max(share, 1) * num_replicas
+        raise SplitBatchError(
+            f"global_batch_size {global_batch_size!r} does not divide by num_replicas "
+            f"{num_replicas!r}: every replica must get the same number of examples; "
+            f"use a multiple, such as {lower} or {lower + num_replicas}"
+        )
+    return share
+
+
+InputFn = "Callable[[InputContext], tf.data.Dataset]"
+
+
+class InputIterator:
+    """The pipelines of one job and their position, ready for ``run``.
+
+    Made by ``Replicator.make_input_iterator``; call it in cross-replica context.
+
+    Attributes:
+      pipelines: The datasets that the input function returned; each element is the
+        batch of one replica.
+      element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
+      num_replicas: Replicas that are fed.
+    """
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_replicas: int,
+    ) -> None:
+        num_pipelines = num_replicas if mode is InputReplicationMode.PER_REPLICA else 1
+        self.num_replicas = num_replicas
+        self.pipelines: tuple[tf.data.Dataset, ...] = tuple(
+            _check_dataset(
+                input_fn(
+                    InputContext(
+                        num_input_pipelines=num_pipelines,
+                        input_pipeline_id=index,
+                        num_replicas_in_sync=num_replicas,
+                    )
+                )
+            )
+            for index in range(num_pipelines)
+        )
+        specs = [pipeline.element_spec for pipeline in self.pipelines]
+        self.element_spec: Any = _common_spec(specs)
+        self.iterators: tuple[Any, ...] = ()
+        self.reinitialize()
+
+    def reinitialize(self) -> None:
+        """Rewinds every pipeline to its first element."""
+        self.iterators = tuple(iter(pipeline) for pipeline in self.pipelines)
+
+    def next_nests(self) -> list[Any]:
+        """Reads the next batch of every replica; works in graphs and eagerly.
+
+        Returns:
+          ``num_replicas`` nests, by replica id.
+
+        Raises:
+          tf.errors.OutOfRangeError: In a graph, when a pipeline is at its end (eager
+            reads raise ``StopIteration``).
+        """
+        if len(self.iterators) == self.num_replicas:
+            return [next(iterator) for iterator in self.iterators]
+        # One pipeline is dealt in turn; reads of one iterator keep program order.
+        return [next(self.iterators[0]) for _ in range(self.num_replicas)]
+
+    def get_next(self) -> Any:
+        """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+        return regroup(self.next_nests(), tf.nest.map_structure)
+
+
+def constant_inputs(values: Sequence[Any]) -> Any:
+    """Groups R nests, one per replica, into the nest of ``PerReplica`` for ``run``."""
+    return regroup(values, tf.nest.map_structure)
+
+
+def is_per_replica_nest(value: Any) -> bool:
+    """Tells whether every leaf is a ``PerReplica``."""
+    leaves = tf.nest.flatten(value)
+    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
+
+
+def _check_dataset(dataset: Any) -> tf.data.Dataset:
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"input_fn returned {type(dataset).__name__!r}, but it must return a "
+            "tf.data.Dataset whose elements are the batches of one replica"
+        )
+    return dataset
+
+
+def _common_spec(specs: Sequence[Any]) -> Any:
+    first = specs[0]
+    for index, spec in enumerate(specs[1:], start=1):
+        try:
+            tf.nest.assert_same_structure(first, spec)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different structures: "
+                f"{first} and {spec}; every call of input_fn must yield the same"
+            ) from error
+        # A dimension that differs between pipelines is unknown in the common spec.
+        first = tf.nest.map_structure(
+            lambda a, b: a.most_specific_common_supertype([b]), first, spec
+        )
+        if any(leaf is None for leaf in tf.nest.flatten(first)):
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different types: {specs[0]} and "
+                f"{spec}; every call of input_fn must yield the same types"
+            )
+    return first

@@ -1,0 +1,44 @@
+"""Several steps in one dispatch: a loop around a replicated step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def repeat(
+    step: Callable[[], Sequence[tf.Tensor]],
+    num_steps: int,
+    specs: Sequence[tf.TensorSpec],
+) -> list[tf.Tensor]:
+    """Runs ``step`` ``num_steps`` times in the graph being built.
+
+    Args:
+      step: Emits one step, returns its flat outputs.
+      num_steps: How often; 1 emits the step without a loop.
+      specs: Shape and dtype of each output.
+
+    Returns:
+      The outputs of the last step.
+    """
+    if num_steps == 1:
+        return list(step())
+    # The loop needs values to start from; no reader ever sees them.
+    start = [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in specs]
+
+    def body(index: tf.Tensor, *_previous: tf.Tensor) -> list[tf.Tensor]:
+        return [index + 1, *step()]
+
+    final = tf.while_loop(
+        lambda index, *_: index < num_steps,
+        body,
+        [tf.constant(0), *start],
+        shape_invariants=[tf.TensorShape([]), *(s.shape for s in specs)],
+        # Steps of training depend on each other: running ahead would only hold memory.
+        parallel_iterations=1,
+    )
+    return list(final[1:])

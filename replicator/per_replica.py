@@ -1,0 +1,52 @@
+"""The container of values that differ between replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+T = TypeVar("T")
+
+
+class PerReplica(Generic[T]):
+    """One value per replica, indexed by ``replica_id``.
+
+    A leaf for ``tf.nest``: a nest of ``PerReplica`` has the structure of the step's
+    return value.
+
+    Attributes:
+      values: A tuple of ``num_replicas`` values.
+    """
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[T]) -> None:
+        self.values = tuple(values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, replica_id: int) -> T:
+        return self.values[replica_id]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self.values)
+
+    def __repr__(self) -> str:
+        return f"PerReplica({', '.join(map(repr, self.values))})"
+
+
+def regroup(per_replica_nests: Sequence[Any], map_structure: Any) -> Any:
+    """Turns R nests of values into one nest of ``PerReplica``.
+
+    Args:
+      per_replica_nests: One nest per replica, all of one structure.
+      map_structure: ``tf.nest.map_structure`` (passed in, so that this module stays
+        free of TensorFlow).
+
+    Returns:
+      A nest of the same structure whose leaves are ``PerReplica``.
+    """
+    return map_structure(lambda *values: PerReplica(values), *per_replica_nests)

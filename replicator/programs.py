@@ -1,0 +1,127 @@
+"""The cache of built steps, and what a step function returns."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.errors import RetraceLimitError
+from replicator.inputs import InputIterator, is_per_replica_nest
+from replicator.per_replica import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+MAX_FUNCTIONS_PER_CODE = 16
+
+
+class ProgramCache:
+    """Keeps one built program per step function, input signature and step count."""
+
+    def __init__(self) -> None:
+        self._programs: dict[Hashable, Any] = {}
+        self._functions: dict[Any, set[int]] = collections.defaultdict(set)
+
+    def get(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        """Returns the program of ``step_fn``, built on first use.
+
+        Raises:
+          RetraceLimitError: The caller makes a new function object for every call.
+        """
+        key = (step_fn, signature)
+        if key not in self._programs:
+            self._check_retracing(step_fn)
+            self._programs[key] = build()
+        return self._programs[key]
+
+    def values(self) -> list[Any]:
+        """The programs in the order in which they were built."""
+        return list(self._programs.values())
+
+    def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
+        code = getattr(step_fn, "__code__", None)
+        if code is None:
+            return
+        seen = self._functions[code]
+        seen.add(id(step_fn))
+        if len(seen) > MAX_FUNCTIONS_PER_CODE:
+            raise RetraceLimitError(
+                f"{len(seen)} different function objects of {step_fn.__qualname__!r} "
+                "were passed to run(), and each is traced anew; make the step function "
+                "once, outside the loop, and pass the same object every time"
+            )
+
+
+def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
+    """Splits what ``run`` was given into a signature and per-replica specs.
+
+    Args:
+      inputs: None, an ``InputIterator`` or a nest of ``PerReplica``.
+      num_replicas: Copies of the computation.
+
+    Returns:
+      A hashable signature, and the argument specs of the step function: an empty list
+      without inputs, else a list of one nest of ``tf.TypeSpec``.
+
+    Raises:
+      TypeError: Anything else.
+      ValueError: A ``PerReplica`` of another length.
+    """
+    if inputs is None:
+        return None, []
+    if isinstance(inputs, InputIterator):
+        spec = inputs.element_spec
+        kind = ("iterator", len(inputs.pipelines))
+    elif is_per_replica_nest(inputs):
+        for leaf in tf.nest.flatten(inputs):
+            if len(leaf) != num_replicas:
+                raise ValueError(
+                    f"inputs hold {len(leaf)} values per leaf, but there are "
+                    f"{num_replicas} replicas; pass one value per replica"
+                )
+        spec = tf.nest.map_structure(_common_leaf_spec, inputs)
+        kind = ("values", num_replicas)
+    else:
+        raise TypeError(
+            f"inputs must be an InputIterator from make_input_iterator(), a nest of "
+            f"PerReplica, or None; got {type(inputs).__name__!r}"
+        )
+    flat = tuple(tf.nest.flatten(spec, expand_composites=False))
+    return (kind, str(tf.nest.map_structure(lambda _: 0, spec)), flat), [spec]
+
+
+def _common_leaf_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
+    specs = [tf.type_spec_from_value(tf.convert_to_tensor(v)) for v in leaf]
+    if any(not spec.is_compatible_with(specs[0]) for spec in specs[1:]):
+        raise ValueError(
+            f"inputs differ between replicas in shape or type: {specs}; give every "
+            "replica the same shapes"
+        )
+    return specs[0]
+
+
+def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
+    """Turns a step's return value into a nest of tensors.
+
+    Raises:
+      TypeError: A leaf that cannot become a tensor.
+    """
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            name = getattr(step_fn, "__qualname__", repr(step_fn))
+            raise TypeError(
+                f"{name} returned a {type(leaf).__name__!r}; a step returns a nest of "
+                "tensors (loss, metrics) or None"
+            ) from error
+
+    return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)

@@ -1,0 +1,52 @@
+"""Making a replicator by the name of its backend."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from replicator.catalog import BACKENDS
+from replicator.errors import DeviceError, UnknownBackendError
+
+if TYPE_CHECKING:
+    from replicator.base import Replicator
+
+
+def backend_names() -> tuple[str, ...]:
+    """Names that ``create`` takes, sorted."""
+    return tuple(sorted(BACKENDS))
+
+
+def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator:
+    """Makes the replicator of a backend.
+
+    Args:
+      backend: One of ``backend_names()``.
+      num_replicas: Copies of the computation.
+      **options: Keyword arguments of the backend's class, such as ``devices``.
+
+    Returns:
+      A new replicator.
+
+    Raises:
+      UnknownBackendError: No such backend; the message lists those there are.
+      DeviceError: The backend cannot run that many replicas.
+    """
+    if backend not in BACKENDS:
+        raise UnknownBackendError(
+            f"unknown backend {backend!r}; use one of {', '.join(backend_names())}"
+        )
+    info = BACKENDS[backend]
+    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+        raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
+    limit = info.max_replicas
+    if num_replicas < 1 or (limit is not None and num_replicas > limit):
+        allowed = "1" if limit == 1 else f"1 to {limit}" if limit else "1 or more"
+        raise DeviceError(
+            f"backend {backend!r} cannot run num_replicas={num_replicas!r}; it runs "
+            f"{allowed}"
+        )
+    module, _, name = info.target.partition(":")
+    return getattr(importlib.import_module(module), name)(
+        num_replicas=num_replicas, **options
+    )
