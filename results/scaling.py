@@ -1,0 +1,263 @@
+"""Scaling laws of a study: throughput, speedup and parallel efficiency per case.
+
+Definitions, with n replicas, n_b replicas of the baseline of the same backend, global
+batch size B, K measured steps and a window of W seconds from the latest start to the
+latest end over processes:
+
+- throughput            X(n) = B * K / W
+- weak scaling          the per-replica batch size is that of the baseline, so B grows
+- strong scaling        the global batch size is that of the baseline
+- speedup (weak)        S(n) = n_b * X(n) / X(n_b), the *scaled speedup*
+- speedup (strong)      S(n) = n_b * T(n_b) / T(n), T the time of one step; since B is
+  the same, this is n_b * X(n) / X(n_b) as well
+- parallel efficiency   E(n) = S(n) / n
+
+With the usual baseline of one replica n_b = 1. X is a geometric mean over repetitions;
+the uncertainty of the baseline is part of the intervals of S and E.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING
+
+from results import errors, statistics
+from results.records import ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from results.statistics import Estimate
+    from results.study import Case, Entry, Key, Study
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One case in one scaling mode.
+
+    Attributes:
+      case: The repetitions behind it.
+      mode: Weak or strong.
+      backend: Backend of the case.
+      num_replicas: n.
+      throughput: X(n) in examples per second, or None if no repetition is ok.
+      speedup: S(n), or None; ``missing_reason`` says why.
+      efficiency: E(n) as a ratio (1.0 is ideal), or None.
+      baseline: The case that S and E are relative to, or None if it is not planned.
+      is_baseline: Whether this is the baseline itself (S = n_b by definition).
+      is_oversubscribed: More replicas than cores: shown, but no evidence on scaling.
+      missing_reason: Why a figure is missing; empty if none is.
+    """
+
+    case: Case
+    mode: ScalingMode
+    backend: str
+    num_replicas: int
+    throughput: Estimate | None
+    speedup: Estimate | None
+    efficiency: Estimate | None
+    baseline: Case | None
+    is_baseline: bool
+    is_oversubscribed: bool
+    missing_reason: str
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the throughput."""
+        return tuple(entry.trial_id for entry in self.case.ok_entries)
+
+    @property
+    def ratio_trial_ids(self) -> tuple[str, ...]:
+        """Trials behind speedup and efficiency: the baseline's too."""
+        if self.is_baseline or self.baseline is None or self.speedup is None:
+            return self.trial_ids
+        others = tuple(entry.trial_id for entry in self.baseline.ok_entries)
+        return self.trial_ids + others
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Throughput of one backend over another, all else equal.
+
+    Attributes:
+      first: Case of the numerator.
+      second: Case of the denominator.
+      modes: Scaling modes in which the two meet.
+      ratio: X(first) / X(second), or None if a side has no ok trial.
+      is_oversubscribed: Whether either side is.
+    """
+
+    first: Case
+    second: Case
+    modes: tuple[ScalingMode, ...]
+    ratio: Estimate | None
+    is_oversubscribed: bool
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the ratio."""
+        entries = (*self.first.ok_entries, *self.second.ok_entries)
+        return tuple(entry.trial_id for entry in entries)
+
+
+def throughput_of(entry: Entry) -> float:
+    """Examples of the global batch per second in the measured window of one trial."""
+    return entry.result.examples_per_sec
+
+
+def time_to_first_step_of(entry: Entry) -> float:
+    """Seconds until every process has finished step 1: the slowest one counts."""
+    return max(rank.time_to_first_step_sec for rank in entry.result.ranks)
+
+
+def peak_memory_of(entry: Entry) -> int:
+    """Peak memory in bytes, summed over the processes of one trial."""
+    return sum(rank.peak_memory_bytes for rank in entry.result.ranks)
+
+
+def values(case: Case, metric: Callable[[Entry], float]) -> Mapping[Key, float]:
+    """Returns a figure of every ok trial of a case, by repetition."""
+    return {entry.key: metric(entry) for entry in case.ok_entries}
+
+
+def estimate(
+    case: Case, metric: Callable[[Entry], float], *, unit: str
+) -> Estimate | None:
+    """Estimates a figure of a case, or None if no trial is ok."""
+    found = values(case, metric)
+    if not found:
+        return None
+    return statistics.geometric_mean(list(found.values()), unit=unit)
+
+
+def throughput_ratio(first: Case, second: Case) -> Estimate | None:
+    """Estimates X(first) / X(second), or None if a side has no ok trial."""
+    numerator = values(first, throughput_of)
+    denominator = values(second, throughput_of)
+    if not numerator or not denominator:
+        return None
+    return statistics.ratio(dict(numerator), dict(denominator))
+
+
+def _check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
+    name = {
+        ScalingMode.WEAK: "per_replica_batch_size",
+        ScalingMode.STRONG: "global_batch_size",
+    }[mode]
+    here, there = getattr(case.spec, name), getattr(baseline.spec, name)
+    if here != there:
+        raise errors.ResultsError(
+            f"case {case.label!r} is planned as {mode.value} scaling with {name} "
+            f"{here}, its baseline {baseline.label!r} has {there}; {mode.value} "
+            f"scaling keeps {name} fixed: plan the sweep again"
+        )
+
+
+def _index(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
+    index: dict[tuple[str, ScalingMode, int], Case] = {}
+    for case in study.cases:
+        for mode in case.modes:
+            key = (case.spec.backend, mode, case.spec.num_replicas)
+            if key in index:
+                raise errors.ResultsError(
+                    f"the plan of study {study.plan.study!r} has two cases for backend "
+                    f"{key[0]!r}, {mode.value} scaling, {key[2]} replicas; a study "
+                    "varies backends, modes and replicas only: use one per setting"
+                )
+            index[key] = case
+    return index
+
+
+def _point(
+    case: Case, mode: ScalingMode, baseline: Case | None, unit: str, baseline_n: int
+) -> Point:
+    throughput = estimate(case, throughput_of, unit=f"{unit}/s")
+    is_baseline = case.spec.num_replicas == baseline_n
+    speedup = efficiency = None
+    reason = ""
+    if throughput is None:
+        reason = "no trial of this case is ok"
+    elif is_baseline:
+        reason = "this is the baseline"
+    elif baseline is None or not baseline.ok_entries:
+        which = "is planned" if baseline is None else "is ok"
+        reason = f"no trial of the baseline ({baseline_n} replicas) {which}"
+    else:
+        _check_mode(case, baseline, mode)
+        relative = throughput_ratio(case, baseline)
+        assert relative is not None
+        speedup = relative.scaled(baseline_n)
+        efficiency = relative.scaled(baseline_n / case.spec.num_replicas)
+    return Point(
+        case=case,
+        mode=mode,
+        backend=case.spec.backend,
+        num_replicas=case.spec.num_replicas,
+        throughput=throughput,
+        speedup=speedup,
+        efficiency=efficiency,
+        baseline=baseline,
+        is_baseline=is_baseline,
+        is_oversubscribed=case.is_oversubscribed,
+        missing_reason=reason,
+    )
+
+
+def points(study: Study) -> tuple[Point, ...]:
+    """Returns one point per mode, backend and number of replicas, in that order.
+
+    Modes and backends come in planned order, replicas ascending.
+
+    Raises:
+      ResultsError: Two cases claim one place, or a case is not the scaling mode that
+        the plan says.
+    """
+    index = _index(study)
+    baseline_n = study.plan.baseline_num_replicas
+    modes, backends = study.modes, study.backends
+    keys = sorted(
+        index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
+    )
+    return tuple(
+        _point(
+            index[key],
+            key[1],
+            index.get((key[0], key[1], baseline_n)),
+            study.example_unit,
+            baseline_n,
+        )
+        for key in keys
+    )
+
+
+def comparisons(study: Study) -> tuple[Comparison, ...]:
+    """Returns every pair of backends that met under equal conditions.
+
+    A case that serves both modes is compared once. Pairs are in planned order: the
+    backend named first is the numerator.
+    """
+    index = _index(study)
+    found: dict[tuple[str, str], list[ScalingMode]] = {}
+    cases = {case.case_id: case for case in study.cases}
+    sizes = sorted({key[2] for key in index})
+    for num_replicas, mode in itertools.product(sizes, study.modes):
+        present = [
+            index[backend, mode, num_replicas]
+            for backend in study.backends
+            if (backend, mode, num_replicas) in index
+        ]
+        for first, second in itertools.combinations(present, 2):
+            found.setdefault((first.case_id, second.case_id), []).append(mode)
+    return tuple(
+        Comparison(
+            first=cases[first],
+            second=cases[second],
+            modes=tuple(modes),
+            ratio=throughput_ratio(cases[first], cases[second]),
+            is_oversubscribed=(
+                cases[first].is_oversubscribed or cases[second].is_oversubscribed
+            ),
+        )
+        for (first, second), modes in found.items()
+    )

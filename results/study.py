@@ -1,0 +1,230 @@
+"""A study as the reader sees it: the plan joined with what the store holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results import errors
+from results.records import TrialStatus
+
+if TYPE_CHECKING:
+    from results.records import Plan, ScalingMode, TrialResult, TrialSpec
+    from results.store import Problem, Store, Trial
+
+UNFINISHED = "unfinished"
+MISSING = "missing"
+CORRUPT = "corrupt"
+"""States of a planned trial that has no status record; the others are statuses."""
+
+Key = tuple[int, int]
+"""What names a repetition across cases: its index and its seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One trial: planned, found in the store, or both.
+
+    Attributes:
+      trial_id: Content hash of ``spec``.
+      case_id: Content hash of ``spec`` without repetition and seed.
+      modes: Scaling modes that the case serves; empty if the trial is not planned.
+      spec: What the trial runs.
+      trial: What the store holds, or None.
+      state: A ``TrialStatus`` value, ``unfinished``, ``missing`` or ``corrupt``.
+      reason: One line saying why it is not ok; empty if it is.
+    """
+
+    trial_id: str
+    case_id: str
+    modes: tuple[ScalingMode, ...]
+    spec: TrialSpec
+    trial: Trial | None
+    state: str
+    reason: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the trial's numbers count."""
+        return self.state == TrialStatus.OK.value
+
+    @property
+    def key(self) -> Key:
+        """Names the repetition, so that cases can be compared in pairs."""
+        return self.spec.repetition_index, self.spec.seed
+
+    @property
+    def result(self) -> TrialResult:
+        """The observations of an ok trial."""
+        assert self.is_ok
+        assert self.trial is not None
+        assert self.trial.result is not None
+        return self.trial.result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """All repetitions of one configuration.
+
+    Attributes:
+      case_id: Content hash.
+      modes: Scaling modes that the case serves.
+      entries: One per repetition, planned order.
+    """
+
+    case_id: str
+    modes: tuple[ScalingMode, ...]
+    entries: tuple[Entry, ...]
+
+    @property
+    def spec(self) -> TrialSpec:
+        """The spec of the first repetition; the others differ in index and seed."""
+        return self.entries[0].spec
+
+    @property
+    def ok_entries(self) -> tuple[Entry, ...]:
+        """The repetitions whose numbers count."""
+        return tuple(entry for entry in self.entries if entry.is_ok)
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """Whether any repetition ran with more replicas than cores."""
+        return any(
+            entry.trial.env.placement.is_oversubscribed
+            for entry in self.entries
+            if entry.trial is not None and entry.trial.env is not None
+        )
+
+    @property
+    def label(self) -> str:
+        """Backend, replicas and per-replica batch, as a reader says it."""
+        spec = self.spec
+        return (
+            f"{spec.backend}, {spec.num_replicas} "
+            f"{'replica' if spec.num_replicas == 1 else 'replicas'} x "
+            f"{spec.per_replica_batch_size}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """Everything a report is made of.
+
+    Attributes:
+      plan: What was to run.
+      entries: All planned trials in planned order, then those not planned, by id.
+      problems: Records that cannot be read.
+    """
+
+    plan: Plan
+    entries: tuple[Entry, ...]
+    problems: tuple[Problem, ...]
+
+    @property
+    def planned(self) -> tuple[Entry, ...]:
+        """The planned trials."""
+        return tuple(entry for entry in self.entries if entry.modes)
+
+    @property
+    def unplanned(self) -> tuple[Entry, ...]:
+        """Trials in the store that the plan does not name; no figure uses them."""
+        return tuple(entry for entry in self.entries if not entry.modes)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The planned cases, in the order in which the plan first names them."""
+        groups: dict[str, list[Entry]] = {}
+        for entry in self.planned:
+            groups.setdefault(entry.case_id, []).append(entry)
+        return tuple(
+            Case(case_id=case_id, modes=entries[0].modes, entries=tuple(entries))
+            for case_id, entries in groups.items()
+        )
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The planned backends, in planned order."""
+        return tuple(dict.fromkeys(entry.spec.backend for entry in self.planned))
+
+    @property
+    def modes(self) -> tuple[ScalingMode, ...]:
+        """The planned scaling modes, in planned order."""
+        return tuple(
+            dict.fromkeys(mode for entry in self.planned for mode in entry.modes)
+        )
+
+    @property
+    def example_unit(self) -> str:
+        """Plural unit of an example, ``examples`` while nothing was measured."""
+        units = {entry.result.example_unit for entry in self.planned if entry.is_ok}
+        return units.pop() if len(units) == 1 else "examples"
+
+
+def _state(trial: Trial | None, corrupt: dict[str, str], name: str) -> tuple[str, str]:
+    if name in corrupt:
+        return CORRUPT, corrupt[name]
+    if trial is None:
+        return MISSING, "not started"
+    if trial.status is None:
+        return UNFINISHED, "started, has no status: interrupted, or still running"
+    if trial.status.status is TrialStatus.OK:
+        return TrialStatus.OK.value, ""
+    failure = trial.status.failure
+    reason = "no reason was recorded" if failure is None else failure.reason
+    return trial.status.status.value, reason
+
+
+def load_study(store: Store) -> Study:
+    """Reads a whole study once.
+
+    Raises:
+      MissingRecordError: There is no plan.
+      CorruptRecordError: The plan cannot be read; corrupt trials are in ``problems``.
+      NewerSchemaError: A newer version wrote one of the records.
+      ResultsError: The plan names one trial twice.
+    """
+    from results import identity
+
+    plan = store.read_plan()
+    trials = {trial.trial_id: trial for trial in store.trials()}
+    problems = tuple(store.corrupt()) if len(trials) < len(store.trial_ids()) else ()
+    corrupt = {
+        problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
+        for problem in problems
+    }
+    entries = []
+    for planned in plan.trials:
+        trial = trials.pop(planned.trial_id, None)
+        state, reason = _state(trial, corrupt, planned.trial_id)
+        entries.append(
+            Entry(
+                trial_id=planned.trial_id,
+                case_id=planned.case_id,
+                modes=planned.modes,
+                spec=planned.spec,
+                trial=trial,
+                state=state,
+                reason=reason,
+            )
+        )
+    names = [entry.trial_id for entry in entries]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise errors.ResultsError(
+            f"the plan of study {plan.study!r} names trial {twice!r} twice; every "
+            "trial must differ in its spec: plan the sweep again"
+        )
+    for trial_id, trial in sorted(trials.items()):
+        state, reason = _state(trial, corrupt, trial_id)
+        entries.append(
+            Entry(
+                trial_id=trial_id,
+                case_id=identity.case_id(trial.spec),
+                modes=(),
+                spec=trial.spec,
+                trial=trial,
+                state=state,
+                reason=reason or "not in the plan",
+            )
+        )
+    return Study(plan=plan, entries=tuple(entries), problems=problems)

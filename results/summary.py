@@ -1,0 +1,92 @@
+"""A study in plain data: what ``--json`` prints and other programs read."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from results import scaling
+from results import study as study_module
+
+if TYPE_CHECKING:
+    from results.statistics import Estimate
+    from results.store import Store
+
+SUMMARY_VERSION = 1
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else dataclasses.asdict(estimate)
+
+
+def _point(point: scaling.Point) -> dict[str, Any]:
+    case = point.case
+    return {
+        "backend": point.backend,
+        "mode": point.mode.value,
+        "num_replicas": point.num_replicas,
+        "per_replica_batch_size": case.spec.per_replica_batch_size,
+        "global_batch_size": case.spec.global_batch_size,
+        "is_baseline": point.is_baseline,
+        "is_oversubscribed": point.is_oversubscribed,
+        "throughput": _estimate(point.throughput),
+        "speedup": _estimate(point.speedup),
+        "efficiency": _estimate(point.efficiency),
+        "time_to_first_step": _estimate(
+            scaling.estimate(case, scaling.time_to_first_step_of, unit="s")
+        ),
+        "peak_memory": _estimate(
+            scaling.estimate(case, scaling.peak_memory_of, unit="bytes")
+        ),
+        "missing_reason": point.missing_reason,
+        "num_planned": len(case.entries),
+        "trial_ids": list(point.trial_ids),
+    }
+
+
+def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
+    return {
+        "first": comparison.first.spec.backend,
+        "second": comparison.second.spec.backend,
+        "num_replicas": comparison.first.spec.num_replicas,
+        "modes": [mode.value for mode in comparison.modes],
+        "is_oversubscribed": comparison.is_oversubscribed,
+        "ratio": _estimate(comparison.ratio),
+        "trial_ids": list(comparison.trial_ids),
+    }
+
+
+def summarize(study: study_module.Study) -> dict[str, Any]:
+    """Returns the figures of a study; every value has unit, n, low and high."""
+    states = collections.Counter(entry.state for entry in study.planned)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "study": study.plan.study,
+        "baseline_num_replicas": study.plan.baseline_num_replicas,
+        "repeats": study.plan.repeats,
+        "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
+        "points": [_point(point) for point in scaling.points(study)],
+        "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "failures": [
+            {"trial_id": entry.trial_id, "state": entry.state, "reason": entry.reason}
+            for entry in study.planned
+            if not entry.is_ok
+        ],
+        "problems": [
+            {
+                "path": problem.path.relative_to(problem.path.parents[1]).as_posix(),
+                "reason": problem.reason,
+            }
+            for problem in study.problems
+        ],
+    }
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """Reads a study and returns its figures as plain data (JSON-able).
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    return summarize(study_module.load_study(store))
