@@ -1,0 +1,1 @@
+"""Plans, runs and records scaling studies; the parent never imports TensorFlow."""

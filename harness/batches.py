@@ -1,0 +1,35 @@
+"""How a global batch is divided over replicas: exactly, or not at all."""
+
+from __future__ import annotations
+
+from harness.errors import PlanError
+
+
+def divide(global_batch_size: int, num_replicas: int) -> int:
+    """Returns the examples per replica and step.
+
+    Raises:
+      PlanError: It does not divide; the message has both numbers and the nearest
+        values that work.
+    """
+    per_replica, rest = divmod(global_batch_size, num_replicas)
+    if rest == 0:
+        return per_replica
+    below = per_replica * num_replicas
+    above = below + num_replicas
+    sizes = f"{below} or {above}" if below else f"{above}"
+    counts = _nearest_divisors(global_batch_size, num_replicas)
+    raise PlanError(
+        f"strong scaling: global batch {global_batch_size} does not divide over"
+        f" {num_replicas} replicas (rest {rest}); nearest that work:"
+        f" --global-batch-size {sizes}, or {counts} replicas"
+    )
+
+
+def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:
+    divisors = [
+        d for d in range(1, global_batch_size + 1) if global_batch_size % d == 0
+    ]
+    below = [d for d in divisors if d < num_replicas]
+    above = [d for d in divisors if d > num_replicas]
+    return " or ".join(str(d) for d in (*below[-1:], *above[:1]))

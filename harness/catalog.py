@@ -1,0 +1,138 @@
+"""The only bridge to the TensorFlow-free catalogues of workloads and backends."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from harness.errors import PlanError
+from replicator.catalog import BACKENDS, BackendInfo
+from workloads import catalog as workload_catalog
+from workloads.catalog import WORKLOADS, PresetInfo, WorkloadInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from results.records import OptionValue
+
+__all__ = [
+    "BACKENDS",
+    "WORKLOADS",
+    "BackendInfo",
+    "PresetInfo",
+    "WorkloadInfo",
+    "backend",
+    "check_data",
+    "check_options",
+    "code_digest",
+    "preset",
+    "workload",
+]
+
+_T = TypeVar("_T")
+
+_MEASURED_PACKAGES = ("replicator", "workloads")
+_MEASURED_HARNESS_FILES = ("measure.py", "memory.py", "rank_file.py", "worker.py")
+_MEASURED_DISTRIBUTIONS = ("keras", "numpy", "tensorflow", "tensorflow-datasets")
+
+
+def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
+    try:
+        return table[name]
+    except KeyError:
+        close = difflib.get_close_matches(name, table, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise PlanError(
+            f"unknown {what} {name!r}; known are {_join(table)}{hint}"
+        ) from None
+
+
+def _join(names: Iterable[str]) -> str:
+    return ", ".join(names)
+
+
+def workload(name: str) -> WorkloadInfo:
+    """Returns a workload's facts.
+
+    Raises:
+      PlanError: Unknown name; the message lists the known ones.
+    """
+    return _look_up(WORKLOADS, name, what="workload")
+
+
+def backend(name: str) -> BackendInfo:
+    """Returns a backend's facts.
+
+    Raises:
+      PlanError: Unknown name; the message lists the known ones.
+    """
+    return _look_up(BACKENDS, name, what="backend")
+
+
+def preset(info: WorkloadInfo, name: str) -> PresetInfo:
+    """Returns a preset's facts.
+
+    Raises:
+      PlanError: Unknown name; the message lists the known ones.
+    """
+    presets = {p.name: p for p in info.presets}
+    return _look_up(presets, name, what=f"preset of {info.name}")
+
+
+def check_data(info: WorkloadInfo, name: str) -> None:
+    """Checks that the workload can read the data set, before anything is written.
+
+    Raises:
+      PlanError: Unknown or unprepared data set; the message says what to do.
+    """
+    try:
+        workload_catalog.check_data(info.name, name)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
+
+
+def check_options(
+    info: WorkloadInfo, preset_name: str, options: Mapping[str, OptionValue]
+) -> None:
+    """Checks the workload's options, before anything is written.
+
+    Raises:
+      PlanError: Unknown option or value; the message says what is allowed.
+    """
+    try:
+        workload_catalog.check_options(info.name, preset_name, options)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
+
+
+@functools.lru_cache(maxsize=1)
+def code_digest() -> str:
+    """Returns the digest of the code that determines a measured number.
+
+    Source files of ``replicator`` and ``workloads``, the measuring modules of the
+    harness, the versions of the numeric packages, and Python's minor version: results
+    of other code have other trial ids and are never reused.
+    """
+    return digest_code(Path(__file__).resolve().parent.parent)
+
+
+def digest_code(root: Path) -> str:
+    """Returns the code digest of the packages under ``root``, 16 hex characters."""
+    paths = [root / "harness" / name for name in _MEASURED_HARNESS_FILES]
+    for package in _MEASURED_PACKAGES:
+        paths += sorted((root / package).rglob("*.py"))
+    hasher = hashlib.blake2b(digest_size=8)
+    for path in paths:
+        content = path.read_bytes()
+        name = path.relative_to(root).as_posix()
+        hasher.update(f"{name}\0{len(content)}\0".encode())
+        hasher.update(content)
+    for name in _MEASURED_DISTRIBUTIONS:
+        hasher.update(f"{name}=={importlib.metadata.version(name)}\0".encode())
+    hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
+    return hasher.hexdigest()

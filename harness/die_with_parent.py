@@ -1,0 +1,57 @@
+"""A trial must not outlive the harness, not even one that was killed.
+
+Two independent ways, because each has a hole: the kernel's parent-death signal (lost if
+the parent died before the request) and the end of a pipe whose other end only the
+harness holds (needs a moment in which this process runs Python).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+HEARTBEAT_SEC = 5.0
+
+
+def request_death_signal() -> None:
+    """Asks the kernel for SIGKILL when the parent ends; Linux only."""
+    if not sys.platform.startswith("linux"):
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+
+def watch_pipe(descriptor: int) -> None:
+    """Kills this process group when the pipe's other end is closed; own thread."""
+
+    def wait() -> None:
+        # The harness writes nothing: any return is the end of the pipe.
+        while os.read(descriptor, 1):
+            pass
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpgrp(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=wait, name="watch-parent", daemon=True).start()
+
+
+def beat(write: Callable[[], None]) -> None:
+    """Calls ``write`` every ``HEARTBEAT_SEC`` from a thread of its own."""
+
+    def loop() -> None:
+        while True:
+            time.sleep(HEARTBEAT_SEC)
+            write()
+
+    threading.Thread(target=loop, name="heartbeat", daemon=True).start()

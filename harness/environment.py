@@ -1,0 +1,117 @@
+"""The environment record: facts about machine and software, and no host name."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from results import identity
+from results.records import Environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from results.records import Placement
+
+RECORDED_PREFIXES = (
+    "CUDA_",
+    "KERAS_",
+    "KMP_",
+    "MKL_",
+    "NCCL_",
+    "OMP_",
+    "OPENBLAS_",
+    "TF_",
+    "XLA_",
+)
+_PACKAGES = (
+    "keras",
+    "numpy",
+    "nvidia-nccl-cu12",
+    "replicator-harness",
+    "tensorflow",
+    "tensorflow-datasets",
+)
+
+
+def read_environment(
+    placement: Placement,
+    variables: Mapping[str, str],
+    *,
+    gpus: tuple[str, ...] = (),
+    root: Path = Path("/"),
+) -> Environment:
+    """Returns the record of this machine and of the process that will run on it.
+
+    Args:
+      placement: Where the trial runs.
+      variables: The environment variables of the trial's processes.
+      gpus: Product names of the GPUs it uses.
+      root: The file system root; tests pass a faked one.
+    """
+    import psutil
+
+    cpu_model = read_cpu_model(root)
+    memory_bytes = int(psutil.virtual_memory().total)
+    packages = read_packages()
+    kernel = f"{platform.system()} {platform.release()}"
+    fingerprint = identity.digest(
+        {
+            "cpu_model": cpu_model,
+            "num_logical_cores": os.cpu_count(),
+            "memory_gib": round(memory_bytes / 2**30),
+            "gpus": list(gpus),
+            "kernel": kernel,
+            "python": platform.python_version(),
+            "packages": packages,
+            "num_available_cores": placement.num_available_cores,
+            "cgroup_quota_cores": placement.cgroup_quota_cores,
+        }
+    )
+    return Environment(
+        fingerprint=fingerprint,
+        cpu_model=cpu_model,
+        num_physical_cores=psutil.cpu_count(logical=False),
+        num_logical_cores=os.cpu_count() or 1,
+        memory_bytes=memory_bytes,
+        gpus=gpus,
+        kernel=kernel,
+        python_version=platform.python_version(),
+        packages=packages,
+        environment_variables={
+            name: value
+            for name, value in sorted(variables.items())
+            if name.startswith(RECORDED_PREFIXES)
+        },
+        load_average_before=os.getloadavg()[0],
+        placement=placement,
+    )
+
+
+def read_cpu_model(root: Path = Path("/")) -> str:
+    """Returns the CPU's product name, or the architecture where it has none."""
+    try:
+        lines = (root / "proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name":
+            return value.strip()
+    return platform.machine()
+
+
+def read_packages() -> dict[str, str]:
+    """Returns the versions of the packages that matter to a number."""
+    versions = {name: _version(name) for name in _PACKAGES}
+    return {name: text for name, text in versions.items() if text is not None}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,42 @@
+"""Errors of the harness.
+
+    HarnessError(ValueError)      a request that cannot be carried out as written
+    +-- ParseError                an argument that does not parse
+    +-- PlanError                 settings that contradict each other or the machine
+    +-- StudyError                a study directory that is not what it should be
+    +-- MatchStudyError           a study that holds a different plan
+    Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
+
+Every message is one line: what was passed, why it is wrong, what is allowed, what to
+do.
+"""
+
+from __future__ import annotations
+
+
+class HarnessError(ValueError):
+    """A request that cannot be carried out as written; exit code 2."""
+
+
+class ParseError(HarnessError):
+    """An argument that does not parse."""
+
+
+class PlanError(HarnessError):
+    """Settings that contradict each other, the catalogue or the machine."""
+
+
+class StudyError(HarnessError):
+    """A study directory that is missing, in the way, or not a study."""
+
+
+class MatchStudyError(HarnessError):
+    """An existing study whose plan differs from the one that was asked for."""
+
+
+class Interrupted(BaseException):
+    """The process was asked to stop; a BaseException, as KeyboardInterrupt is."""
+
+    def __init__(self, signal_name: str) -> None:
+        super().__init__(signal_name)
+        self.signal_name = signal_name

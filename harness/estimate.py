@@ -1,0 +1,138 @@
+"""How long a plan will take, from earlier trials, or from a stated assumption."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from results.records import PlannedTrial, TrialSpec
+
+ASSUMED_TRIAL_SEC = 30.0
+"""Assumed where no earlier trial is at hand: a laptop preset on two cores."""
+
+_MAX_EARLIER_TRIALS = 2_000
+
+_Key = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """An estimated duration and what it rests on.
+
+    Attributes:
+      total_sec: For all the trials asked about.
+      basis: One line for the user.
+    """
+
+    total_sec: float
+    basis: str
+
+
+class Durations:
+    """Durations of finished trials, and guesses for others from them."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[_Key, list[float]] = {}
+        self.num_trials = 0
+
+    def add(self, spec: TrialSpec | dict[str, Any], duration_sec: float) -> None:
+        """Takes note of one finished trial."""
+        self.num_trials += 1
+        for key in _keys(spec):
+            self._by_key.setdefault(key, []).append(duration_sec)
+
+    def guess(self, spec: TrialSpec) -> float | None:
+        """Returns the median of the most similar trials, or None without any."""
+        for key in _keys(spec):
+            if key in self._by_key:
+                return statistics.median(self._by_key[key])
+        return None
+
+    def remaining_sec(self, specs: Iterable[TrialSpec]) -> float | None:
+        """Returns the time the trials will take, or None without any basis."""
+        total = 0.0
+        for spec in specs:
+            guess = self.guess(spec)
+            if guess is None:
+                return None
+            total += guess
+        return total
+
+
+def _keys(spec: TrialSpec | dict[str, Any]) -> list[_Key]:
+    """Returns what a trial is similar by, closest first."""
+
+    def get(name: str) -> str:
+        value = spec[name] if isinstance(spec, dict) else getattr(spec, name)
+        return str(value)
+
+    kind = tuple(get(n) for n in ("workload", "preset", "data", "device"))
+    size = (*kind, get("num_warmup_steps"), get("num_measured_steps"))
+    backend, replicas = get("backend"), get("num_replicas")
+    return [
+        (*size, backend, replicas, get("global_batch_size")),
+        (*size, backend, replicas),
+        (*size, replicas),
+        size,
+    ]
+
+
+def read_durations(runs_dir: Path) -> Durations:
+    """Reads the durations of ok trials of all studies; unreadable ones are no basis."""
+    durations = Durations()
+    paths = sorted(runs_dir.glob("*/trials/*/status.json"))
+    for path in paths[-_MAX_EARLIER_TRIALS:]:
+        _add_file(durations, path)
+    return durations
+
+
+def _add_file(durations: Durations, path: Path) -> None:
+    try:
+        status = json.loads(path.read_text(encoding="utf-8"))
+        spec = json.loads(path.with_name("spec.json").read_text(encoding="utf-8"))
+        if status["status"] == "ok":
+            durations.add(spec, float(status["duration_sec"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        # Only an estimate: whoever reads the study says what is wrong with it.
+        return
+
+
+def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
+    """Returns the estimated duration of ``trials``."""
+    total = 0.0
+    num_assumed = 0
+    for trial in trials:
+        guess = durations.guess(trial.spec)
+        if guess is None:
+            num_assumed += 1
+        total += ASSUMED_TRIAL_SEC if guess is None else guess
+    if not num_assumed:
+        basis = "from earlier trials like these"
+    elif num_assumed == len(trials):
+        basis = (
+            f"assuming {ASSUMED_TRIAL_SEC:g} s per trial: no earlier ones like these"
+        )
+    else:
+        basis = (
+            f"from earlier trials; {num_assumed} of {len(trials)} assumed to take"
+            f" {ASSUMED_TRIAL_SEC:g} s"
+        )
+    return Estimate(total_sec=total, basis=basis)
+
+
+def format_duration(seconds: float) -> str:
+    """Returns ``45 s``, ``3 min 20 s`` or ``2 h 05 min``."""
+    whole = round(seconds)
+    if whole < 60:  # noqa: PLR2004 - seconds per minute
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:  # noqa: PLR2004 - minutes per hour
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

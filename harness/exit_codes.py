@@ -1,0 +1,24 @@
+"""What the process's exit code says; scripts and CI branch on these.
+
+1, 3 and 6 belong to verdicts (regression, inconclusive, machine unfit) and are never
+used for anything else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+OK: Final = 0
+"""Every trial of the plan is measured and sane."""
+
+USAGE: Final = 2
+"""The request cannot be carried out as written; nothing was started."""
+
+SOME_TRIALS_FAILED: Final = 4
+"""At least one trial is ok and at least one is not."""
+
+NOTHING_MEASURED: Final = 5
+"""Not a single trial is ok: there is no result to speak of."""
+
+INTERRUPTED: Final = 130
+"""Stopped from outside; the same command resumes."""

@@ -1,0 +1,194 @@
+"""The measuring loop: builds, steps, checks; knows no TensorFlow, reads no wall clock.
+
+What is timed: each step between two clock reads, the second after all device work is
+done (``StepProgram.run`` promises that). The window reaches from the start of the first
+measured step to the end of the last, so what happens between steps counts too.
+
+Python's garbage collector runs before the window, and is frozen and off within it: a
+collection is the parent language's affair, and would hit single steps at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.rank_file import one_line
+from results.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from harness.rank_file import RankWriter
+    from results.records import TrialSpec
+
+
+class StepProgram(Protocol):
+    """The part of ``workloads.spec.StepProgram`` that is measured."""
+
+    per_replica_batch_size: int
+    global_batch_size: int
+    num_parameters: int
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps; returns the last loss after all device work is done."""
+
+    def sanity(self) -> Any:
+        """Returns the sanity checks."""
+
+    def evaluate(self) -> Any:
+        """Returns the quality metrics."""
+
+    def explain(self) -> str:
+        """Returns the account of the collectives."""
+
+
+class MemoryProbe(Protocol):
+    """Finds the peak memory of the window."""
+
+    method: str
+
+    def start(self) -> None:
+        """Starts the window."""
+
+    def sample(self) -> None:
+        """Takes note of the present size."""
+
+    def peak_bytes(self) -> int:
+        """Returns the peak since ``start``."""
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Collects garbage, then keeps the collector off until the block ends."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def measure_trial(
+    build: Callable[[], StepProgram],
+    spec: TrialSpec,
+    writer: RankWriter,
+    *,
+    example_unit: str,
+    memory: MemoryProbe,
+    clock: Callable[[], int] = time.monotonic_ns,
+) -> None:
+    """Runs one trial in this process and writes all observations.
+
+    Args:
+      build: Makes the replicator and the program. ``time_to_first_step_sec`` counts
+        from the call of it, so importing TensorFlow is excluded, and building,
+        tracing and compiling are included.
+      spec: The trial.
+      writer: Where observations go.
+      example_unit: Plural unit of an example.
+      memory: Peak memory probe.
+      clock: Nanoseconds, monotonic.
+
+    Raises:
+      ValueError: The program's batch sizes are not the spec's.
+      Exception: Whatever the program raises.
+    """
+    writer.enter(Phase.BUILD)
+    build_start_ns = clock()
+    program = build()
+    _check_batches(program, spec)
+    writer.write(
+        "facts",
+        num_parameters=program.num_parameters,
+        example_unit=example_unit,
+        global_batch_size=program.global_batch_size,
+    )
+    losses: list[float] = []
+
+    def step() -> int:
+        start_ns = clock()
+        loss = program.run(1)
+        end_ns = clock()
+        writer.step(len(losses), start_ns, end_ns, loss)
+        losses.append(loss)
+        return end_ns
+
+    writer.enter(Phase.FIRST_STEP)
+    first_end_ns = step()
+    writer.write(
+        "first_step_done",
+        time_to_first_step_sec=(first_end_ns - build_start_ns) / 1e9,
+    )
+    writer.enter(Phase.WARMUP)
+    for _ in range(spec.num_warmup_steps - 1):
+        step()
+    writer.enter(Phase.MEASURE)
+    with quiet_collector():
+        memory.start()
+        for _ in range(spec.num_measured_steps):
+            step()
+            memory.sample()
+        peak_memory_bytes = memory.peak_bytes()
+    writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
+    writer.enter(Phase.SANITY)
+    is_sane = _check_sanity(program, losses, writer)
+    writer.enter(Phase.REPORT)
+    writer.write("explain", collectives=program.explain())
+    if spec.is_evaluated and is_sane:
+        for metric in program.evaluate():
+            writer.write("quality", **_fields(metric))
+    writer.write("done", ns=clock())
+
+
+def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
+    for name in ("per_replica_batch_size", "global_batch_size"):
+        got, expected = getattr(program, name), getattr(spec, name)
+        if got != expected:
+            raise ValueError(f"the program has {name} {got}, the trial {expected}")
+
+
+def _check_sanity(
+    program: StepProgram, losses: list[float], writer: RankWriter
+) -> bool:
+    bad = [f"step {i}: {loss}" for i, loss in enumerate(losses) if not _is_finite(loss)]
+    writer.write(
+        "sanity",
+        name="every_loss_is_finite",
+        is_passed=not bad,
+        detail=bad[0] if bad else f"{len(losses)} losses, all steps",
+    )
+    is_sane = not bad
+    for check in program.sanity():
+        writer.write("sanity", **_fields(check))
+        is_sane = is_sane and check.is_passed
+    return is_sane
+
+
+def _is_finite(loss: float) -> bool:
+    return math.isfinite(loss)
+
+
+def _fields(record: Any) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
+
+
+def write_failure(writer: RankWriter, error: BaseException) -> None:
+    """Writes why this process cannot go on, with phase and traceback."""
+    text = str(error)
+    writer.write(
+        "failure",
+        phase=writer.phase.value,
+        reason=one_line(text) or type(error).__name__,
+        exception_type=type(error).__name__,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    writer.sync()

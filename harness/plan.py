@@ -1,0 +1,251 @@
+"""From a request to distinct trials in execution order.
+
+Definitions:
+
+- Weak scaling keeps ``per_replica_batch_size``; strong scaling keeps
+  ``global_batch_size``, which must divide exactly by every replica count.
+- The baseline is the smallest replica count. Where both modes have the same batch
+  there, it is one case that serves both.
+- All cases of one repetition have the same seed, so that they can be paired.
+- Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
+  so that a linear drift of the machine hits every case alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+from harness import batches, catalog, placement
+from harness.errors import PlanError
+from results import identity
+from results.records import PlannedTrial, ScalingMode, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from harness.catalog import BackendInfo, PresetInfo
+    from harness.request import SweepRequest
+
+MAX_DEFAULT_REPLICAS: Final = 8
+"""Default replica counts end here, to keep the default sweep short."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a plan depends on.
+
+    Attributes:
+      num_available_cores: Logical CPUs that can be busy at once.
+      num_gpus: GPUs, or None when the plan does not use them.
+    """
+
+    num_available_cores: int
+    num_gpus: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSweep:
+    """The trials of a request and what its plan record needs.
+
+    Attributes:
+      trials: Distinct trials, in execution order.
+      baseline_num_replicas: The smallest replica count.
+      notes: What was decided for the user, one line each.
+      preset: The preset's name.
+    """
+
+    trials: tuple[PlannedTrial, ...]
+    baseline_num_replicas: int
+    notes: tuple[str, ...]
+    preset: str
+
+    @property
+    def digest(self) -> str:
+        """Content digest of the set of trials: the same request has the same."""
+        ids = sorted(trial.trial_id for trial in self.trials)
+        return identity.digest(ids)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Batches:
+    per_replica_batch_size: int
+    global_batch_size: int
+
+
+def trial_seed(sweep_seed: int, repetition_index: int) -> int:
+    """Returns the seed of one repetition, the same for all its cases; 31 bits."""
+    text = f"{sweep_seed}/{repetition_index}".encode("ascii")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+
+
+def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
+    """Plans a sweep.
+
+    Raises:
+      PlanError: A name is unknown, or settings contradict each other or the machine.
+    """
+    info = catalog.workload(request.workload)
+    backends = [catalog.backend(name) for name in request.backends]
+    preset_name = request.preset or _default_preset(info, request.device)
+    preset = catalog.preset(info, preset_name)
+    data = request.data or preset.data
+    _check_counts(request)
+    catalog.check_data(info, data)
+    if request.options:
+        catalog.check_options(info, preset_name, request.options)
+
+    replicas, notes = _replicas(request, machine, preset)
+    baseline = replicas[0]
+    sizes = _batch_sizes(request, preset, baseline)
+    num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
+    is_evaluated = request.is_evaluated
+    common: dict[str, Any] = {
+        "workload": info.name,
+        "workload_version": info.version,
+        "code_digest": catalog.code_digest(),
+        "preset": preset_name,
+        "data": data,
+        "device": request.device,
+        "cores_per_replica": num_cores,
+        "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
+        "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
+        "is_evaluated": data != "synthetic" if is_evaluated is None else is_evaluated,
+        "options": dict(request.options),
+    }
+    cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
+    trials = []
+    for repetition in range(request.repeats):
+        block = cases if repetition % 2 == 0 else cases[::-1]
+        for backend, num_replicas, batch, modes in block:
+            spec = TrialSpec(
+                **common,
+                backend=backend,
+                num_replicas=num_replicas,
+                per_replica_batch_size=batch.per_replica_batch_size,
+                global_batch_size=batch.global_batch_size,
+                repetition_index=repetition,
+                seed=trial_seed(request.seed, repetition),
+            )
+            trials.append(
+                PlannedTrial(
+                    trial_id=identity.trial_id(spec),
+                    case_id=identity.case_id(spec),
+                    modes=modes,
+                    spec=spec,
+                )
+            )
+    assert len({trial.trial_id for trial in trials}) == len(trials)
+    return PlannedSweep(
+        trials=tuple(trials),
+        baseline_num_replicas=baseline,
+        notes=(*notes, *backend_notes),
+        preset=preset_name,
+    )
+
+
+def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
+    names = {preset.name for preset in info.presets}
+    return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
+
+
+def _check_counts(request: SweepRequest) -> None:
+    if not request.backends:
+        raise PlanError(
+            f"no backend was asked for; known are {', '.join(catalog.BACKENDS)}"
+        )
+    if not request.modes:
+        raise PlanError("no scaling mode was asked for; allowed are weak, strong")
+    if request.global_batch_size is not None and (
+        ScalingMode.STRONG not in request.modes
+    ):
+        raise PlanError(
+            f"--global-batch-size {request.global_batch_size} has no effect without"
+            " strong scaling; add --mode strong, or use --per-replica-batch-size"
+        )
+
+
+def _replicas(
+    request: SweepRequest, machine: Machine, preset: PresetInfo
+) -> tuple[tuple[int, ...], list[str]]:
+    is_gpu = request.device == "gpu"
+    if is_gpu and not machine.num_gpus:
+        raise PlanError(
+            "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or hidden"
+            " by CUDA_VISIBLE_DEVICES); use --device cpu"
+        )
+    num_devices = machine.num_gpus if is_gpu else machine.num_available_cores
+    assert num_devices is not None
+    replicas = request.replicas
+    if replicas is not None:
+        if is_gpu and replicas[-1] > num_devices:
+            raise PlanError(
+                f"--replicas asks for {replicas[-1]} GPUs, but this machine shows"
+                f" {num_devices}; use at most --replicas {num_devices}"
+            )
+        return replicas, []
+    limit = min(num_devices, MAX_DEFAULT_REPLICAS)
+    global_batch_size = None
+    if ScalingMode.STRONG in request.modes:
+        global_batch_size = request.global_batch_size or (
+            request.per_replica_batch_size or preset.per_replica_batch_size
+        )
+    counts = []
+    count = 1
+    while count <= limit and (
+        global_batch_size is None or global_batch_size % count == 0
+    ):
+        counts.append(count)
+        count *= 2
+    name = "GPUs" if is_gpu else "cores"
+    listed = ",".join(str(n) for n in counts)
+    return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
+
+
+def _batch_sizes(
+    request: SweepRequest, preset: PresetInfo, baseline: int
+) -> dict[ScalingMode, int]:
+    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
+    return {
+        ScalingMode.WEAK: per_replica,
+        ScalingMode.STRONG: request.global_batch_size or per_replica * baseline,
+    }
+
+
+def _cases(
+    backends: Sequence[BackendInfo],
+    replicas: Sequence[int],
+    sizes: dict[ScalingMode, int],
+    modes: Iterable[ScalingMode],
+) -> tuple[list[tuple[str, int, _Batches, tuple[ScalingMode, ...]]], list[str]]:
+    modes_of: dict[tuple[str, int, _Batches], list[ScalingMode]] = {}
+    notes = []
+    for backend in backends:
+        counts = [n for n in replicas if n <= (backend.max_replicas or n)]
+        left_out = [n for n in replicas if n not in counts]
+        if not counts:
+            raise PlanError(
+                f"backend {backend.name!r} runs at most {backend.max_replicas}"
+                f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
+                f" to --replicas, or leave {backend.name!r} out"
+            )
+        if left_out:
+            notes.append(
+                f"backend {backend.name}: planned at"
+                f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
+                f" {backend.max_replicas}"
+            )
+        for num_replicas in counts:
+            for mode in modes:
+                if mode is ScalingMode.WEAK:
+                    per_replica = sizes[mode]
+                else:
+                    per_replica = batches.divide(sizes[mode], num_replicas)
+                batch = _Batches(
+                    per_replica_batch_size=per_replica,
+                    global_batch_size=per_replica * num_replicas,
+                )
+                key = (backend.name, num_replicas, batch)
+                modes_of.setdefault(key, []).append(mode)
+    return [(*key, tuple(case_modes)) for key, case_modes in modes_of.items()], notes

@@ -1,0 +1,97 @@
+"""Finds and kills every process of a trial, wherever it has gone.
+
+A process belongs to the trial if it descends from the trial's first process, is in its
+session, or carries the trial's marker in its environment. The marker finds those that
+left the session and were adopted by another parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+
+import psutil
+
+MARKER = "REPLICATOR_HARNESS_TRIAL"
+"""Environment variable that every process of a trial inherits: its directory."""
+
+TERMINATE_GRACE_SEC = 3.0
+KILL_GRACE_SEC = 10.0
+_MAX_ROUNDS = 20
+
+
+class KillTreeError(RuntimeError):
+    """Processes of a trial survive SIGKILL; the machine needs attention."""
+
+
+def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
+    """Returns the living processes of a trial.
+
+    Args:
+      marker: The value of ``MARKER`` in the trial's processes.
+      root_pid: The trial's first process, if known; also the id of its session.
+    """
+    found: dict[int, psutil.Process] = {}
+    if root_pid is not None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            root = psutil.Process(root_pid)
+            # After its end, the number may be somebody else's.
+            if _belongs(root, marker, root_pid):
+                found[root_pid] = root
+                found |= {p.pid: p for p in root.children(recursive=True)}
+    for process in psutil.process_iter():
+        if process.pid == os.getpid() or process.pid in found:
+            continue
+        if _belongs(process, marker, root_pid):
+            found[process.pid] = process
+    return [process for process in found.values() if _is_alive(process)]
+
+
+def _belongs(process: psutil.Process, marker: str, root_pid: int | None) -> bool:
+    try:
+        if root_pid is not None and os.getsid(process.pid) == root_pid:
+            return True
+        return process.environ().get(MARKER) == marker
+    except (psutil.Error, OSError):
+        # Gone, a kernel thread, or somebody else's: not one of ours.
+        return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill_tree(marker: str, root_pid: int | None = None) -> int:
+    """Ends a trial: SIGTERM to all, and SIGKILL to who is left; returns how many.
+
+    Looks again until nobody is left, since a process can start another meanwhile.
+
+    Raises:
+      KillTreeError: Some processes cannot be killed.
+    """
+    killed: set[int] = set()
+    signal_number = signal.SIGTERM
+    for _ in range(_MAX_ROUNDS):
+        processes = find_tree(marker, root_pid)
+        if not processes:
+            return len(killed)
+        for process in processes:
+            killed.add(process.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(signal_number)
+        is_first = signal_number == signal.SIGTERM
+        _wait_gone(processes, TERMINATE_GRACE_SEC if is_first else KILL_GRACE_SEC)
+        signal_number = signal.SIGKILL
+    pids = ", ".join(str(process.pid) for process in find_tree(marker, root_pid))
+    raise KillTreeError(f"processes {pids} of trial {marker!r} survive SIGKILL")
+
+
+def _wait_gone(processes: list[psutil.Process], timeout_sec: float) -> None:
+    deadline = time.monotonic() + timeout_sec
+    while any(_is_alive(p) for p in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)

@@ -1,0 +1,218 @@
+"""The file ``rank_<k>.jsonl``: everything one process of a trial observed, in order.
+
+One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
+which all processes of a machine share.
+
+- ``phase``: ``phase``, ``ns``. The process enters a phase.
+- ``facts``: ``num_parameters``, ``example_unit``, ``global_batch_size``.
+- ``explain``: ``collectives``, the backend's account of them.
+- ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
+  text such as ``nan``). The index counts over all phases from 0.
+- ``first_step_done``: ``time_to_first_step_sec``.
+- ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
+- ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
+- ``sanity``: ``name``, ``is_passed``, ``detail``.
+- ``quality``: the fields of ``QualityMetric``.
+- ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
+- ``done``: ``ns``. The process came to its end.
+
+Lines are flushed as they are written and synced to disk at the end of a phase, so a
+killed process leaves what it had; only the last line can be cut.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+from results.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+MAX_REASON_LENGTH = 500
+
+
+class RankFileError(ValueError):
+    """A rank file that is not what a rank writes; a fault of ours or of the disk."""
+
+
+def rank_path(trial_dir: Path, rank: int) -> Path:
+    """Returns the file of one rank."""
+    return trial_dir / f"rank_{rank}.jsonl"
+
+
+def one_line(text: str) -> str:
+    """Returns the first non-empty line of ``text``, shortened."""
+    line = next((s.strip() for s in text.splitlines() if s.strip()), "")
+    if len(line) <= MAX_REASON_LENGTH:
+        return line
+    return line[: MAX_REASON_LENGTH - 3] + "..."
+
+
+class RankWriter:
+    """Appends to a rank file; safe to use from several threads.
+
+    Attributes:
+      phase: The current phase.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], int]) -> None:
+        self._file = path.open("x", buffering=1, encoding="utf-8")
+        self._lock = threading.Lock()
+        self._clock = clock
+        self.phase = Phase.LAUNCH
+        self.write("phase", phase=self.phase.value, ns=clock())
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Appends one line."""
+        line = json.dumps({"kind": kind, **fields}, allow_nan=False)
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line + "\n")
+
+    def enter(self, phase: Phase) -> None:
+        """Ends the current phase, synced to disk, and starts the next."""
+        self.sync()
+        self.phase = phase
+        self.write("phase", phase=phase.value, ns=self._clock())
+
+    def step(self, index: int, start_ns: int, end_ns: int, loss: float) -> None:
+        """Appends one step of the current phase."""
+        self.write(
+            "step",
+            phase=self.phase.value,
+            index=index,
+            start_ns=start_ns,
+            end_ns=end_ns,
+            loss=loss if math.isfinite(loss) else repr(loss),
+        )
+
+    def sync(self) -> None:
+        """Makes all lines so far survive a power failure."""
+        with self._lock:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Syncs and closes the file; later writes are dropped."""
+        self.sync()
+        with self._lock:
+            self._file.close()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimes:
+    """One step as it was observed.
+
+    Attributes:
+      phase: ``first_step``, ``warmup`` or ``measure``.
+      index: Counted over all phases from 0.
+      start_ns: Before the call.
+      end_ns: After all device work.
+      loss: Mean over the global batch; can be NaN or infinite.
+    """
+
+    phase: Phase
+    index: int
+    start_ns: int
+    end_ns: int
+    loss: float
+
+    @property
+    def time_sec(self) -> float:
+        """Duration of the step."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class RankLog:
+    """What a rank file says, as far as it goes.
+
+    Attributes:
+      rank: The process's rank.
+      phase: The last phase entered.
+      steps: Every step, in order.
+      facts: Fields of the ``facts`` line, empty before the build is done.
+      time_to_first_step_sec: None before the first step is done.
+      memory: Fields of the ``memory`` line, empty before the window has ended.
+      collectives: The backend's account of the collectives in a step.
+      sanity: Fields of the ``sanity`` lines.
+      quality: Fields of the ``quality`` lines.
+      failure: Fields of the ``failure`` line, or None.
+      is_done: Whether the process came to its end.
+    """
+
+    rank: int
+    phase: Phase = Phase.LAUNCH
+    steps: list[StepTimes] = dataclasses.field(default_factory=list)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    time_to_first_step_sec: float | None = None
+    memory: dict[str, Any] = dataclasses.field(default_factory=dict)
+    collectives: str = ""
+    sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    failure: dict[str, Any] | None = None
+    is_done: bool = False
+
+
+def read_rank(trial_dir: Path, rank: int) -> RankLog:
+    """Reads a rank file; a missing one is an empty log in phase ``launch``.
+
+    A last line without its line end is what a killed process leaves, and is skipped.
+
+    Raises:
+      RankFileError: A complete line is not what a rank writes.
+    """
+    log = RankLog(rank=rank)
+    path = rank_path(trial_dir, rank)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return log
+    except UnicodeDecodeError as error:
+        raise RankFileError(f"{path.name}: not UTF-8: {error}") from error
+    for number, line in enumerate(text.splitlines(keepends=True), start=1):
+        if not line.endswith("\n"):
+            break
+        try:
+            _apply(log, json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise RankFileError(
+                f"{path.name} line {number} is not what a rank writes:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    return log
+
+
+def _apply(log: RankLog, fields: dict[str, Any]) -> None:
+    kind = fields.pop("kind")
+    if kind == "phase":
+        log.phase = Phase(fields["phase"])
+    elif kind == "step":
+        log.steps.append(
+            StepTimes(
+                phase=Phase(fields["phase"]),
+                index=fields["index"],
+                start_ns=fields["start_ns"],
+                end_ns=fields["end_ns"],
+                loss=float(fields["loss"]),
+            )
+        )
+    elif kind in ("sanity", "quality"):
+        getattr(log, kind).append(fields)
+    elif kind in ("facts", "memory", "failure"):
+        setattr(log, kind, fields)
+    elif kind == "first_step_done":
+        log.time_to_first_step_sec = fields["time_to_first_step_sec"]
+    elif kind == "explain":
+        log.collectives = fields["collectives"]
+    elif kind == "done":
+        log.is_done = True
+    elif kind != "heartbeat":
+        raise ValueError(f"unknown kind {kind!r}")

@@ -1,0 +1,60 @@
+"""What a user asks for: the arguments of a sweep, before planning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+from results.records import OptionValue, ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_BACKENDS = ("in_graph", "tf_mirrored")
+DEFAULT_MODES = (ScalingMode.WEAK, ScalingMode.STRONG)
+DEFAULT_REPEATS = 3
+DEFAULT_TIMEOUT_SEC = 900.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SweepRequest:
+    """One sweep, as asked for; None means that the default is derived.
+
+    Attributes:
+      workload: Name in the catalogue.
+      backends: Names in the catalogue.
+      replicas: Replica counts, ascending; by default powers of two up to the cores
+        (or GPUs), at most 8, as far as they divide the global batch.
+      modes: Scaling modes.
+      repeats: Repetitions of each case.
+      preset: Name; by default the workload's, or ``gpu`` on GPUs.
+      data: Data set; by default the preset's.
+      per_replica_batch_size: Weak scaling's constant; by default the preset's.
+      global_batch_size: Strong scaling's constant; by default
+        ``per_replica_batch_size`` times the baseline's replicas.
+      num_warmup_steps: By default the preset's.
+      num_measured_steps: By default the preset's.
+      device: Where replicas run.
+      is_evaluated: Whether held-out quality is measured; by default for all data but
+        ``synthetic``, which has none.
+      options: The workload's own options.
+      seed: Seed of the sweep.
+      timeout_sec: Longest duration of one trial.
+    """
+
+    workload: str
+    backends: tuple[str, ...] = DEFAULT_BACKENDS
+    replicas: tuple[int, ...] | None = None
+    modes: tuple[ScalingMode, ...] = DEFAULT_MODES
+    repeats: int = DEFAULT_REPEATS
+    preset: str | None = None
+    data: str | None = None
+    per_replica_batch_size: int | None = None
+    global_batch_size: int | None = None
+    num_warmup_steps: int | None = None
+    num_measured_steps: int | None = None
+    device: Literal["cpu", "gpu"] = "cpu"
+    is_evaluated: bool | None = None
+    options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
+    seed: int = 0
+    timeout_sec: float = DEFAULT_TIMEOUT_SEC

@@ -1,0 +1,195 @@
+"""The options that describe a sweep, shared by the verbs that plan one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.errors import ParseError
+from harness.ranges import parse_counts, parse_names
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from harness.request import SweepRequest
+    from results.records import OptionValue, ScalingMode
+
+DEFAULT_RUNS_DIR = "runs"
+
+runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_RUNS_DIR,
+    show_default=True,
+    help="Where studies are.",
+)
+json_option = click.option(
+    "--json", "is_json", is_flag=True, help="Print data as JSON on stdout."
+)
+
+
+def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a verb with the options of a sweep."""
+    for option in reversed(
+        (
+            click.option("--workload", required=True, help="What is measured."),
+            click.option(
+                "--backends",
+                metavar="NAMES",
+                help="Comma-separated.  [default: in_graph,tf_mirrored]",
+            ),
+            click.option(
+                "--replicas",
+                metavar="COUNTS",
+                help="Lists and ranges: 1,2,4 or 1..8 or 1..16x2.  [default: powers of"
+                " two up to the cores or GPUs, at most 8]",
+            ),
+            click.option(
+                "--mode",
+                "modes",
+                metavar="MODES",
+                default="weak,strong",
+                show_default=True,
+                help="Scaling modes, comma-separated.",
+            ),
+            click.option(
+                "--repeats",
+                type=click.IntRange(min=1),
+                default=3,
+                show_default=True,
+                help="Repetitions of each case, in separate processes.",
+            ),
+            click.option(
+                "--preset", help="Size of the workload.  [default: the workload's]"
+            ),
+            click.option("--data", help="Data set.  [default: the preset's]"),
+            click.option(
+                "--per-replica-batch-size",
+                type=click.IntRange(min=1),
+                help="Constant in weak scaling.  [default: the preset's]",
+            ),
+            click.option(
+                "--global-batch-size",
+                type=click.IntRange(min=1),
+                help="Constant in strong scaling.  [default: the baseline's]",
+            ),
+            click.option(
+                "--num-warmup-steps",
+                type=click.IntRange(min=1),
+                help="Steps before timing counts, the first one included.  [default:"
+                " the preset's]",
+            ),
+            click.option(
+                "--num-measured-steps",
+                type=click.IntRange(min=1),
+                help="Steps in the measured window.  [default: the preset's]",
+            ),
+            click.option(
+                "--device",
+                type=click.Choice(["cpu", "gpu"]),
+                default="cpu",
+                show_default=True,
+                help="Where replicas run.",
+            ),
+            click.option(
+                "--evaluate/--no-evaluate",
+                "is_evaluated",
+                default=None,
+                help="Measure held-out quality.  [default: yes, except for synthetic"
+                " data]",
+            ),
+            click.option(
+                "--option",
+                "options",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="The workload's own option; can be repeated.",
+            ),
+            click.option(
+                "--seed", type=click.IntRange(min=0), default=0, show_default=True
+            ),
+            click.option(
+                "--timeout",
+                "timeout_sec",
+                type=click.FloatRange(min=0, min_open=True),
+                default=900.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Longest duration of one trial.",
+            ),
+            click.option(
+                "--study",
+                metavar="NAME",
+                help="Directory below --runs-dir.  [default: derived from the sweep,"
+                " so that the same command resumes itself]",
+            ),
+            runs_dir_option,
+            json_option,
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def make_request(settings: dict[str, Any]) -> SweepRequest:
+    """Returns the request that the options of ``request_options`` describe.
+
+    Raises:
+      ParseError: One of them does not parse.
+    """
+    from harness.request import DEFAULT_BACKENDS, SweepRequest
+
+    backends, replicas = settings.pop("backends"), settings.pop("replicas")
+    return SweepRequest(
+        backends=(
+            DEFAULT_BACKENDS
+            if backends is None
+            else parse_names(backends, what="--backends")
+        ),
+        replicas=None
+        if replicas is None
+        else parse_counts(replicas, what="--replicas"),
+        modes=_parse_modes(settings.pop("modes")),
+        options=_parse_options(settings.pop("options")),
+        **settings,
+    )
+
+
+def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
+    from results.records import ScalingMode
+
+    names = parse_names(text, what="--mode")
+    allowed = [mode.value for mode in ScalingMode]
+    for name in names:
+        if name not in allowed:
+            raise ParseError(
+                f"--mode: unknown scaling mode {name!r}; allowed are"
+                f" {', '.join(allowed)}, or both separated by a comma"
+            )
+    return tuple(mode for mode in ScalingMode if mode.value in names)
+
+
+def _parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
+    options: dict[str, OptionValue] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ParseError(f"--option: {text!r} is not KEY=VALUE")
+        if key in options:
+            raise ParseError(f"--option: {key!r} is given twice; give it once")
+        options[key] = _parse_value(value)
+    return options
+
+
+def _parse_value(text: str) -> OptionValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if re.fullmatch(r"[+-]?\d+", text):
+        return int(text)
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,141 @@
+"""Which CPUs this process may use: affinity, cgroup quota, cores, NUMA nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from pathlib import Path
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LogicalCpu:
+    """One logical CPU and where it sits.
+
+    Attributes:
+      cpu: Its number, as in ``sched_setaffinity``.
+      node: NUMA node; 0 when it cannot be read.
+      package: Socket; 0 when it cannot be read.
+      core: Physical core, counted within its package; ``cpu`` when it cannot be read.
+    """
+
+    cpu: int
+    node: int = 0
+    package: int = 0
+    core: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CpuTopology:
+    """The CPUs that a sweep may use.
+
+    Attributes:
+      cpus: The logical CPUs of the affinity mask.
+      quota_cores: CPU time per wall time that the cgroups grant, or None for no limit.
+    """
+
+    cpus: tuple[LogicalCpu, ...]
+    quota_cores: float | None = None
+
+    @property
+    def num_available_cores(self) -> int:
+        """Logical CPUs that can be busy at once: affinity, limited by the quota."""
+        if self.quota_cores is None:
+            return len(self.cpus)
+        return max(1, min(len(self.cpus), math.floor(self.quota_cores)))
+
+    @property
+    def num_physical_cores(self) -> int:
+        """Physical cores behind the logical CPUs."""
+        return len({(cpu.package, cpu.core) for cpu in self.cpus})
+
+
+def read_topology(
+    root: Path = Path("/"), affinity: frozenset[int] | None = None
+) -> CpuTopology:
+    """Reads the topology of this machine, as this process may use it.
+
+    Args:
+      root: The file system root; tests pass a faked one.
+      affinity: The allowed CPUs; by default those of this process.
+    """
+    if affinity is None:
+        affinity = frozenset(os.sched_getaffinity(0))
+    return CpuTopology(
+        cpus=tuple(_read_cpu(root, cpu) for cpu in sorted(affinity)),
+        quota_cores=read_quota_cores(root),
+    )
+
+
+def _read_cpu(root: Path, cpu: int) -> LogicalCpu:
+    folder = root / f"sys/devices/system/cpu/cpu{cpu}"
+    package = _read_int(folder / "topology/physical_package_id")
+    core = _read_int(folder / "topology/core_id")
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        names = []
+    nodes = [int(n[4:]) for n in names if n.startswith("node") and n[4:].isdigit()]
+    return LogicalCpu(
+        cpu=cpu,
+        node=min(nodes, default=0),
+        package=0 if package is None else package,
+        core=cpu if core is None else core,
+    )
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+
+
+def read_quota_cores(root: Path = Path("/")) -> float | None:
+    """Returns the smallest CPU quota over this process's cgroups, or None.
+
+    Every ancestor is read, as the tightest limit rules: version 2 ``cpu.max``, and
+    version 1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``. Inside a container the
+    own cgroup is often mounted at the top, so the mount point itself is read too.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    quotas = []
+    for line in lines:
+        fields = line.split(":", 2)
+        if len(fields) != 3:  # noqa: PLR2004 - id:controllers:path
+            continue
+        _, controllers, path = fields
+        if controllers == "":
+            bases = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
+            read = _read_v2
+        elif "cpu" in controllers.split(","):
+            bases = [root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup/cpu"]
+            read = _read_v1
+        else:
+            continue
+        relative = Path(path.lstrip("/"))
+        for base in bases:
+            for folder in (relative, *relative.parents):
+                quota = read(base / folder)
+                if quota is not None:
+                    quotas.append(quota)
+    return min(quotas, default=None)
+
+
+def _read_v2(folder: Path) -> float | None:
+    try:
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def _read_v1(folder: Path) -> float | None:
+    quota = _read_int(folder / "cpu.cfs_quota_us")
+    period = _read_int(folder / "cpu.cfs_period_us")
+    if quota is None or period is None or quota <= 0 or period <= 0:
+        return None
+    return quota / period
