@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +32,7 @@ class WorkloadInfo:
       example_unit: Plural unit of an example, such as ``images``.
       description: One line.
       module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
+      config_module: Module whose ``make_config`` checks options; without TensorFlow.
       presets: The presets, smallest first.
       default_preset: The preset where none is asked for.
       builtin_data: Data sets that need neither network nor preparation by the user.
@@ -37,6 +43,7 @@ class WorkloadInfo:
     example_unit: str
     description: str
     module: str
+    config_module: str
     presets: tuple[PresetInfo, ...]
     default_preset: str
     builtin_data: tuple[str, ...]
@@ -51,6 +58,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             example_unit="images",
             description="ResNet-50 image classification with the recipe of Goyal 2017",
             module="workloads.resnet50.workload",
+            config_module="workloads.resnet50.config",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -112,3 +120,19 @@ def check_data(workload: str, name: str) -> None:
     from workloads.data import names
 
     names.check(name)
+
+
+def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> None:
+    """Raises unless ``workload`` takes ``options`` on top of ``preset``.
+
+    Args:
+      workload: A name in ``WORKLOADS``.
+      preset: One of its presets.
+      options: Names and values; values have their Python types.
+
+    Raises:
+      ValueError: Unknown preset or option, or a value of a wrong type or range.
+    """
+    importlib.import_module(WORKLOADS[workload].config_module).make_config(
+        preset, options
+    )

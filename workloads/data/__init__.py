@@ -1,0 +1,1 @@
+"""Image classification data through TFDS, shared by the workloads."""

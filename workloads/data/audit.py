@@ -1,0 +1,104 @@
+"""Checks that replicas are fed each training example exactly once per epoch."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING, Any
+
+from workloads.data import pipeline
+from workloads.data.sources import TRAIN_SPLIT
+from workloads.spec import SanityCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    import replicator
+    from workloads.data.sources import Source
+
+_MOST_IDS_READ = 100_000
+
+
+def check_shards(
+    source: Source,
+    contexts: Sequence[replicator.InputContext],
+    shard: Callable[[Source, replicator.InputContext], Any] = pipeline.shard,
+) -> SanityCheck:
+    """Checks that the pipelines' shares cover the training split exactly once.
+
+    Reads the ids of one epoch over all pipelines (no image is decoded). A split of more
+    than 100,000 examples is checked by its ranges alone, and the detail says so.
+
+    Args:
+      source: The data set.
+      contexts: The input contexts that the replicator really used.
+      shard: How a context's share is chosen.
+    """
+    name = "each_training_example_once_per_epoch"
+    if source.num_train_examples > _MOST_IDS_READ:
+        return _check_ranges(name, source, [shard(source, c) for c in contexts])
+    expected = collections.Counter(pipeline.read_ids(source, TRAIN_SPLIT))
+    found: collections.Counter[int] = collections.Counter()
+    for context in contexts:
+        found.update(pipeline.read_ids(source, shard(source, context)))
+    missing = sum((expected - found).values())
+    surplus = sum((found - expected).values())
+    total = source.num_train_examples
+    detail = (
+        f"{len(contexts)} input pipelines read {found.total()} ids in one epoch of "
+        f"{total} examples: {missing} missing, {surplus} read more than once"
+    )
+    is_passed = not missing and not surplus and expected.total() == total
+    return SanityCheck(name=name, is_passed=is_passed, detail=detail)
+
+
+def check_consumed(
+    steps: Iterable[tuple[int, Sequence[int]]], *, first_epoch_size: int
+) -> SanityCheck:
+    """Checks that no example reached two replicas, or two steps, within an epoch.
+
+    Args:
+      steps: Pairs of the examples consumed up to the end of a recorded step and the ids
+        of its global batch.
+      first_epoch_size: Examples that can be consumed before any comes again; a step
+        that ends after it may repeat earlier ones and is checked within itself only.
+    """
+    seen: set[int] = set()
+    num_ids = num_repeated = num_steps = 0
+    for num_consumed, ids in steps:
+        num_steps += 1
+        num_ids += len(ids)
+        earlier = seen if num_consumed <= first_epoch_size else set()
+        num_repeated += len(ids) - len(set(ids) - earlier)
+        seen.update(ids)
+    return SanityCheck(
+        name="no_example_twice_in_an_epoch",
+        is_passed=num_steps > 0 and num_repeated == 0,
+        detail=(
+            f"{num_ids} examples in {num_steps} recorded steps, {num_repeated} of them "
+            "seen before in the same epoch"
+        ),
+    )
+
+
+def _check_ranges(name: str, source: Source, shards: Sequence[Any]) -> SanityCheck:
+    splits = source.builder.info.splits
+    lengths = {TRAIN_SPLIT: splits[TRAIN_SPLIT].num_examples}
+    ranges = sorted(
+        (part.from_, part.to)
+        for instruction in shards
+        for part in instruction.to_absolute(lengths)
+    )
+    reached = 0
+    for start, stop in ranges:
+        if start != reached:
+            break
+        reached = stop
+    total = source.num_train_examples
+    return SanityCheck(
+        name=name,
+        is_passed=reached == total,
+        detail=(
+            f"{len(ranges)} ranges cover {reached} of {total} examples without gap or "
+            "overlap (ranges checked, ids not read: the split is large)"
+        ),
+    )

@@ -1,0 +1,170 @@
+"""Which TFDS data sets exist and which are prepared here; never imports TensorFlow.
+
+A data set is named as TFDS names it: ``name``, ``name/config`` or
+``name/config:version``. Prepared sets are looked for where TFDS puts them
+(``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``); the embedded ``digits`` have a
+directory of their own (``REPLICATOR_DATA_DIR``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+BUILTIN = ("digits", "synthetic")
+
+_NAME = re.compile(
+    r"(?P<dataset>[A-Za-z_]\w*)(/(?P<config>[\w.\-]+))?(:(?P<version>\d+\.\d+\.\d+))?"
+)
+_MOST_SUGGESTIONS = 3
+
+
+def cache_dir() -> pathlib.Path:
+    """Returns where the embedded data sets are prepared.
+
+    ``REPLICATOR_DATA_DIR`` if set, else ``~/.cache/replicator-harness/tfds``.
+    """
+    configured = os.environ.get("REPLICATOR_DATA_DIR")
+    if configured:
+        return pathlib.Path(configured)
+    return pathlib.Path.home() / ".cache" / "replicator-harness" / "tfds"
+
+
+def tfds_dir() -> pathlib.Path:
+    """Returns where TFDS keeps what the user prepared."""
+    configured = os.environ.get("TFDS_DATA_DIR")
+    if configured:
+        return pathlib.Path(configured)
+    return pathlib.Path.home() / "tensorflow_datasets"
+
+
+def check(name: str) -> None:
+    """Raises unless ``name`` is a data set that can be read on this machine.
+
+    Args:
+      name: A name in ``BUILTIN`` or a TFDS name.
+
+    Raises:
+      ValueError: The name is unknown (with close matches), the set is not prepared
+        (with the command that prepares it), or its examples are not labelled images.
+    """
+    if name not in BUILTIN:
+        find_prepared(name)
+
+
+def find_prepared(name: str) -> pathlib.Path:
+    """Returns the directory of a prepared TFDS data set of labelled images.
+
+    Args:
+      name: A TFDS name such as ``imagenet2012`` or ``imagenet_resized/64x64``.
+
+    Returns:
+      The directory of its newest version, holding ``dataset_info.json``.
+
+    Raises:
+      ValueError: As for ``check``.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(
+            f"data {name!r} is not a data set name: allowed are {_builtin_text()} or a "
+            "TFDS name such as 'imagenet2012' or 'imagenet_resized/64x64'"
+        )
+    dataset = match["dataset"]
+    root = tfds_dir()
+    found = _prepared_versions(root, dataset, match["config"], match["version"])
+    if not found:
+        _check_is_known(name, dataset, match["config"])
+        raise ValueError(
+            f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
+            f"{name}' (or set TFDS_DATA_DIR to where it is), or use --data digits, "
+            "which needs no download"
+        )
+    path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
+    _check_features(name, path)
+    return path
+
+
+def _builtin_text() -> str:
+    return ", ".join(repr(name) for name in BUILTIN)
+
+
+def _prepared_versions(
+    root: pathlib.Path, dataset: str, config: str | None, version: str | None
+) -> list[pathlib.Path]:
+    wanted = version or "*.*.*"
+    places = [root / dataset / config] if config else [root / dataset]
+    if config is None:
+        default_config = _default_config(dataset)
+        if default_config is not None:
+            places = [root / dataset / default_config]
+    return [
+        path
+        for place in places
+        for path in place.glob(wanted)
+        if re.fullmatch(r"\d+\.\d+\.\d+", path.name)
+        and (path / "dataset_info.json").is_file()
+    ]
+
+
+def _configs(dataset: str) -> list[str] | None:
+    """Returns the configs of a data set that TFDS knows, or None if it knows none."""
+    # TFDS imports TensorFlow lazily, so the planner may ask it for names.
+    import tensorflow_datasets as tfds
+
+    if dataset not in tfds.list_builders(with_community_datasets=False):
+        return None
+    return [config.name for config in tfds.builder_cls(dataset).BUILDER_CONFIGS]
+
+
+def _default_config(dataset: str) -> str | None:
+    configs = _configs(dataset)
+    return configs[0] if configs else None
+
+
+def _check_is_known(name: str, dataset: str, config: str | None) -> None:
+    import tensorflow_datasets as tfds
+
+    configs = _configs(dataset)
+    if configs is None:
+        known = [*BUILTIN, *tfds.list_builders(with_community_datasets=False)]
+        close = difflib.get_close_matches(dataset, known, n=_MOST_SUGGESTIONS)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
+        raise ValueError(
+            f"data {name!r} is unknown: allowed are {_builtin_text()} or the name of a "
+            f"TFDS image classification set{hint}"
+        )
+    if config is not None and config not in configs:
+        allowed = ", ".join(map(repr, configs)) or "none, so leave it out"
+        raise ValueError(
+            f"data {name!r} names the config {config!r}, which {dataset!r} does not "
+            f"have: its configs are {allowed}"
+        )
+
+
+def _check_features(name: str, path: pathlib.Path) -> None:
+    """Raises unless the examples at ``path`` hold an image and a class label."""
+    try:
+        described = json.loads((path / "features.json").read_text(encoding="utf-8"))
+        features = described["featuresDict"]["features"]
+        kinds = {key: _kind(value) for key, value in features.items()}
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(
+            f"data {name!r} at {str(path)!r} has no readable features.json "
+            f"({type(error).__name__}): prepare it again with 'tfds build {name} "
+            "--overwrite'"
+        ) from error
+    if (kinds.get("image"), kinds.get("label")) != ("Image", "ClassLabel"):
+        held = ", ".join(f"{key} ({kind})" for key, kind in sorted(kinds.items()))
+        raise ValueError(
+            f"data {name!r} is not an image classification set: its examples need "
+            f"'image' (Image) and 'label' (ClassLabel), but they hold {held}"
+        )
+
+
+def _kind(feature: dict[str, Any]) -> str:
+    return str(feature["pythonClassName"]).rpartition(".")[2]

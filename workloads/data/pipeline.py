@@ -1,0 +1,298 @@
+"""Input pipelines: read, shard, shuffle, decode, augment, batch.
+
+A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
+int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from workloads.data import images
+from workloads.data.sources import TRAIN_SPLIT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import replicator
+    from workloads.data.sources import Source
+
+_NUM_IDS = 2**62
+_MOST_SMALL_PIXELS = 96 * 96
+# Streams of random numbers that one seed is split into.
+_SHUFFLE_STREAM, _AUGMENTATION_STREAM = 1, 2
+_PREFETCHED_STEPS = 2
+_LARGEST_SEED = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PipelineConfig:
+    """What determines the batches of a pipeline beside its data set.
+
+    Attributes:
+      per_replica_batch_size: Examples of one batch.
+      image_size: Height and width, in pixels.
+      seed: Determines order and augmentation.
+      shuffle_buffer_size: Examples in the shuffle buffer.
+      num_threads: Threads of the pipeline, apart from TensorFlow's own.
+    """
+
+    per_replica_batch_size: int
+    image_size: int
+    seed: int
+    shuffle_buffer_size: int
+    num_threads: int
+
+
+def shard(source: Source, context: replicator.InputContext) -> Any:
+    """Returns the share of the training split that one pipeline reads.
+
+    Shares are contiguous ranges that differ by at most one example. TFDS shuffled the
+    examples when it wrote them, so each range is a random sample; and a pipeline skips
+    what it does not read instead of reading and dropping it.
+
+    Args:
+      source: The data set.
+      context: Which pipeline of how many.
+
+    Raises:
+      ValueError: More pipelines than training examples.
+    """
+    total, count = source.num_train_examples, context.num_input_pipelines
+    if count > total:
+        raise ValueError(
+            f"data {source.name!r} has {total} training examples for {count} input "
+            "pipelines: every pipeline needs at least one; use fewer replicas or "
+            "another data set"
+        )
+    start = context.input_pipeline_id * total // count
+    stop = (context.input_pipeline_id + 1) * total // count
+    return tfds.core.ReadInstruction(TRAIN_SPLIT, from_=start, to=stop, unit="abs")
+
+
+def train_dataset(
+    source: Source, context: replicator.InputContext, config: PipelineConfig
+) -> tf.data.Dataset:
+    """Makes the endless training pipeline of one input context.
+
+    Every epoch reads each example of the pipeline's share once, in a new order. The
+    same seed gives the same batches, in the same order, on every backend.
+
+    Args:
+      source: The data set.
+      context: Which pipeline of how many.
+      config: Sizes, seed and threads.
+
+    Returns:
+      Batches as the module's docstring says.
+    """
+    augmentation = images.augmentation_of(source.name)
+    dataset = _read(source, shard(source, context), config, is_training=True)
+    dataset = dataset.shuffle(
+        config.shuffle_buffer_size,
+        seed=_fold(config.seed, _SHUFFLE_STREAM, context.input_pipeline_id),
+        reshuffle_each_iteration=True,
+    ).repeat()
+    stream = _fold(config.seed, _AUGMENTATION_STREAM, context.input_pipeline_id)
+    if _is_small(source):
+        dataset = _map(dataset, _decode_small(source), config)
+        dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
+        dataset = dataset.enumerate()
+
+        def augment(index: Any, batch: dict[str, Any]) -> dict[str, Any]:
+            boxes = images.random_boxes(
+                config.per_replica_batch_size, augmentation, _seed(stream, index)
+            )
+            cropped = images.crop_batch(batch["image"], boxes, config.image_size)
+            return {**batch, "image": images.normalise(cropped, augmentation)}
+
+        dataset = _map(dataset, augment, config)
+    else:
+
+        def decode_and_augment(index: Any, example: dict[str, Any]) -> dict[str, Any]:
+            image = images.decode_random_crop(
+                example["image"],
+                _seed(stream, index),
+                augmentation=augmentation,
+                encoding=source.encoding,
+                image_size=config.image_size,
+            )
+            return {**example, "image": images.normalise(image, augmentation)}
+
+        dataset = _map(dataset.enumerate(), decode_and_augment, config)
+        dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
+    batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+    dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
+    return dataset.with_options(_options(config.num_threads))
+
+
+def evaluation_dataset(source: Source, config: PipelineConfig) -> tf.data.Dataset:
+    """Makes one pass over the held-out split, in stored order.
+
+    Batches have ``config.per_replica_batch_size`` rows: the last one is filled with
+    zeros, and ``is_example`` [examples] bool tells examples from filling.
+    """
+    augmentation = images.augmentation_of(source.name)
+    size = config.per_replica_batch_size
+    dataset = _read(source, source.evaluation_split, config, is_training=False)
+    if _is_small(source):
+        dataset = _map(dataset, _decode_small(source), config)
+        dataset = _map(dataset.batch(size), _pad(size), config)
+
+        def crop(batch: dict[str, Any]) -> dict[str, Any]:
+            boxes = images.center_boxes(size, augmentation)
+            cropped = images.crop_batch(batch["image"], boxes, config.image_size)
+            return {**batch, "image": images.normalise(cropped, augmentation)}
+
+        dataset = _map(dataset, crop, config)
+    else:
+
+        def decode(example: dict[str, Any]) -> dict[str, Any]:
+            image = images.decode_center_crop(
+                example["image"],
+                augmentation=augmentation,
+                encoding=source.encoding,
+                image_size=config.image_size,
+            )
+            return {**example, "image": images.normalise(image, augmentation)}
+
+        dataset = _map(dataset, decode, config)
+        dataset = _map(dataset.batch(size), _pad(size), config)
+    return dataset.prefetch(1).with_options(_options(config.num_threads))
+
+
+def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Dataset:
+    """Makes an endless pipeline of one cached random batch: no reading, no decoding.
+
+    Its ``example_id`` are -1, because there are no examples to tell apart.
+    """
+    size = config.per_replica_batch_size
+    seed = _seed(_fold(config.seed, _AUGMENTATION_STREAM, 0), 0)
+    shape = [size, config.image_size, config.image_size, 3]
+    batch = {
+        "image": tf.random.stateless_normal(shape, seed),
+        "label": tf.random.stateless_uniform(
+            [size], seed, maxval=num_classes, dtype=tf.int32
+        ),
+        "example_id": tf.fill([size], tf.constant(-1, tf.int64)),
+    }
+    dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
+    return dataset.with_options(_options(config.num_threads))
+
+
+def read_ids(source: Source, split: Any) -> Iterator[int]:
+    """Reads the ids of a split's examples once, without decoding an image.
+
+    Args:
+      source: The data set.
+      split: A split name or what ``shard`` returned.
+    """
+    dataset = source.builder.as_dataset(
+        split=split,
+        decoders=tfds.decode.PartialDecoding({"label": True}),
+        read_config=_read_config(seed=0, num_threads=1),
+    )
+    dataset = dataset.map(_with_id).with_options(_options(1))
+    return (int(example["example_id"]) for example in dataset.as_numpy_iterator())
+
+
+def _read(
+    source: Source, split: Any, config: PipelineConfig, *, is_training: bool
+) -> tf.data.Dataset:
+    dataset = source.builder.as_dataset(
+        split=split,
+        shuffle_files=is_training,
+        # Bytes are shuffled, pixels are not: the buffer stays small.
+        decoders=tfds.decode.PartialDecoding(
+            {"image": True, "label": True},
+            decoders={"image": tfds.decode.SkipDecoding()},
+        ),
+        read_config=_read_config(seed=config.seed, num_threads=config.num_threads),
+    )
+    return _map(dataset, _with_id, config)
+
+
+def _read_config(*, seed: int, num_threads: int) -> Any:
+    return tfds.ReadConfig(
+        add_tfds_id=True,
+        shuffle_seed=_fold(seed, _SHUFFLE_STREAM, 0),
+        try_autocache=False,
+        skip_prefetch=True,
+        num_parallel_calls_for_decode=num_threads,
+        num_parallel_calls_for_interleave_files=num_threads,
+    )
+
+
+def _with_id(example: dict[str, Any]) -> dict[str, Any]:
+    found = dict(example)
+    name = found.pop("tfds_id")
+    found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
+    found["label"] = tf.cast(found["label"], tf.int32)
+    return found
+
+
+def _decode_small(source: Source) -> Any:
+    def decode(example: dict[str, Any]) -> dict[str, Any]:
+        image = images.decode(
+            example["image"], encoding=source.encoding, shape=source.image_shape
+        )
+        return {**example, "image": image}
+
+    return decode
+
+
+def _is_small(source: Source) -> bool:
+    height, width = source.image_shape[:2]
+    if height is None or width is None:
+        return False
+    return height * width <= _MOST_SMALL_PIXELS
+
+
+def _pad(size: int) -> Any:
+    def pad(batch: dict[str, Any]) -> dict[str, Any]:
+        found = tf.shape(batch["label"])[0]
+        padded = {}
+        for key, value in batch.items():
+            filling = [[0, size - found], *([[0, 0]] * (value.shape.rank - 1))]
+            padded[key] = tf.ensure_shape(
+                tf.pad(value, filling), (size, *value.shape[1:])
+            )
+        return {**padded, "is_example": tf.range(size) < found}
+
+    return pad
+
+
+def _map(dataset: tf.data.Dataset, fn: Any, config: PipelineConfig) -> tf.data.Dataset:
+    # One thread needs no parallel map, whose hand-over costs more than small images.
+    if config.num_threads == 1:
+        return dataset.map(fn)
+    return dataset.map(fn, num_parallel_calls=config.num_threads, deterministic=True)
+
+
+def _options(num_threads: int) -> tf.data.Options:
+    options = tf.data.Options()
+    # The pipeline's own few threads keep it off the replicas' cores.
+    options.threading.private_threadpool_size = num_threads
+    options.threading.max_intra_op_parallelism = 1
+    options.autotune.enabled = False
+    options.deterministic = True
+    # Batches are dealt to replicas by the replicator; nothing may be split again.
+    options.experimental_distribute.auto_shard_policy = (
+        tf.data.experimental.AutoShardPolicy.OFF
+    )
+    return options
+
+
+def _fold(seed: int, *parts: int) -> int:
+    """Mixes a seed with stream numbers; a plain hash, the same in every process."""
+    for part in parts:
+        seed = (seed * 1_000_003 + part) & _LARGEST_SEED
+    return seed
+
+
+def _seed(stream: int, index: Any) -> tf.Tensor:
+    return tf.stack([tf.constant(stream, tf.int64), tf.cast(index, tf.int64)])

@@ -1,0 +1,118 @@
+"""Opens data sets: prepares the embedded one, finds the others, reads all by TFDS."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import filelock
+import tensorflow_datasets as tfds
+
+from workloads.data import names
+
+if TYPE_CHECKING:
+    import pathlib
+
+TRAIN_SPLIT = "train"
+# The first that a data set has; the test labels of ImageNet are not public.
+_EVALUATION_SPLITS = ("validation", "test")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Source:
+    """A prepared data set of labelled images.
+
+    Attributes:
+      name: The name it was opened by.
+      builder: The TFDS builder that reads it.
+      num_classes: Distinct labels.
+      num_train_examples: Examples of the training split.
+      evaluation_split: Name of the held-out split.
+      num_evaluation_examples: Examples of the held-out split.
+    """
+
+    name: str
+    builder: Any
+    num_classes: int
+    num_train_examples: int
+    evaluation_split: str
+    num_evaluation_examples: int
+
+    @property
+    def encoding(self) -> str | None:
+        """How images are stored: ``png``, ``jpeg``, or None if that varies."""
+        image = self.builder.info.features["image"]
+        encoding: str | None = image._encoding_format  # noqa: SLF001 - no public reader
+        return encoding
+
+    @property
+    def image_shape(self) -> tuple[int | None, ...]:
+        """Stored height, width and channels; None where images differ."""
+        return tuple(self.builder.info.features["image"].shape)
+
+
+def open_source(name: str) -> Source:
+    """Opens a data set by name; the embedded digits are prepared on first use.
+
+    Args:
+      name: ``digits`` or a TFDS name; ``synthetic`` has no source.
+
+    Raises:
+      ValueError: As ``names.check``, or the set has no held-out split.
+    """
+    path = prepare_digits() if name == "digits" else names.find_prepared(name)
+    builder = tfds.builder_from_directory(path)
+    splits = builder.info.splits
+    held_out = next((split for split in _EVALUATION_SPLITS if split in splits), None)
+    if TRAIN_SPLIT not in splits or held_out is None:
+        raise ValueError(
+            f"data {name!r} has the splits {sorted(splits)}, but training needs "
+            f"{TRAIN_SPLIT!r} and evaluation one of {list(_EVALUATION_SPLITS)}"
+        )
+    return Source(
+        name=name,
+        builder=builder,
+        num_classes=builder.info.features["label"].num_classes,
+        num_train_examples=splits[TRAIN_SPLIT].num_examples,
+        evaluation_split=held_out,
+        num_evaluation_examples=splits[held_out].num_examples,
+    )
+
+
+def prepare_digits() -> pathlib.Path:
+    """Writes the embedded digits as TFRecords unless they stand already.
+
+    Safe when several processes ask at once: one writes, the others wait for its lock,
+    which dies with its process, and TFDS renames the finished directory into place.
+
+    Returns:
+      The directory of the prepared version.
+
+    Raises:
+      ValueError: The cache directory cannot be written.
+    """
+    from workloads.data.digits import digits_dataset_builder
+
+    root = names.cache_dir()
+    version = str(digits_dataset_builder.Builder.VERSION)
+    path = root / "digits" / version
+    if (path / "dataset_info.json").is_file():
+        return path
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with filelock.FileLock(root / "digits.lock"):
+            if not (path / "dataset_info.json").is_file():
+                _write_digits(root)
+    except OSError as error:
+        raise ValueError(
+            f"the digits cannot be prepared under {str(root)!r} ({error.strerror}): "
+            "set REPLICATOR_DATA_DIR to a directory that can be written"
+        ) from error
+    return path
+
+
+def _write_digits(root: pathlib.Path) -> None:
+    from workloads.data.digits import digits_dataset_builder
+
+    tfds.disable_progress_bar()
+    digits_dataset_builder.Builder(data_dir=root).download_and_prepare()

@@ -1,0 +1,171 @@
+"""Configuration of ResNet-50: the published recipe and its presets.
+
+The planner reads it, so it imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+VERSIONS = ("v1", "v1.5")
+COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
+DOWNSAMPLING = 32  # the last feature map is image_size / 32 pixels wide
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ResNet50Config:
+    """What determines the computation and the learning; defaults are the paper's.
+
+    Attributes:
+      version: ``v1.5`` strides in the 3x3 convolution of a block (Goyal 2017), ``v1``
+        in the first 1x1 (He 2015).
+      image_size: Height and width of the network's input, in pixels.
+      num_classes: Outputs; 1000 as published, whatever the data set, so that the
+        network and its gradients keep the published size.
+      compute_dtype: ``float32``, or ``mixed_bfloat16`` with float32 variables.
+      symmetric_padding: Whether strided windows are padded alike on both sides, as
+        published; false pads as TensorFlow's SAME, which is faster on CPUs.
+      zero_gamma: Whether the last batch norm of a block starts at zero.
+      learning_rate_per_256: Learning rate at a global batch of 256 examples; it grows
+        in proportion to the global batch.
+      lr_warmup_epochs: Length of the ramp when the global batch is above 256.
+      momentum: Heavy-ball momentum (no Nesterov step).
+      weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
+      label_smoothing: Share of the label spread over all classes.
+      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
+      num_input_threads: Threads of one input pipeline.
+      evaluation_batch_size: Examples per evaluation step, on one device.
+    """
+
+    version: str = "v1.5"
+    image_size: int = 224
+    num_classes: int = 1000
+    compute_dtype: str = "float32"
+    symmetric_padding: bool = True
+    zero_gamma: bool = True
+    learning_rate_per_256: float = 0.1
+    lr_warmup_epochs: float = 5.0
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    label_smoothing: float = 0.0
+    shuffle_buffer_size: int = 16384
+    num_input_threads: int = 8
+    evaluation_batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        _check_choice("version", self.version, VERSIONS)
+        _check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
+            raise ValueError(
+                f"option image_size={self.image_size!r} must be a multiple of "
+                f"{DOWNSAMPLING}, because the network halves it five times: use for "
+                "example 32, 64 or 224"
+            )
+        for name in (
+            "num_classes",
+            "shuffle_buffer_size",
+            "num_input_threads",
+            "evaluation_batch_size",
+        ):
+            _check_range(name, getattr(self, name), low=1)
+        _check_range("learning_rate_per_256", self.learning_rate_per_256, low=0.0)
+        _check_range("lr_warmup_epochs", self.lr_warmup_epochs, low=0.0)
+        _check_range("weight_decay", self.weight_decay, low=0.0)
+        for name in ("momentum", "label_smoothing"):
+            _check_range(name, getattr(self, name), low=0.0, below=1.0)
+
+
+def make_config(preset: str, options: Mapping[str, Any]) -> ResNet50Config:
+    """Returns the preset's configuration with ``options`` in place of its values.
+
+    Args:
+      preset: A name in ``PRESETS``.
+      options: Fields of ``ResNet50Config`` to override.
+
+    Raises:
+      ValueError: Unknown preset or option, or a value of a wrong type or range.
+    """
+    if preset not in PRESETS:
+        raise ValueError(
+            f"preset {preset!r} is unknown to resnet50: allowed are {_listed(PRESETS)}"
+            f"{_suggestion(preset, PRESETS)}"
+        )
+    defaults = {
+        field.name: field.default for field in dataclasses.fields(ResNet50Config)
+    }
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(
+                f"option {name!r} is unknown to resnet50: allowed are "
+                f"{_listed(defaults)}{_suggestion(name, defaults)}"
+            )
+        _check_type(name, value, type(defaults[name]))
+    converted: dict[str, Any] = {
+        name: float(value) if isinstance(defaults[name], float) else value
+        for name, value in options.items()
+    }
+    return dataclasses.replace(PRESETS[preset], **converted)
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    # bool is an int in Python, and an int is a fine float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    matches = {
+        bool: isinstance(value, bool),
+        int: isinstance(value, int) and not isinstance(value, bool),
+        float: is_number and math.isfinite(value),
+        str: isinstance(value, str),
+    }
+    if not matches[expected]:
+        kind = {bool: "true or false", int: "an integer", float: "a finite number"}
+        raise ValueError(
+            f"option {name}={value!r} must be {kind.get(expected, 'a text')}"
+        )
+
+
+def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
+
+
+def _check_range(
+    name: str, value: float, *, low: float, below: float | None = None
+) -> None:
+    if value < low or (below is not None and value >= below):
+        limit = "" if below is None else f" and below {below}"
+        raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+PRESETS: dict[str, ResNet50Config] = {
+    "smoke": ResNet50Config(
+        image_size=32,
+        symmetric_padding=False,
+        shuffle_buffer_size=2048,
+        num_input_threads=1,
+        evaluation_batch_size=64,
+    ),
+    "laptop": ResNet50Config(
+        image_size=64,
+        symmetric_padding=False,
+        shuffle_buffer_size=2048,
+        num_input_threads=1,
+        evaluation_batch_size=64,
+    ),
+    "gpu": ResNet50Config(compute_dtype="mixed_bfloat16"),
+    "paper": ResNet50Config(),
+}

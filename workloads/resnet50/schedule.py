@@ -1,0 +1,69 @@
+"""The learning-rate schedule of Goyal et al. 2017, section 2 and 5.1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+REFERENCE_BATCH_SIZE = 256
+DECAY_EPOCHS = (30, 60, 80)
+DECAY_FACTOR = 0.1
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear scaling, gradual warmup, step decay.
+
+    The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
+    above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
+    linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
+    It falls to a tenth at epochs 30, 60 and 80.
+
+    Attributes:
+      target: Learning rate between the ramp and the first decay.
+      lr_warmup_steps: Length of the ramp in steps; 0 without a ramp.
+      decay_steps: Steps at which the rate falls.
+    """
+
+    def __init__(
+        self,
+        *,
+        global_batch_size: int,
+        num_train_examples: int,
+        learning_rate_per_256: float = 0.1,
+        lr_warmup_epochs: float = 5.0,
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "learning_rate_per_256": learning_rate_per_256,
+            "lr_warmup_epochs": lr_warmup_epochs,
+        }
+        self.initial = learning_rate_per_256
+        self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
+        steps_per_epoch = num_train_examples / global_batch_size
+        ramps = global_batch_size > REFERENCE_BATCH_SIZE
+        self.lr_warmup_steps = (
+            math.ceil(lr_warmup_epochs * steps_per_epoch) if ramps else 0
+        )
+        self.decay_steps = tuple(
+            math.ceil(epoch * steps_per_epoch) for epoch in DECAY_EPOCHS
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        # Two nodes: how many decays lie behind, and the factor that they make.
+        num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
+        rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
+        if not self.lr_warmup_steps:
+            return rate
+        progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
+        return rate - (1.0 - progress) * (self.target - self.initial)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
