@@ -1,4 +1,4 @@
-"""Publishes the JSON Schema of every record: ``python -m results.schema docs/schema``."""
+"""Publishes the JSON Schema of every record: ``python -m results.schema FOLDER``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,48 @@
+"""Builds the report: a pure function of the store, one offline HTML file."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from reports import page
+from reports.sections import SECTIONS
+from reports.view import view_store
+from results import atomic, errors
+
+if TYPE_CHECKING:
+    from results.store import Store
+
+
+def build_report(store: Store) -> str:
+    """Returns the report of a study as HTML; the same store gives the same text.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    view = view_store(store)
+    sections = [
+        {"slug": section.SLUG, "title": section.TITLE, "body": section.render(view)}
+        for section in SECTIONS
+    ]
+    return str(page.render("page", view=view, sections=sections)) + "\n"
+
+
+def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path:
+    """Writes the report and returns its path (default: in the study's directory).
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+      WriteStoreError: ``path`` cannot be written.
+    """
+    path = store.report_path if path is None else pathlib.Path(path)
+    text = build_report(store)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_text(path, text)
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot write report {str(path)!r}: {error.strerror or error}; choose a "
+            "file in a folder this user can write"
+        ) from error
+    return path

@@ -1,0 +1,1 @@
+"""Figures of the report: matplotlib and seaborn, as inline SVG."""

@@ -1,0 +1,85 @@
+"""How numbers are written: digits, units, intervals. One place, so all agree."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.statistics import Estimate
+
+GIBIBYTE = 2**30
+SHORT_ID_LENGTH = 8
+SIGNIFICANT_DIGITS = 3
+ABSENT = "\N{EN DASH}"
+TIMES = "\N{MULTIPLICATION SIGN}"
+THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
+
+
+def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
+    """Writes a number with that many significant digits, never as an exponent."""
+    if value == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.replace(",", THIN_SPACE)
+
+
+def times(value: float) -> str:
+    """Writes a ratio as a multiple, such as 1.71x."""
+    return f"{value:.2f}{TIMES}"
+
+
+def percent(value: float) -> str:
+    """Writes a ratio as a percentage without decimals."""
+    return f"{100 * value:.0f}{THIN_SPACE}%"
+
+
+def seconds(value: float) -> str:
+    """Writes a duration in seconds, or in milliseconds below one second."""
+    if value < 1:
+        return f"{significant(1000 * value)}{THIN_SPACE}ms"
+    return f"{significant(value)}{THIN_SPACE}s"
+
+
+def gibibytes(value: float) -> str:
+    """Writes a number of bytes in GiB (2**30 bytes)."""
+    return f"{value / GIBIBYTE:.2f}{THIN_SPACE}GiB"
+
+
+def ratio(value: float) -> str:
+    """Writes a ratio with two decimals and no sign for multiples."""
+    return f"{value:.2f}"
+
+
+def interval(estimate: Estimate, write: Callable[[float], str]) -> str:
+    """Writes the interval, or says that there is none and why."""
+    if estimate.low is None or estimate.high is None:
+        return f"no interval, n = {estimate.n}"
+    return f"{write(estimate.low)} to {write(estimate.high)}"
+
+
+def with_interval(
+    estimate: Estimate | None,
+    write: Callable[[float], str],
+    bare: Callable[[float], str],
+) -> str:
+    """Writes value and interval: ``1.71x [1.65, 1.77]``; ``bare`` writes the ends."""
+    if estimate is None:
+        return ABSENT
+    value = write(estimate.value)
+    if estimate.low is None or estimate.high is None:
+        return f"{value} [n = {estimate.n}: no interval]"
+    return f"{value} [{bare(estimate.low)}, {bare(estimate.high)}]"
+
+
+def short_id(trial_id: str) -> str:
+    """Returns the first characters of a trial id, enough to find it in the table."""
+    return trial_id[:SHORT_ID_LENGTH]
+
+
+def count(number: int, singular: str, plural: str | None = None) -> str:
+    """Writes a number with its noun: 1 trial, 2 trials."""
+    return f"{number} {singular if number == 1 else plural or singular + 's'}"

@@ -1,0 +1,77 @@
+"""Jinja2 with autoescaping always on, and what every template may call."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import math
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from reports import formats
+
+RADIUS = 4.5
+
+
+def _polygon(angles: list[float], radii: list[float]) -> str:
+    points = [
+        (r * math.sin(math.radians(a)), -r * math.cos(math.radians(a)))
+        for a, r in zip(angles, radii, strict=True)
+    ]
+    text = " ".join(f"{x:.2f},{y:.2f}" for x, y in points)
+    return f'<polygon points="{text}"/>'
+
+
+def _cross(turn: float) -> str:
+    angles = [turn + 90 * (k // 3) + (-22, 22, 45)[k % 3] for k in range(12)]
+    radii = [(1.15, 1.15, 0.62)[k % 3] * RADIUS for k in range(12)]
+    return _polygon(angles, radii)
+
+
+# The shapes of svg.MARKERS, drawn for legends.
+SHAPES = (
+    f'<circle r="{RADIUS - 0.5}"/>',
+    _polygon([45, 135, 225, 315], [RADIUS * 1.2] * 4),
+    _polygon([0, 90, 180, 270], [RADIUS * 1.25] * 4),
+    _polygon([0, 120, 240], [RADIUS * 1.2] * 3),
+    _polygon([60, 180, 300], [RADIUS * 1.2] * 3),
+    _cross(0),
+    _cross(45),
+    _polygon([72 * k for k in range(5)], [RADIUS * 1.1] * 5),
+)
+
+
+def swatch(series: int) -> Markup:
+    """Returns the marker of a backend, as in the figures, for legends and tables."""
+    return Markup(  # noqa: S704  # a constant shape and an integer
+        '<svg class="swatch" viewBox="-6 -6 12 12" aria-hidden="true" '
+        f'fill="var(--series-{int(series)})">{SHAPES[series]}</svg>'
+    )
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("reports"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+    )
+    style = importlib.resources.files("reports") / "templates" / "style.css"
+    environment.globals.update(
+        formats=formats,
+        swatch=swatch,
+        ABSENT=formats.ABSENT,
+        style=Markup(style.read_text(encoding="utf-8").strip()),  # noqa: S704  # ours
+    )
+    return environment
+
+
+def render(template: str, **context: Any) -> Markup:
+    """Renders one template; everything but Markup is escaped."""
+    text = _environment().get_template(f"{template}.html.j2").render(**context)
+    return Markup(text)  # noqa: S704  # jinja2 has escaped what needed it

@@ -1,0 +1,32 @@
+"""The sections of the report, in reading order.
+
+A section is a module with ``TITLE``, ``SLUG`` and ``render(view) -> Markup``.
+"""
+
+from __future__ import annotations
+
+from reports.sections import (
+    backends,
+    coverage,
+    machine,
+    method,
+    quality,
+    scaling,
+    startup,
+    steps,
+    summary,
+    verdict,
+)
+
+SECTIONS = (
+    verdict,
+    summary,
+    scaling,
+    backends,
+    steps,
+    startup,
+    quality,
+    coverage,
+    machine,
+    method,
+)

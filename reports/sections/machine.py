@@ -1,0 +1,53 @@
+"""The machine and the software, from the environment records."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+from reports import page
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.records import Environment
+
+TITLE = "Machine"
+SLUG = "machine"
+
+
+def _canary_drift(environments: list[Environment]) -> float | None:
+    """Largest relative change of the canary's time, within or between trials."""
+    times = [
+        seconds
+        for env in environments
+        for seconds in (env.canary_before_sec, env.canary_after_sec)
+        if seconds
+    ]
+    return max(times) / min(times) - 1 if times else None
+
+
+def render(view: View) -> Markup:
+    """Renders the facts of each environment; warns if there are several."""
+    trials: dict[str, list[str]] = collections.defaultdict(list)
+    records: dict[str, list[Environment]] = collections.defaultdict(list)
+    for entry in view.study.planned:
+        if entry.trial is not None and entry.trial.env is not None:
+            trials[entry.trial.env.fingerprint].append(entry.trial_id)
+            records[entry.trial.env.fingerprint].append(entry.trial.env)
+    machines = [
+        {
+            "fingerprint": fingerprint,
+            "env": environments[0],
+            "trial_ids": trials[fingerprint],
+            "drift": _canary_drift(environments),
+            "loads": [
+                env.load_average_before
+                for env in environments
+                if env.load_average_before is not None
+            ],
+        }
+        for fingerprint, environments in records.items()
+    ]
+    return page.render("machine", view=view, machines=machines)

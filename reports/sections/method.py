@@ -1,0 +1,27 @@
+"""Definitions, formulas and statistics: how to read every number above."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import page
+from results import statistics
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+
+TITLE = "Method"
+SLUG = "method"
+
+
+def render(view: View) -> Markup:
+    """Renders the method."""
+    planned = view.study.planned
+    return page.render(
+        "method",
+        view=view,
+        spec=planned[0].spec if planned else None,
+        num_draws=statistics.NUM_DRAWS,
+    )

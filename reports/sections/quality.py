@@ -1,0 +1,117 @@
+"""Learning quality: what was reached, on how many examples, after how few steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+from reports import formats, page
+from reports.figures import rows
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.records import QualityMetric
+    from results.study import Case, Entry
+
+TITLE = "Quality"
+SLUG = "quality"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CaseQuality:
+    """One metric of one case: a figure and an interval per trial.
+
+    Attributes:
+      case: The case.
+      trials: Each ok trial that has the metric, with it.
+    """
+
+    case: Case
+    trials: tuple[tuple[Entry, QualityMetric], ...]
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean over trials."""
+        return statistics.fmean(metric.value for _, metric in self.trials)
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the mean."""
+        return tuple(entry.trial_id for entry, _ in self.trials)
+
+
+def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
+    """Returns the quality of every measured case, by name of the metric."""
+    names = dict.fromkeys(
+        metric.name
+        for case in view.measured_cases
+        for entry in case.ok_entries
+        for metric in entry.result.quality
+    )
+    found: dict[str, tuple[CaseQuality, ...]] = {}
+    for name in names:
+        cases = (
+            CaseQuality(
+                case=case,
+                trials=tuple(
+                    (entry, metric)
+                    for entry in case.ok_entries
+                    for metric in entry.result.quality
+                    if metric.name == name
+                ),
+            )
+            for case in view.measured_cases
+        )
+        found[name] = tuple(quality for quality in cases if quality.trials)
+    return found
+
+
+def write_value(value: float, unit: str) -> str:
+    """Writes a quality figure: a ratio as a percentage, others with their unit."""
+    if unit in {"", "ratio", "fraction"}:
+        return formats.percent(value)
+    return f"{formats.significant(value)} {unit}"
+
+
+def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
+    unit = cases[0].trials[0][1].unit
+    drawn = [
+        rows.Row(
+            label=quality.case.label,
+            series=view.series(quality.case.spec.backend),
+            value=quality.mean,
+            low=min(metric.low for _, metric in quality.trials),
+            high=max(metric.high for _, metric in quality.trials),
+            dots=tuple(metric.value for _, metric in quality.trials),
+            text=write_value(quality.mean, unit),
+            is_hollow=quality.case.is_oversubscribed,
+        )
+        for quality in cases
+    ]
+    return rows.draw_estimates(
+        drawn,
+        slug=f"quality-{list(collect(view)).index(name)}",
+        title=f"{name} per case",
+        description="; ".join(f"{row.label}: {row.text}" for row in drawn) + ".",
+        axis_label=f"{name} (bars: from the lowest to the highest trial interval)",
+    )
+
+
+def render(view: View) -> Markup:
+    """Renders one figure per metric, with each trial's own interval below."""
+    found = collect(view)
+    figures = [(name, _draw(view, name, cases), cases) for name, cases in found.items()]
+    steps = sorted(
+        {
+            entry.spec.num_warmup_steps + entry.spec.num_measured_steps
+            for cases in found.values()
+            for quality in cases
+            for entry, _ in quality.trials
+        }
+    )
+    return page.render(
+        "quality", view=view, figures=figures, steps=steps, write_value=write_value
+    )

@@ -1,0 +1,37 @@
+"""Throughput, speedup and parallel efficiency against the ideal line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import page
+from reports.figures import scaling as drawing
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+
+TITLE = "Scaling"
+SLUG = "scaling"
+
+LEADS = {
+    "throughput": "Examples of the global batch per second. Dotted: perfect scaling "
+    "from each backend's own baseline.",
+    "speedup": "Throughput relative to the backend's own baseline. Dotted: ideal.",
+    "efficiency": "Speedup divided by the number of replicas. Dotted: ideal.",
+}
+
+
+def render(view: View) -> Markup:
+    """Renders one figure per quantity, one panel per scaling mode."""
+    figures = [
+        {
+            "quantity": quantity,
+            "lead": LEADS[quantity.slug],
+            "panels": [drawing.draw(quantity, view, mode) for mode in view.study.modes],
+        }
+        for quantity in drawing.QUANTITIES
+        if view.is_anything_measured
+    ]
+    return page.render("scaling", view=view, figures=figures)

@@ -1,0 +1,83 @@
+"""Time to first step and peak memory per case."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import formats, page
+from reports.figures import rows
+from results import scaling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.statistics import Estimate
+    from results.study import Case, Entry
+
+TITLE = "Time to first step and memory"
+SLUG = "startup"
+
+
+def _row(
+    view: View,
+    case: Case,
+    estimate: Estimate,
+    metric: Callable[[Entry], float],
+    write: Callable[[float], str],
+    scale: float,
+) -> rows.Row:
+    estimate = estimate.scaled(1 / scale)
+    return rows.Row(
+        label=case.label,
+        series=view.series(case.spec.backend),
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        dots=tuple(x / scale for x in scaling.values(case, metric).values()),
+        text=write(estimate.value * scale),
+        is_hollow=case.is_oversubscribed,
+    )
+
+
+def render(view: View) -> Markup:
+    """Renders both quantities and one table."""
+    quantities = (
+        ("first-step", "Time to first step", "s", scaling.time_to_first_step_of, 1.0,
+         formats.seconds),
+        ("memory", "Peak memory", "GiB", scaling.peak_memory_of,
+         float(formats.GIBIBYTE), formats.gibibytes),
+    )  # fmt: skip
+    panels = []
+    table: dict[str, dict[str, Estimate]] = {}
+    for slug, name, unit, metric, scale, write in quantities:
+        drawn = []
+        for case in view.measured_cases:
+            values = list(scaling.values(case, metric).values())
+            if min(values) <= 0:
+                # Zero stands for "could not be read"; a mean of it would be a lie.
+                continue
+            estimate = scaling.estimate(case, metric, unit=unit)
+            assert estimate is not None
+            table.setdefault(case.case_id, {})[slug] = estimate
+            drawn.append(_row(view, case, estimate, metric, write, scale))
+        if drawn:
+            panels.append(
+                rows.draw_estimates(
+                    drawn,
+                    slug=slug,
+                    title=f"{name} per case",
+                    description="; ".join(f"{row.label}: {row.text}" for row in drawn)
+                    + ".",
+                    axis_label=f"{name.lower()}, {unit}",
+                    is_from_zero=True,
+                )
+            )
+    rows_of_table = [
+        (case, found.get("first-step"), found.get("memory"))
+        for case in view.measured_cases
+        if (found := table.get(case.case_id))
+    ]
+    return page.render("startup", view=view, panels=panels, table=rows_of_table)

@@ -1,0 +1,106 @@
+"""How long steps take: every recorded step, warmup apart."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from reports import formats, page
+from reports.figures import rows
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.study import Case
+
+TITLE = "Step times"
+SLUG = "steps"
+
+MILLISECONDS = 1000
+
+
+def measured_steps(case: Case) -> tuple[float, ...]:
+    """Returns every measured step of every process of the ok trials, in seconds."""
+    return tuple(
+        step
+        for entry in case.ok_entries
+        for rank in entry.result.ranks
+        for step in rank.step_time_sec
+    )
+
+
+def warmup_steps(case: Case) -> tuple[float, ...]:
+    """Returns every warmup step of every process of the ok trials, in seconds."""
+    return tuple(
+        step
+        for entry in case.ok_entries
+        for rank in entry.result.ranks
+        for step in rank.warmup_step_time_sec
+    )
+
+
+def quartiles(values: tuple[float, ...]) -> tuple[float, float, float]:
+    """Returns lower quartile, median and upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, median, high
+
+
+def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
+    parts = []
+    for case, values in cases:
+        low, median, high = quartiles(values)
+        parts.append(
+            f"{case.label}: median {formats.seconds(median)}, middle half "
+            f"{formats.seconds(low)} to {formats.seconds(high)}, {len(values)} steps"
+        )
+    return "; ".join(parts) + "."
+
+
+def render(view: View) -> Markup:
+    """Renders the two distributions and their table."""
+    cases = [(c, measured_steps(c), warmup_steps(c)) for c in view.measured_cases]
+    measured = [(case, steps) for case, steps, _ in cases if steps]
+    warmup = [(case, steps) for case, _, steps in cases if steps]
+    panels = []
+    if measured:
+        panels.append(
+            rows.draw_distributions(
+                [
+                    rows.Row(
+                        label=case.label,
+                        series=view.series(case.spec.backend),
+                        dots=tuple(MILLISECONDS * step for step in steps),
+                        text=f"median {formats.seconds(quartiles(steps)[1])}",
+                    )
+                    for case, steps in measured
+                ],
+                slug="steps-measured",
+                title="Measured step times per case",
+                description=_describe(measured),
+                axis_label="time of one measured step, ms",
+            )
+        )
+    if warmup:
+        panels.append(
+            rows.draw_distributions(
+                [
+                    rows.Row(
+                        label=case.label,
+                        series=view.series(case.spec.backend),
+                        dots=steps,
+                        text=f"longest {formats.seconds(max(steps))}",
+                    )
+                    for case, steps in warmup
+                ],
+                slug="steps-warmup",
+                title="Warmup step times per case",
+                description=_describe(warmup),
+                axis_label="time of one warmup step, s (logarithmic)",
+                is_logarithmic=True,
+            )
+        )
+    table = [(case, steps, quartiles(steps)) for case, steps in measured]
+    return page.render("steps", view=view, panels=panels, table=table)

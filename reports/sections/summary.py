@@ -1,0 +1,20 @@
+"""All figures of merit in one table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import page
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view import View
+
+TITLE = "Summary"
+SLUG = "summary"
+
+
+def render(view: View) -> Markup:
+    """Renders the table of points."""
+    return page.render("summary", view=view)

@@ -1,0 +1,172 @@
+"""Turns a matplotlib figure into SVG that lives inside the page.
+
+The page owns colours and fonts: a figure is drawn in marker colours that are replaced
+by CSS variables, so one drawing serves the light and the dark scheme, and text stays
+text in the page's own font. Everything that varies from run to run or points to the
+network (dates, metadata, document type, name spaces) is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+import seaborn as sns
+from markupsafe import Markup, escape
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from reports.view import NUM_SERIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from matplotlib.axes import Axes
+
+POINTS_PER_INCH = 72
+FONT_SIZE = 9.5
+
+# Drawing colours, each unlike any other colour in a figure, and what they become.
+INK = "#010203"
+MUTED = "#040506"
+GRID = "#070809"
+PAPER = "#0a0b0c"
+SERIES = tuple(f"#0d0e{index:02x}" for index in range(NUM_SERIES))
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
+DASHES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
+VARIABLES = {
+    INK: "currentColor",
+    MUTED: "var(--muted)",
+    GRID: "var(--rule)",
+    PAPER: "var(--paper)",
+    **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
+}
+
+SETTINGS = {
+    "svg.fonttype": "none",
+    "font.family": ["DejaVu Sans"],
+    "font.size": FONT_SIZE,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": GRID,
+    "axes.facecolor": "none",
+    "axes.titlelocation": "left",
+    "axes.titlesize": FONT_SIZE,
+    "axes.titleweight": "bold",
+    "axes.labelsize": FONT_SIZE,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "xtick.color": GRID,
+    "ytick.color": GRID,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.labelsize": FONT_SIZE,
+    "ytick.labelsize": FONT_SIZE,
+    "ytick.major.size": 0,
+    "xtick.minor.size": 0,
+    "ytick.minor.size": 0,
+    "hatch.linewidth": 0.8,
+    "hatch.color": GRID,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "lines.solid_capstyle": "round",
+    "path.simplify": False,
+}
+
+
+def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
+    """Returns an empty figure of ``width`` x ``height`` points and its axes.
+
+    Call within ``style()``. No pyplot: nothing global to leak between figures.
+    """
+    figure = Figure(
+        figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH),
+        layout="constrained",
+    )
+    FigureCanvasSVG(figure)
+    return figure, figure.add_subplot()
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+    """Gives figures the look of the report, whatever the user's own settings are."""
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(SETTINGS)
+        yield
+
+
+def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup:
+    """Returns the figure as an ``<svg>`` element.
+
+    Args:
+      figure: What was drawn, in the colours of this module.
+      slug: Prefix of every id in it; unique in the page.
+      title: Accessible name.
+      description: What a sighted reader would take from it, in words.
+    """
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": slug}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text = _name_ids(text, slug)
+    text = _give_to_page(text)
+    opening, _, body = text.partition(">")
+    box = re.search(r'viewBox="[^"]*"', opening)
+    assert box is not None
+    _, _, width, _ = box.group(0)[9:-1].split()
+    # No name spaces and no size: an inline element needs none, the page sets it.
+    head = (
+        f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
+        f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem">'
+        f'<title id="{slug}-title">{escape(title)}</title>'
+        f'<desc id="{slug}-desc">{escape(description)}</desc>'
+    )
+    return Markup(head + re.sub(r"\n\s*", "\n", body).strip())  # noqa: S704  # built here, escaped above
+
+
+def _name_ids(text: str, slug: str) -> str:
+    """Keeps ids that are referred to, with a prefix, and drops the others."""
+    used = set(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
+
+    def rename(match: re.Match[str]) -> str:
+        name = match.group(1)
+        return f' id="{slug}-{name}"' if name in used else ""
+
+    text = re.sub(r' id="([^"]+)"', rename, text)
+    text = re.sub(r'xlink:href="#', f'href="#{slug}-', text)
+    return re.sub(r"url\(#", f"url(#{slug}-", text)
+
+
+def _give_to_page(text: str) -> str:
+    """Leaves colours, fonts and line joins to the page; drops needless digits."""
+    # A style element inside the page would apply to the whole page.
+    text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
+    for color, variable in VARIABLES.items():
+        text = text.replace(color, variable)
+    # Matplotlib 3.11 writes the family apart, 3.10 in the shorthand after the size.
+    text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
+    text = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;\"]*", _font, text)
+    text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+
+
+def _font(match: re.Match[str]) -> str:
+    weight = f"font-weight: {match.group(1)}; " if match.group(1) else ""
+    return f"{weight}font-size: {match.group(2)}"
+
+
+def despine(axes: Axes) -> None:
+    """Removes the frame that carries no information."""
+    sns.despine(ax=axes, left=True)

@@ -1,0 +1,94 @@
+"""The summary for a terminal: the verdict in words and one table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import rich.table
+import rich.text
+
+from reports import formats, verdict
+from reports.view import View, view_store
+
+if TYPE_CHECKING:
+    import rich.console
+
+    from results.scaling import Point
+    from results.statistics import Estimate
+    from results.store import Store
+
+
+def _interval(estimate: Estimate | None, *, is_percent: bool = False) -> str:
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    if is_percent:
+        return f"[{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
+    return f"[{formats.ratio(estimate.low)}, {formats.ratio(estimate.high)}]"
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    throughput = formats.ABSENT
+    if point.throughput is not None:
+        throughput = formats.significant(point.throughput.value)
+    speedup, efficiency = formats.ABSENT, formats.ABSENT
+    if point.speedup is not None and point.efficiency is not None:
+        speedup = f"{formats.times(point.speedup.value)} {_interval(point.speedup)}"
+        share = formats.percent(point.efficiency.value)
+        efficiency = f"{share} {_interval(point.efficiency, is_percent=True)}"
+    elif point.is_baseline and point.throughput is not None:
+        speedup = "baseline"
+    replicas = f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}"
+    return (
+        point.backend,
+        point.mode.value,
+        replicas,
+        throughput,
+        speedup.rstrip(),
+        efficiency.rstrip(),
+        f"{len(point.trial_ids)}/{len(point.case.entries)}",
+    )
+
+
+def summary_table(view: View) -> rich.table.Table:
+    """Returns the table of points: one row per case and scaling mode."""
+    table = rich.table.Table(title=view.study.plan.study, title_justify="left")
+    for name, justify in (
+        ("backend", "left"),
+        ("mode", "left"),
+        ("replicas", "right"),
+        (view.rate_unit, "right"),
+        ("speedup", "right"),
+        ("efficiency", "right"),
+        ("ok", "right"),
+    ):
+        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    previous = None
+    for point in view.points:
+        if previous is not None and previous.mode is not point.mode:
+            table.add_section()
+        # Text, not str: a name in brackets must not be read as markup.
+        table.add_row(*(rich.text.Text(cell) for cell in _cells(point)))
+        previous = point
+    return table
+
+
+def print_summary(store: Store, console: rich.console.Console) -> None:
+    """Prints verdict, table and what is not known.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    view = view_store(store)
+    told = verdict.judge(view)
+    console.print()
+    console.print(rich.text.Text(told.headline, style="bold"))
+    for finding in told.findings:
+        if finding.sentence != told.headline:
+            console.print(rich.text.Text(finding.sentence))
+    console.print()
+    console.print(summary_table(view))
+    if view.is_oversubscription_present:
+        console.print("* oversubscribed: more replicas than cores", style="dim")
+    console.print("[value, value]: 95 % interval", style="dim", markup=False)
+    for sentence in told.unknowns:
+        console.print(rich.text.Text(f"- {sentence}", style="dim"))

@@ -1,0 +1,224 @@
+"""The verdict in words: what was found, and what is not known. Also for terminals."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports import formats
+from reports.view import modes_text
+from results.records import ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reports.view import View
+    from results.scaling import Comparison, Point
+    from results.statistics import Estimate
+
+NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One thing the study says.
+
+    Attributes:
+      figure: The number, large.
+      label: What it is, short.
+      sentence: The whole statement with its interval.
+      trial_ids: The trials behind it.
+    """
+
+    figure: str
+    label: str
+    sentence: str
+    trial_ids: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a reader takes away.
+
+    Attributes:
+      headline: One sentence.
+      findings: In planned order of modes, scaling before comparisons.
+      unknowns: What the study does not say, one sentence each.
+    """
+
+    headline: str
+    findings: tuple[Finding, ...]
+    unknowns: tuple[str, ...]
+
+
+def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:
+    """Writes an interval in brackets, or that one repetition gives none."""
+    if estimate.low is None or estimate.high is None:
+        return "[one repetition: no interval]"
+    write = formats.percent if as_percent else formats.ratio
+    return f"[{write(estimate.low)}, {write(estimate.high)}]"
+
+
+def _largest(points: tuple[Point, ...]) -> Point | None:
+    """The most replicas with their own cores and a speedup: what the verdict is on."""
+    fit = [p for p in points if p.speedup is not None and not p.is_oversubscribed]
+    return max(fit, key=lambda point: point.num_replicas) if fit else None
+
+
+def _scaling_finding(point: Point) -> Finding:
+    assert point.speedup is not None
+    assert point.efficiency is not None
+    replicas = formats.count(point.num_replicas, "replica")
+    sentence = (
+        f"{point.backend} reaches {formats.times(point.speedup.value)} "
+        f"{interval_text(point.speedup)} with {replicas} ({NOUN[point.mode]}), a "
+        f"parallel efficiency of {formats.percent(point.efficiency.value)} "
+        f"{interval_text(point.efficiency, as_percent=True)}."
+    )
+    return Finding(
+        figure=formats.times(point.speedup.value),
+        label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
+        sentence=sentence,
+        trial_ids=point.ratio_trial_ids,
+    )
+
+
+def compare_text(comparison: Comparison) -> str:
+    """Says who is faster, or that the intervals do not tell."""
+    first, second = comparison.first.spec.backend, comparison.second.spec.backend
+    ratio = comparison.ratio
+    replicas = formats.count(comparison.first.spec.num_replicas, "replica")
+    where = f"at {replicas} ({modes_text(comparison.modes)} scaling)"
+    if ratio is None:
+        return (
+            f"{first} and {second} cannot be compared {where}: a side has no ok trial."
+        )
+    figures = f"{formats.times(ratio.value)} {interval_text(ratio)}"
+    if not ratio.has_interval:
+        return (
+            f"{first} ran {figures} as fast as {second} {where}; nothing is known about "
+            "the spread, so the comparison is inconclusive."
+        )
+    if not ratio.excludes(1.0):
+        return (
+            f"Between {first} and {second} no difference can be told {where}: the ratio "
+            f"{figures} includes 1, inconclusive."
+        )
+    return f"{first} is {figures} as fast as {second} {where}."
+
+
+def _comparison_finding(comparison: Comparison) -> Finding:
+    assert comparison.ratio is not None
+    first, second = comparison.first.spec.backend, comparison.second.spec.backend
+    replicas = formats.count(comparison.first.spec.num_replicas, "replica")
+    is_told = comparison.ratio.excludes(1.0)
+    return Finding(
+        figure=formats.times(comparison.ratio.value) if is_told else "inconclusive",
+        label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
+        sentence=compare_text(comparison),
+        trial_ids=comparison.trial_ids,
+    )
+
+
+def _compared(view: View) -> Iterator[Comparison]:
+    """The pairs at the most replicas that both sides ran with cores of their own."""
+    seen = set()
+    for comparison in reversed(view.comparisons):
+        if comparison.is_oversubscribed or comparison.ratio is None:
+            continue
+        for mode in comparison.modes:
+            pair = (comparison.first.spec.backend, comparison.second.spec.backend, mode)
+            if pair not in seen:
+                seen.add(pair)
+                yield comparison
+
+
+def _findings(view: View) -> Iterator[Finding]:
+    chosen = {
+        comparison.first.case_id + comparison.second.case_id: comparison
+        for comparison in _compared(view)
+    }
+    for mode in view.study.modes:
+        for backend in view.study.backends:
+            point = _largest(view.points_of(mode, backend))
+            if point is not None:
+                yield _scaling_finding(point)
+    for comparison in view.comparisons:
+        if comparison.first.case_id + comparison.second.case_id in chosen:
+            yield _comparison_finding(comparison)
+
+
+def _coverage_unknowns(view: View) -> Iterator[str]:
+    states = collections.Counter(entry.state for entry in view.study.planned)
+    num_ok = states.pop("ok", 0)
+    if states:
+        told = ", ".join(
+            f"{number} {state}" for state, number in sorted(states.items())
+        )
+        yield (
+            f"{formats.count(sum(states.values()), 'planned trial')} of "
+            f"{len(view.study.planned)} gave no number ({told.replace('_', ' ')}); the "
+            f"figures rest on {num_ok} that did."
+        )
+    if view.study.problems:
+        number = formats.count(len(view.study.problems), "record")
+        yield f"{number} could not be read; see Coverage for their names."
+
+
+def _unknowns(view: View) -> Iterator[str]:
+    counts = sorted({len(case.ok_entries) for case in view.measured_cases})
+    if counts:
+        number = " or ".join(str(count) for count in counts)
+        yield (
+            f"Intervals are 95 % over n = {number} repetitions per case, each in a "
+            "process of its own; each holds alone, not all of them together."
+        )
+    yield from _coverage_unknowns(view)
+    for point in view.points:
+        if point.missing_reason.startswith("no trial of the baseline"):
+            yield (
+                f"{point.backend} has no speedup at {point.num_replicas} replicas "
+                f"({NOUN[point.mode]}): {point.missing_reason}."
+            )
+    beyond = sorted({p.num_replicas for p in view.points if p.is_oversubscribed})
+    if beyond:
+        yield (
+            f"{' and '.join(map(str, beyond))} replicas are oversubscribed (more "
+            "replicas than cores): shown hatched, and no part of this verdict."
+        )
+    environments = [
+        entry.trial.env
+        for entry in view.study.planned
+        if entry.trial is not None and entry.trial.env is not None
+    ]
+    if any(env.placement.device_sharing == "shared" for env in environments):
+        yield (
+            "Replicas run on cores of one machine and share its memory bandwidth and "
+            "caches, so the figures say nothing about separate machines or devices."
+        )
+    machines = {env.fingerprint for env in environments}
+    if len(machines) > 1:
+        yield (
+            f"Trials ran on {len(machines)} different environments (fingerprints "
+            "differ); ratios across them compare machines as well. See Machine."
+        )
+
+
+def _headline(view: View, findings: tuple[Finding, ...]) -> str:
+    if not view.is_anything_measured:
+        planned = formats.count(len(view.study.planned), "planned trial")
+        return f"Nothing was measured: none of {planned} ended well."
+    if not findings:
+        return "Throughput was measured; there is nothing to compare it with."
+    return findings[0].sentence
+
+
+def judge(view: View) -> Verdict:
+    """Returns the verdict on a study."""
+    findings = tuple(_findings(view))
+    return Verdict(
+        headline=_headline(view, findings),
+        findings=findings,
+        unknowns=tuple(_unknowns(view)),
+    )

@@ -1,0 +1,95 @@
+"""What every section reads: the study, its figures, and who has what colour."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results import scaling
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from results.records import ScalingMode
+    from results.scaling import Comparison, Point
+    from results.store import Store
+    from results.study import Case, Study
+
+NUM_SERIES = 8
+"""Distinct colour and marker pairs; the style sheet defines as many of each."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A study, ready to be told.
+
+    Attributes:
+      study: The plan joined with the store.
+      points: One per mode, backend and number of replicas.
+      comparisons: Pairs of backends under equal conditions.
+    """
+
+    study: Study
+    points: tuple[Point, ...]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def rate_unit(self) -> str:
+        """Unit of throughput, such as images/s."""
+        return f"{self.study.example_unit}/s"
+
+    @property
+    def measured_cases(self) -> tuple[Case, ...]:
+        """Cases with at least one ok trial: backend by backend, replicas ascending."""
+        backends = self.study.backends
+        cases = [case for case in self.study.cases if case.ok_entries]
+        return tuple(
+            sorted(
+                cases,
+                key=lambda case: (
+                    backends.index(case.spec.backend),
+                    case.spec.num_replicas,
+                    -case.spec.global_batch_size,
+                ),
+            )
+        )
+
+    @property
+    def is_anything_measured(self) -> bool:
+        """Whether at least one planned trial is ok."""
+        return any(entry.is_ok for entry in self.study.planned)
+
+    @property
+    def is_oversubscription_present(self) -> bool:
+        """Whether any case ran with more replicas than cores."""
+        return any(point.is_oversubscribed for point in self.points)
+
+    def series(self, backend: str) -> int:
+        """Returns the index of a backend's colour and marker."""
+        return self.study.backends.index(backend) % NUM_SERIES
+
+    def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
+        """Returns one curve, replicas ascending."""
+        return tuple(
+            point
+            for point in self.points
+            if point.mode is mode and point.backend == backend
+        )
+
+
+def modes_text(modes: tuple[ScalingMode, ...]) -> str:
+    """Names scaling modes in words."""
+    return " and ".join(mode.value for mode in modes) or "not planned"
+
+
+def view_store(store: Store) -> View:
+    """Reads a store once and computes what the sections share.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    study = load_study(store)
+    return View(
+        study=study,
+        points=scaling.points(study),
+        comparisons=scaling.comparisons(study),
+    )
