@@ -24,7 +24,7 @@ from harness.sweep_options import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class _Group(click.Group):
@@ -83,7 +83,7 @@ def sweep(
         is_json=is_json,
         is_dry_run=dry_run,
         is_failed_retried=retry == "failed",
-        **(ctx.obj or {}),
+        overrides=ctx.obj,
     )
 
 
@@ -160,7 +160,7 @@ def resume(
         is_json=is_json,
         timeout_sec=timeout_sec,
         is_failed_retried=retry == "failed",
-        **(ctx.obj or {}),
+        overrides=ctx.obj,
     )
 
 
@@ -182,21 +182,23 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
 
 
 def main(
-    argv: Sequence[str] | None = None, *, worker_command: Sequence[str] | None = None
+    argv: Sequence[str] | None = None,
+    *,
+    run_overrides: Mapping[str, Any] | None = None,
 ) -> int:
     """Runs the command line and returns the exit code.
 
     Args:
       argv: The arguments; by default those of the process.
-      worker_command: Replaces the process of a trial; for tests.
+      run_overrides: Replaces fields of ``run.RunSettings``, such as the process of a
+        trial; for tests.
     """
-    obj = {} if worker_command is None else {"worker_command": tuple(worker_command)}
     try:
         code = cli.main(
             None if argv is None else list(argv),
             prog_name="python -m harness",
             standalone_mode=False,
-            obj=obj,
+            obj=run_overrides or {},
         )
     except (KeyboardInterrupt, click.Abort, Interrupted):
         click.echo("interrupted", err=True)

@@ -14,17 +14,18 @@ from harness import estimate, exit_codes, gpus, progress, run, topology
 from harness import plan as plan_module
 from harness import study as study_module
 from harness.errors import Interrupted, StudyError
-from harness.launch import WORKER_COMMAND
 from results.lock import lock_study
 from results.records import TrialStatus
 from results.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from harness.request import SweepRequest
     from results.records import Plan, PlannedTrial
+
+PIPE_WIDTH = 140
 
 
 def _note(text: str) -> None:
@@ -48,7 +49,7 @@ def sweep(
     is_json: bool,
     is_dry_run: bool,
     is_failed_retried: bool = False,
-    worker_command: Sequence[str] = WORKER_COMMAND,
+    overrides: Mapping[str, Any] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
@@ -95,7 +96,7 @@ def sweep(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
-            worker_command=worker_command,
+            **(overrides or {}),
         )
         return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
 
@@ -107,7 +108,7 @@ def resume(
     is_json: bool,
     timeout_sec: float | None = None,
     is_failed_retried: bool = False,
-    worker_command: Sequence[str] = WORKER_COMMAND,
+    overrides: Mapping[str, Any] | None = None,
 ) -> int:
     """Runs what is missing of a study's plan.
 
@@ -125,7 +126,7 @@ def resume(
             timeout_sec=timeout_sec or plan.timeout_sec,
             topology=topology.read_topology(),
             is_failed_retried=is_failed_retried,
-            worker_command=worker_command,
+            **(overrides or {}),
         )
         return _run(store, plan.trials, settings, root.parent, is_json=is_json)
 
@@ -199,9 +200,13 @@ def _print_summary(store: Store, *, is_json: bool) -> None:
 
         click.echo(json.dumps(summary(store), indent=2))
     else:
+        from rich.console import Console
+
         from reports import text
 
-        click.echo(text.summary_text(store))
+        # A pipe has no width: take one in which no cell is broken.
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        text.print_summary(store, Console(width=width, highlight=False))
 
 
 def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:

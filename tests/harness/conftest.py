@@ -1,0 +1,133 @@
+"""Fixtures of the harness tests: specs, plans and a worker without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness import plan, run
+from harness.request import SweepRequest
+from harness.topology import CpuTopology, LogicalCpu
+from results.records import Plan, ScalingMode, TrialSpec
+from results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+
+_DRIVER = f"""
+import sys
+from harness.cli import main
+overrides = {{"worker_command": {FAKE_WORKER!r}, "canary": lambda core: 0.2}}
+sys.exit(main(run_overrides=overrides))
+"""
+
+
+def _spec(**fields: Any) -> TrialSpec:
+    defaults: dict[str, Any] = {
+        "workload": "resnet50",
+        "workload_version": "1",
+        "code_digest": "00",
+        "preset": "smoke",
+        "data": "digits",
+        "backend": "in_graph",
+        "num_replicas": 2,
+        "per_replica_batch_size": 4,
+        "global_batch_size": 8,
+        "cores_per_replica": 1,
+        "num_warmup_steps": 2,
+        "num_measured_steps": 4,
+        "is_evaluated": True,
+        "repetition_index": 0,
+        "seed": 7,
+    }
+    return TrialSpec(**(defaults | fields))
+
+
+@pytest.fixture
+def make_spec() -> Any:
+    """Returns a function that makes a spec from the fields that matter."""
+    return _spec
+
+
+@pytest.fixture
+def small_request() -> SweepRequest:
+    """Returns a request of 2 backends x 2 replica counts, weak, 2 repetitions."""
+    return SweepRequest(
+        workload="resnet50",
+        preset="smoke",
+        replicas=(1, 2),
+        modes=(ScalingMode.WEAK,),
+        repeats=2,
+    )
+
+
+@pytest.fixture
+def one_core() -> CpuTopology:
+    """Returns a topology that exists on whatever machine the tests run on."""
+    cpu = min(os.sched_getaffinity(0))
+    return CpuTopology(cpus=(LogicalCpu(cpu=cpu),))
+
+
+@pytest.fixture
+def settings(one_core: CpuTopology) -> run.RunSettings:
+    """Returns run settings with the fake worker and a fake canary."""
+    return run.RunSettings(
+        timeout_sec=60.0,
+        topology=one_core,
+        worker_command=FAKE_WORKER,
+        canary=lambda core: 0.2 if core is not None else 0.0,
+    )
+
+
+@pytest.fixture
+def small_plan(small_request: SweepRequest) -> Plan:
+    """Returns the plan record of ``small_request``."""
+    machine = plan.Machine(num_available_cores=2)
+    planned = plan.plan_sweep(small_request, machine)
+    return Plan(
+        study="small",
+        created_at="2026-01-01T00:00:00+00:00",
+        command=("python", "-m", "harness"),
+        baseline_num_replicas=1,
+        repeats=2,
+        seed=0,
+        timeout_sec=60.0,
+        trials=planned.trials,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, small_plan: Plan) -> Store:
+    """Returns a new study of ``small_plan``."""
+    made = Store.create(tmp_path / "runs" / "small")
+    made.write_plan(small_plan)
+    return made
+
+
+@pytest.fixture
+def start_harness(tmp_path: Path) -> Any:
+    """Returns a function that starts the command line with the fake worker.
+
+    Keyword arguments are environment variables.
+    """
+
+    def start(*args: str, **variables: object) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", _DRIVER, *args],
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                **{name: str(value) for name, value in variables.items()},
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    return start

@@ -1,0 +1,198 @@
+"""Stands in for ``harness.worker``: the true measuring loop around a fake program.
+
+No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
+``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
+separated by commas, ``*`` matches everything).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness import die_with_parent, measure
+from harness.rank_file import RankWriter, rank_path
+from results import identity
+from results.records import Environment, TrialSpec
+
+
+class ResourceExhaustedError(Exception):
+    """Named as TensorFlow's."""
+
+
+@dataclasses.dataclass
+class Check:
+    """As ``workloads.spec.SanityCheck``."""
+
+    name: str
+    is_passed: bool
+    detail: str
+
+
+@dataclasses.dataclass
+class Metric:
+    """As ``workloads.spec.QualityMetric``."""
+
+    name: str
+    value: float
+    unit: str
+    num_examples: int
+    low: float
+    high: float
+    confidence: float
+    method: str
+
+
+class Clock:
+    """Time passes only in steps."""
+
+    now_ns = 1_000_000_000
+
+    def __call__(self) -> int:
+        """Reads the clock."""
+        return self.now_ns
+
+
+class Program:
+    """A program whose step times follow from the trial's id."""
+
+    num_parameters = 25_557_032
+
+    def __init__(self, spec: TrialSpec, behavior: str, clock: Clock) -> None:
+        self.per_replica_batch_size = spec.per_replica_batch_size
+        self.global_batch_size = spec.global_batch_size
+        self._behavior = behavior
+        self._clock = clock
+        self._num_steps = 0
+        self._trial_sec = float(os.environ.get("FAKE_STEP_SEC", "0"))
+        text = identity.trial_id(spec)
+        jitter = int(text[:4], 16) / 0xFFFF
+        self._step_ns = int(1e9 * (0.1 + 0.01 * jitter) * spec.global_batch_size / 8)
+
+    def run(self, num_steps: int = 1) -> float:
+        """Lets time pass."""
+        assert num_steps == 1
+        self._num_steps += 1
+        if self._num_steps == 3:
+            misbehave(self._behavior)
+        time.sleep(self._trial_sec)
+        self._clock.now_ns += self._step_ns + 1_000 * self._num_steps
+        is_bad = self._behavior == "nan" and self._num_steps == 4
+        return float("nan") if is_bad else 2.3 / self._num_steps
+
+    def sanity(self) -> list[Check]:
+        """Passes, unless it is to be insane."""
+        is_passed = self._behavior != "insane"
+        return [Check("in_sync", is_passed, "variables of replica 1 differ")]
+
+    def evaluate(self) -> list[Metric]:
+        """Returns a metric."""
+        return [Metric("top_1", 0.5, "", 359, 0.45, 0.55, 0.95, "Wilson")]
+
+    def explain(self) -> str:
+        """Returns a text."""
+        return "no collectives"
+
+
+def misbehave(what: str) -> None:
+    """Does what is asked for; what acts elsewhere does nothing here."""
+    if what == "fail":
+        raise RuntimeError("the reducer is out of paper\nsecond line")
+    if what == "oom":
+        raise ResourceExhaustedError("OOM when allocating tensor with shape[9,9]")
+    if what == "sigkill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "segv":
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if what == "exit0":
+        os._exit(0)
+    if what == "exit3":
+        sys.stderr.write("libfoo: cannot open shared object\n")
+        sys.stderr.flush()
+        os._exit(3)
+    if what == "hang":
+        time.sleep(600)
+    if what == "hang_with_grandchild":
+        # Leaves the session and is adopted by init: the hardest one to find.
+        code = (
+            "import os, sys, time, signal\n"
+            "if os.fork(): sys.exit()\n"
+            "os.setsid()\n"
+            "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "open(sys.argv[1], 'w').write(str(os.getpid()))\n"
+            "time.sleep(600)\n"
+        )
+        path = os.environ["FAKE_GRANDCHILD_FILE"]
+        subprocess.run([sys.executable, "-c", code, path], check=True)
+        time.sleep(600)
+
+
+def behavior_of(spec: TrialSpec) -> str:
+    """Returns what ``FAKE_BEHAVIOR`` says of this trial."""
+    for rule in filter(None, os.environ.get("FAKE_BEHAVIOR", "").split(",")):
+        backend, num_replicas, behavior = rule.split(":")
+        if backend in ("*", spec.backend) and num_replicas in (
+            "*",
+            str(spec.num_replicas),
+        ):
+            return behavior
+    return "ok"
+
+
+class Memory:
+    """A fixed peak."""
+
+    method = "faked"
+
+    def start(self) -> None:
+        """Does nothing."""
+
+    def sample(self) -> None:
+        """Does nothing."""
+
+    def peak_bytes(self) -> int:
+        """Returns one MiB."""
+        return 2**20
+
+
+def main() -> int:
+    """Runs one fake trial."""
+    trial_dir = Path(sys.argv[1])
+    die_with_parent.request_death_signal()
+    die_with_parent.watch_pipe(sys.stdin.fileno())
+    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    os.sched_setaffinity(0, env.placement.cpusets[0])
+    assert "tensorflow" not in sys.modules
+    if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
+        with Path(counter).open("a", encoding="utf-8") as file:
+            file.write(f"{trial_dir.name}\n")
+    clock, behavior = Clock(), behavior_of(spec)
+    writer = RankWriter(rank_path(trial_dir, 0), clock)
+
+    def build() -> Program:
+        clock.now_ns += 5_000_000_000
+        if behavior.startswith("build_"):
+            misbehave(behavior.removeprefix("build_"))
+        return Program(spec, behavior, clock)
+
+    try:
+        measure.measure_trial(
+            build, spec, writer, example_unit="images", memory=Memory(), clock=clock
+        )
+    except Exception as error:  # noqa: BLE001 - as in the worker
+        measure.write_failure(writer, error)
+        return 1
+    finally:
+        writer.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
