@@ -10,11 +10,17 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-from tensorflow.core.framework import function_pb2, graph_pb2, op_def_pb2
+from tensorflow.core.framework import (
+    function_pb2,
+    graph_pb2,
+    node_def_pb2,
+    op_def_pb2,
+)
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import op_def_registry
-from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
@@ -23,18 +29,26 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
+NodeDef = node_def_pb2.NodeDef
 OpDef = op_def_pb2.OpDef
 
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 
 def handle(variable: Any) -> tf.Tensor:
-    """The resource handle of a Keras or TensorFlow variable (tests/unit/test_fused)."""
-    return unwrap(variable).handle
+    """The resource handle of a Keras or TensorFlow variable (tests/unit/test_fused).
+
+    Raw ops do not tell the graph which variable a handle belongs to; this does.
+    """
+    inner = unwrap(variable)
+    graph = current_graph()
+    if is_function_graph(graph):
+        graph.watch_variable(inner)
+    return inner.handle
 
 
 def unwrap(variable: Any) -> Any:
@@ -66,6 +80,16 @@ def is_control_flow_graph(graph: Any) -> bool:
 def is_function_graph(graph: Any) -> bool:
     """Whether a graph is that of a function (tests/unit/test_collective_errors)."""
     return isinstance(graph, FuncGraph)
+
+
+def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> FuncGraph:
+    """Traces a Python function once, with AutoGraph (tests/unit/test_trace).
+
+    ``tf.function`` traces a second time when the first trace made variables, and then
+    converts the graph to a function that nobody would call.
+    """
+    converted = autograph_util.py_func_from_autograph(function)
+    return func_graph_from_py_func("replica", converted, tuple(specs), {})
 
 
 def op_def(name: str) -> OpDef | None:
@@ -111,6 +135,19 @@ def optimize_graph(
     for name in disabled:
         setattr(rewrite, name, rewriter_config_pb2.RewriterConfig.OFF)
     return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
+
+
+def call_function(
+    name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """Emits a call of a registered function in the graph (tests/equivalence)."""
+    outputs = tf.raw_ops.StatefulPartitionedCall(
+        args=list(args),
+        Tout=list(output_dtypes),
+        f=name,
+        config_proto=_UNOPTIMIZED.SerializeToString(),
+    )
+    return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
 
 @contextlib.contextmanager

@@ -118,29 +118,28 @@ class InputIterator:
         """Rewinds every pipeline to its first element."""
         self.iterators = tuple(iter(pipeline) for pipeline in self.pipelines)
 
-    def next_nests(self) -> list[Any]:
-        """Reads the next batch of every replica; works in graphs and eagerly.
-
-        Returns:
-          ``num_replicas`` nests, by replica id.
-
-        Raises:
-          tf.errors.OutOfRangeError: In a graph, when a pipeline is at its end (eager
-            reads raise ``StopIteration``).
-        """
-        if len(self.iterators) == self.num_replicas:
-            return [next(iterator) for iterator in self.iterators]
-        # One pipeline is dealt in turn; reads of one iterator keep program order.
-        return [next(self.iterators[0]) for _ in range(self.num_replicas)]
-
     def get_next(self) -> Any:
         """Reads one step's batches eagerly: a nest of ``PerReplica``."""
-        return regroup(self.next_nests(), tf.nest.map_structure)
+        return regroup(deal(self.iterators, self.num_replicas), tf.nest.map_structure)
 
 
-def constant_inputs(values: Sequence[Any]) -> Any:
-    """Groups R nests, one per replica, into the nest of ``PerReplica`` for ``run``."""
-    return regroup(values, tf.nest.map_structure)
+def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
+    """Reads the batch of every replica; works in graphs and eagerly.
+
+    Args:
+      source: One iterator per replica, one iterator for all, or one nest of tensors
+        per replica.
+      num_replicas: Replicas to feed.
+
+    Returns:
+      ``num_replicas`` nests, by replica id.
+    """
+    if isinstance(source[0], tf.data.Iterator):
+        if len(source) == num_replicas:
+            return [next(iterator) for iterator in source]
+        # One pipeline is dealt in turn; reads of one iterator keep program order.
+        return [next(source[0]) for _ in range(num_replicas)]
+    return list(source)
 
 
 def is_per_replica_nest(value: Any) -> bool:

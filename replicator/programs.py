@@ -41,9 +41,22 @@ class ProgramCache:
             self._programs[key] = build()
         return self._programs[key]
 
-    def values(self) -> list[Any]:
-        """The programs in the order in which they were built."""
-        return list(self._programs.values())
+    def replace(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        """Builds the program of ``step_fn`` again, in the place of the old one."""
+        self._programs[(step_fn, signature)] = program = build()
+        return program
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Name of the step function and program, in the order of building."""
+        return [
+            (getattr(step_fn, "__qualname__", repr(step_fn)), program)
+            for (step_fn, _), program in self._programs.items()
+        ]
 
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
         code = getattr(step_fn, "__code__", None)

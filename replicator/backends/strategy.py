@@ -186,12 +186,12 @@ class StrategyReplicator(base.Replicator):
         def program(source: Any) -> Any:
             if num_steps == 1:
                 return one_step(source)
-            structure: list[Any] = []
+            structure = [None]
             local = self.strategy.experimental_local_results
 
             def flat_step() -> list[tf.Tensor]:
                 outputs = one_step(source)
-                structure[:] = [outputs]
+                structure[0] = outputs
                 return [v for leaf in tf.nest.flatten(outputs) for v in local(leaf)]
 
             shapes = self._output_specs(one_step, source)

@@ -1,0 +1,144 @@
+"""Synchronous in-graph replication: all replicas in one graph of one process.
+
+The pattern of the paper's ``MultiGpuReplicator`` (Buchlovsky et al. 2019, figure 1):
+the step is traced once, its graph is copied per replica, and the collectives are linked
+across the copies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import base, programs
+from replicator import devices as device_lib
+from replicator.engine import plan
+from replicator.engine.program import Program
+from replicator.engine.variables import Kind, VariableTable
+from replicator.errors import DeviceError, ReplicasOutOfSyncError
+from replicator.inputs import InputIterator
+from replicator.per_replica import regroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_PLACEMENTS = ("auto", "shared", "mirrored")
+
+
+class InGraphReplicator(base.Replicator):
+    """Replicas on local devices of one process, linked into one graph.
+
+    Variables are ordinary ones. Where all devices share host memory (CPUs), mirrored
+    variables exist once and each update is computed once; elsewhere every device keeps
+    a copy. Batch-norm statistics and other replica-local state always have a copy per
+    replica; outside steps the user's variable reads as their mean.
+
+    Attributes:
+      devices: Full device name of each replica.
+      variable_placement: ``shared`` or ``mirrored``.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int,
+        devices: Sequence[str] | None = None,
+        variable_placement: str = "auto",
+    ) -> None:
+        if variable_placement not in _PLACEMENTS:
+            raise ValueError(
+                f"variable_placement {variable_placement!r} is not one of "
+                f"{', '.join(map(repr, _PLACEMENTS))}"
+            )
+        self.devices = device_lib.resolve(num_replicas, devices, distinct=False)
+        self.num_replicas = num_replicas
+        can_share = device_lib.shares_memory(self.devices)
+        if variable_placement == "shared" and not can_share:
+            raise DeviceError(
+                f"variable_placement='shared' needs devices that share memory, but "
+                f"{self.devices} do not; use 'mirrored' or 'auto'"
+            )
+        self._is_shared = can_share and variable_placement != "mirrored"
+        self.variable_placement = "shared" if self._is_shared else "mirrored"
+        self._table = VariableTable(self.devices, is_shared=self._is_shared)
+        self._programs = programs.ProgramCache()
+
+    def run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> Any:
+        """Runs the step function; see ``Replicator.run``."""
+        base.check_num_steps(num_steps, inputs)
+        signature, specs = programs.split_inputs(inputs, self.num_replicas)
+
+        def build() -> Program:
+            return Program(
+                step_fn, specs, self.devices, self._table, is_shared=self._is_shared
+            )
+
+        program = self._programs.get(step_fn, signature, build)
+        if program.is_stale():
+            program = self._programs.replace(step_fn, signature, build)
+        outputs = program.run(self._source(inputs), num_steps)
+        return regroup(outputs, tf.nest.map_structure)
+
+    def _source(self, inputs: Any) -> Any:
+        if inputs is None:
+            return None
+        if isinstance(inputs, InputIterator):
+            return inputs.iterators
+        return [
+            tf.nest.map_structure(lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs)
+            for r in range(self.num_replicas)
+        ]
+
+    def explain(self) -> str:
+        """Prints the plan of every traced step's collectives."""
+        steps = self._programs.items()
+        if not steps:
+            return "no step was traced yet; call run() first"
+        return "\n\n".join(
+            f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
+            f"variables\n{plan.explain(program.plans, self.devices)}"
+            for name, program in steps
+        )
+
+    def assert_in_sync(self) -> None:
+        """Compares the copies of mirrored variables bit by bit.
+
+        With shared variables there is one copy, so it holds by construction.
+        """
+        differing = []
+        for entry in self._table.entries():
+            if entry.kind is not Kind.MIRRORED:
+                continue
+            first = entry.copies[0].numpy()
+            if any(
+                copy.numpy().tobytes() != first.tobytes()
+                for copy in entry.copies[1:]
+                if copy is not entry.copies[0]
+            ):
+                differing.append(entry.variable.name)
+        if differing:
+            raise ReplicasOutOfSyncError(
+                f"{len(differing)} mirrored variables differ between replicas: "
+                f"{', '.join(differing[:5])}; an update outside run() reaches all "
+                "copies at the next run()"
+            )
+
+
+class MultiGpuReplicator(InGraphReplicator):
+    """The paper's name: replicas on the GPUs of one machine.
+
+    Without GPUs it runs on the CPU, so that the same program works on a laptop.
+    """
+
+    def __init__(self, num_gpus: int | None = None, **options: Any) -> None:
+        gpus = tf.config.list_physical_devices("GPU")
+        if num_gpus is None:
+            num_gpus = max(len(gpus), 1)
+        super().__init__(num_replicas=num_gpus, **options)

@@ -1,0 +1,68 @@
+"""Optimize: TensorFlow's graph optimizer over the one traced graph.
+
+Optimizing the linked graph would do the same work once per replica; the traced graph is
+cut at its collectives instead, optimized once, and replicated afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replicator import _tf_compat
+
+if TYPE_CHECKING:
+    from replicator.engine.trace import TracedStep
+
+
+def optimize(traced: TracedStep) -> Any:
+    """Cuts a traced graph at its collectives and optimizes it.
+
+    Args:
+      traced: The step.
+
+    Returns:
+      A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
+      collectives and control outputs keep their names.
+    """
+    graph_def = cut(traced)
+    keep = [
+        *traced.output_names,
+        *traced.control_output_names,
+        *(name for c in traced.collectives for name in c.operands),
+    ]
+    if not keep:
+        return graph_def
+    return _tf_compat.optimize_graph(graph_def, keep)
+
+
+def cut(traced: TracedStep) -> Any:
+    """Turns the markers of collectives into placeholders, so that nothing is shared.
+
+    Returns:
+      A copy of the traced ``GraphDef`` in which each collective's result is an input.
+    """
+    graph_def = _tf_compat.GraphDef()
+    graph_def.CopyFrom(traced.graph_def)
+    results = {
+        marker: (dtype, _result_shape(collective, shape))
+        for collective in traced.collectives
+        for marker, dtype, shape in zip(
+            collective.markers, collective.dtypes, collective.shapes, strict=True
+        )
+    }
+    for node in graph_def.node:
+        if node.name not in results:
+            continue
+        dtype, shape = results[node.name]
+        node.op = "Placeholder"
+        del node.input[:]
+        node.attr.clear()
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    return graph_def
+
+
+def _result_shape(collective: Any, shape: Any) -> Any:
+    if collective.kind != "all_gather":
+        return shape
+    return type(shape)([collective.num_replicas]).concatenate(shape)

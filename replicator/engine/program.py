@@ -1,0 +1,250 @@
+"""Program: a step function, traced, replicated, linked and ready to run."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat, loop
+from replicator.engine import body as body_lib
+from replicator.engine import invariance, plan
+from replicator.engine.coherence import Coherence
+from replicator.engine.link import Linker
+from replicator.engine.optimize import optimize
+from replicator.engine.replicate import Replicas
+from replicator.engine.trace import trace
+from replicator.engine.variables import Kind
+from replicator.inputs import deal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.engine.body import Ref
+    from replicator.engine.trace import TracedStep
+    from replicator.engine.variables import Entry, VariableTable
+
+_COUNTER = itertools.count()
+
+
+class Program:
+    """One step function on R replicas as one TensorFlow function.
+
+    Attributes:
+      plans: How each collective is carried out.
+      entries: The variables it uses, by handle placeholder.
+    """
+
+    def __init__(
+        self,
+        step_fn: Callable[..., Any],
+        specs: Sequence[Any],
+        devices: Sequence[str],
+        table: VariableTable,
+        *,
+        is_shared: bool,
+    ) -> None:
+        self._devices = tuple(devices)
+        self._table = table
+        self._name = f"replicated_{next(_COUNTER)}"
+        self._traced = trace(step_fn, specs, len(self._devices))
+        self._body = body_lib.from_graph_def(optimize(self._traced))
+        self._invariance = self._analyze()
+        self.entries = self._require_variables()
+        self._version = table.version
+        self.plans = plan.make_plan(self._traced.collectives, self._devices)
+        self._arguments: dict[tuple[int, str], str] = {}
+        self._captured: list[Any] = []
+        self._merged = self._invariance.nodes if is_shared else frozenset()
+        self._register()
+        self._coherence = Coherence(list(self.entries.values()))
+        self._functions: dict[int, Any] = {}
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        if self._version == self._table.version:
+            return False
+        self._version = self._table.version
+        return any(
+            self._table.kind(e.variable) is not e.kind for e in self.entries.values()
+        )
+
+    def run(self, source: Any, num_steps: int) -> Any:
+        """Runs steps; returns one nest of outputs per replica.
+
+        Args:
+          source: None, a tuple of iterators, or one nest of tensors per replica.
+          num_steps: Steps in this dispatch.
+        """
+        if num_steps not in self._functions:
+            self._functions[num_steps] = self._make_function(num_steps)
+        with _tf_compat.graph_optimizer_off():
+            flat = self._functions[num_steps](source)
+        size = len(self._traced.output_specs)
+        return [
+            tf.nest.pack_sequence_as(
+                self._traced.structure, flat[r * size : (r + 1) * size]
+            )
+            for r in range(len(self._devices))
+        ]
+
+    def _analyze(self) -> invariance.Invariance:
+        traced = self._traced
+        handles = traced.variables
+        results = {m for c in traced.collectives for m in c.markers}
+        tensors = {
+            name for name, outer in traced.captures if outer.dtype != tf.resource
+        }
+        local = {
+            name
+            for name, variable in handles.items()
+            if self._table.kind(variable) is not Kind.MIRRORED
+        }
+        analysis = invariance.analyze(
+            self._body,
+            invariant_inputs=results | tensors,
+            handles=set(handles),
+            local=local,
+        )
+        invariance.check_trainable(analysis, handles, len(self._devices))
+        return analysis
+
+    def _require_variables(self) -> dict[str, Entry]:
+        entries = {}
+        for name, variable in self._traced.variables.items():
+            kind = self._table.kind(variable)
+            if name in self._invariance.local and kind is Kind.MIRRORED:
+                kind = Kind.LOCAL if len(self._devices) > 1 else Kind.MIRRORED
+            entries[name] = self._table.require(variable, kind)
+        return entries
+
+    def _register(self) -> None:
+        """Builds the linked function and hands it to TensorFlow."""
+        replicas = Replicas(
+            self._body,
+            self._devices,
+            merged=self._merged,
+            resolve=self._resolve,
+            handle_device=self._handle_device,
+        )
+        self._linker = Linker(self._devices, self._name)
+        self._replica_ids: list[Any] = []
+        self._replicas = replicas
+        # Later collectives may use results of earlier ones, so they link in order.
+        for collective_plan in self.plans:
+            self._linker.link(collective_plan, self._traced_ref)
+        nodes = replicas.nodes()
+        function = _tf_compat.FunctionDef()
+        function.signature.name = self._name
+        function.signature.is_stateful = True
+        outputs = [
+            (replica_id, self._traced_ref(replica_id, name), spec)
+            for replica_id in range(len(self._devices))
+            for name, spec in zip(
+                self._traced.output_names, self._traced.output_specs, strict=True
+            )
+        ]
+        batch = self._batch_arguments()
+        for index, outer in enumerate(self._captured):
+            _add_argument(function, f"capture_{index}", outer.dtype)
+        for name, dtype in batch:
+            _add_argument(function, name, dtype)
+        for index, (_, ref, spec) in enumerate(outputs):
+            arg = function.signature.output_arg.add(name=f"output_{index}")
+            arg.type = spec.dtype.as_datatype_enum
+            function.ret[f"output_{index}"] = str(ref)
+        controls = {
+            replicas.name(replica_id, name)
+            for replica_id in range(len(self._devices))
+            for name in self._traced.control_output_names
+        }
+        for index, name in enumerate(sorted(controls)):
+            function.signature.control_output.append(f"control_{index}")
+            function.control_ret[f"control_{index}"] = name
+        function.node_def.extend([*self._replica_ids, *self._linker.nodes, *nodes])
+        for library_function in replicas.library:
+            if not _tf_compat.has_function(library_function.signature.name):
+                _tf_compat.add_function(library_function)
+        _tf_compat.add_function(function)
+
+    def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
+        dtypes = [
+            tf.as_dtype(node.attr["dtype"].type)
+            for name in self._traced.argument_names
+            for node in self._traced.graph_def.node
+            if node.name == name
+        ]
+        return [
+            (f"batch_{replica_id}_{index}", dtype)
+            for replica_id in range(len(self._devices))
+            for index, dtype in enumerate(dtypes)
+        ]
+
+    def _traced_ref(self, replica_id: int, name: str) -> Ref | str:
+        return self._replicas.ref(replica_id, self._body.names.ref(name))
+
+    def _resolve(self, replica_id: int, placeholder: str) -> Ref | str:
+        """What stands for an input of the traced graph on one replica."""
+        results = self._linker.results.get(placeholder)
+        if results is not None:
+            return results[replica_id]
+        if placeholder == self._traced.replica_id_name:
+            return self._replica_id(replica_id)
+        if placeholder in self._traced.argument_names:
+            index = self._traced.argument_names.index(placeholder)
+            return f"batch_{replica_id}_{index}"
+        entry = self.entries.get(placeholder)
+        if entry is None:
+            outer = dict(self._traced.captures)[placeholder]
+            return self._argument((-1, placeholder), outer)
+        copy = entry.copies[replica_id]
+        owner = -1 if copy is entry.variable else replica_id
+        return self._argument((owner, placeholder), copy.handle)
+
+    def _argument(self, key: tuple[int, str], outer: Any) -> str:
+        if key not in self._arguments:
+            self._arguments[key] = f"capture_{len(self._captured)}"
+            self._captured.append(outer)
+        return self._arguments[key]
+
+    def _replica_id(self, replica_id: int) -> Ref:
+        name = f"replica_{replica_id}/replica_id"
+        if not any(node.name == name for node in self._replica_ids):
+            self._replica_ids.append(
+                body_lib.make_const(name, replica_id, self._devices[replica_id])
+            )
+        return body_lib.Ref(node=name, port="output:0")
+
+    def _handle_device(self, replica_id: int, placeholder: str) -> str | None:
+        entry = self.entries.get(placeholder)
+        return entry.copies[replica_id].device if entry else None
+
+    def _make_function(self, num_steps: int) -> Any:
+        num_replicas = len(self._devices)
+        specs = list(self._traced.output_specs) * num_replicas
+
+        @tf.function(autograph=False)
+        def program(source: Any) -> list[tf.Tensor]:
+            def one_step() -> list[tf.Tensor]:
+                batch = [] if source is None else deal(source, num_replicas)
+                outputs = _tf_compat.call_function(
+                    self._name,
+                    [*self._captured, *tf.nest.flatten(batch)],
+                    [spec.dtype for spec in specs],
+                )
+                for output, spec in zip(outputs, specs, strict=True):
+                    output.set_shape(spec.shape)
+                return outputs
+
+            self._coherence.refresh()
+            outputs = loop.repeat(one_step, num_steps, specs)
+            self._coherence.publish()
+            return outputs
+
+        return program
+
+
+def _add_argument(function: Any, name: str, dtype: tf.DType) -> None:
+    arg = function.signature.input_arg.add(name=name)
+    arg.type = dtype.as_datatype_enum

@@ -1,0 +1,223 @@
+"""Trace: one single-device graph of a step, with placeholders for collectives.
+
+The paper's problem: a replica's step may call a primitive in the middle of graph
+construction and so refer to data of replicas that are not built yet. Its answer is
+kept: a marker node stands for the result until all replicas exist.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat, context, creation, programs
+from replicator.errors import CollectiveControlFlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MARKER_PREFIX = "replicator_collective"
+REPLICA_ID_NAME = "replicator_replica_id"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """One collective call of a step.
+
+    Attributes:
+      index: Its place in the order of calls.
+      kind: ``all_reduce``, ``all_gather`` or ``broadcast``.
+      op: The reduction of an all-reduce, else empty.
+      source_replica_id: The source of a broadcast, else 0.
+      num_replicas: Replicas that take part.
+      operands: One node per tensor, whose only output is the operand.
+      markers: One node per tensor, which stands for the result.
+      dtypes: Type of each operand.
+      shapes: Static shape of each operand.
+    """
+
+    index: int
+    kind: str
+    op: str
+    source_replica_id: int
+    num_replicas: int
+    operands: tuple[str, ...]
+    markers: tuple[str, ...]
+    dtypes: tuple[tf.DType, ...]
+    shapes: tuple[tf.TensorShape, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TracedStep:
+    """A step function as a graph.
+
+    Attributes:
+      graph_def: The graph; inputs are placeholders, collectives are marker nodes.
+      argument_names: Placeholder nodes of the per-replica batch, flat.
+      captures: Placeholder node and outer tensor of everything the step closes over.
+      variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
+      output_names: Tensor names of the flat results.
+      output_specs: Their shapes and dtypes.
+      structure: The nest that the step returned.
+      control_output_names: Nodes that must run for their effect.
+      collectives: Collective calls in order.
+      replica_id_name: Placeholder node of the replica id, if the step asked for it.
+    """
+
+    graph_def: Any
+    argument_names: tuple[str, ...]
+    captures: tuple[tuple[str, Any], ...]
+    variables: dict[str, Any]
+    output_names: tuple[str, ...]
+    output_specs: tuple[tf.TensorSpec, ...]
+    structure: Any
+    control_output_names: tuple[str, ...]
+    collectives: tuple[Collective, ...]
+    replica_id_name: str | None
+
+
+class TraceContext(context.ReplicaContext):
+    """The replica context during a trace: collectives leave markers."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self.num_replicas = self.num_replicas_in_sync = num_replicas
+        self.collectives: list[Collective] = []
+        self.graph: Any = None
+        self.replica_id_tensor: tf.Tensor | None = None
+
+    @property
+    def replica_id(self) -> tf.Tensor:
+        """A placeholder that becomes the constant id of each replica."""
+        if self.replica_id_tensor is None:
+            # In the step's own graph, whatever inner graph asks first.
+            with self.graph.as_default(), tf.control_dependencies(None):
+                self.replica_id_tensor = tf.compat.v1.placeholder(
+                    tf.int32, [], name=REPLICA_ID_NAME
+                )
+        return self.replica_id_tensor
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
+        return self._mark("all_reduce", tensors, op=op)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Leaves markers for a gather; see ``ReplicaContext.all_gather``."""
+        return self._mark("all_gather", tensors)
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Leaves markers for a broadcast; see ``ReplicaContext.broadcast``."""
+        return self._mark("broadcast", tensors, source_replica_id=source_replica_id)
+
+    def _mark(
+        self,
+        kind: str,
+        tensors: Sequence[tf.Tensor],
+        *,
+        op: str = "",
+        source_replica_id: int = 0,
+    ) -> list[tf.Tensor]:
+        self._check_graph(kind)
+        index = len(self.collectives)
+        # Identities give operands a node of this graph, even constants from outside.
+        operands = [tf.identity(tensor) for tensor in tensors]
+        results = []
+        for position, tensor in enumerate(operands):
+            name = f"{MARKER_PREFIX}_{index}_{position}"
+            if kind == "all_gather":
+                # A marker must have its result's shape, so that the rest of the trace
+                # sees it: broadcast the operand to one slice per replica.
+                shape = tf.concat([[self.num_replicas], tf.shape(tensor)], axis=0)
+                wide = tf.broadcast_to(tf.expand_dims(tensor, 0), shape)
+                wide.set_shape([self.num_replicas, *tensor.shape])
+                results.append(tf.identity(wide, name=name))
+            else:
+                results.append(tf.identity(tensor, name=name))
+        self.collectives.append(
+            Collective(
+                index=index,
+                kind=kind,
+                op=op,
+                source_replica_id=source_replica_id,
+                num_replicas=self.num_replicas,
+                operands=tuple(operand.op.name for operand in operands),
+                markers=tuple(result.op.name for result in results),
+                dtypes=tuple(tensor.dtype for tensor in tensors),
+                shapes=tuple(tensor.shape for tensor in tensors),
+            )
+        )
+        return results
+
+    def _check_graph(self, kind: str) -> None:
+        graph = _tf_compat.current_graph()
+        if graph is self.graph:
+            return
+        if _tf_compat.is_control_flow_graph(graph):
+            where = "a tf.cond branch, a tf.while_loop or tf.map_fn body"
+        else:
+            where = "a nested tf.function or a dataset function"
+        raise CollectiveControlFlowError(
+            f"{kind} was called inside {where}; replicas could take different paths, "
+            "so it cannot be linked to the other replicas: move it out (compute inside, "
+            "communicate outside), write the loop as a Python loop, or drop the inner "
+            "@tf.function"
+        )
+
+
+def trace(
+    step_fn: Callable[..., Any],
+    specs: Sequence[Any],
+    num_replicas: int,
+) -> TracedStep:
+    """Traces a step function once for all replicas.
+
+    Args:
+      step_fn: Single-device code.
+      specs: Nests of ``tf.TypeSpec``, one per argument.
+      num_replicas: What ``get_replica_context().num_replicas`` answers.
+
+    Returns:
+      The graph and what is known of it.
+
+    Raises:
+      ReplicatorError: Misuse inside the step.
+    """
+    trace_context = TraceContext(num_replicas)
+
+    def step(*args: Any) -> Any:
+        trace_context.graph = _tf_compat.current_graph()
+        with context.enter(trace_context):
+            return programs.check_outputs(step_fn(*args), step_fn)
+
+    with creation.forbidden_in_steps():
+        graph = _tf_compat.trace_to_graph(step, specs)
+    replica_id = trace_context.replica_id_tensor
+    outer_tensors = [outer for outer, _ in graph.captures]
+    captured = [placeholder for _, placeholder in graph.captures]
+    arguments = list(graph.inputs)[: len(graph.inputs) - len(captured)]
+    by_handle = {id(v.handle): v for v in graph.variables}
+    captures = tuple(
+        (placeholder.op.name, outer)
+        for placeholder, outer in zip(captured, outer_tensors, strict=True)
+    )
+    return TracedStep(
+        graph_def=graph.as_graph_def(),
+        argument_names=tuple(tensor.op.name for tensor in arguments),
+        captures=captures,
+        variables={
+            name: by_handle[id(outer)]
+            for name, outer in captures
+            if id(outer) in by_handle
+        },
+        output_names=tuple(tensor.name for tensor in graph.outputs),
+        output_specs=tuple(
+            tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
+        ),
+        structure=graph.structured_outputs,
+        control_output_names=tuple(op.name for op in graph.control_outputs),
+        collectives=tuple(trace_context.collectives),
+        replica_id_name=None if replica_id is None else replica_id.op.name,
+    )

@@ -1,0 +1,148 @@
+"""Variables: one copy where replicas share memory, one per replica where they do not.
+
+Three kinds. *Mirrored* variables have the same value on every replica; replicas that
+share memory read the user's own variable, others keep a copy each. *Local* variables
+(batch-norm statistics) have a copy per replica that may differ; outside steps, the
+user's own variable holds their mean. *Random* variables are the state of random
+generators; each replica's copy is the user's state with the replica id folded in, and
+outside steps the user's own variable holds that of replica 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import creation
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
+_FOLD_31 = 0x1E3779B1
+_FOLD_63 = 0x1E3779B97F4A7C15
+
+
+class Kind(enum.Enum):
+    """How the copies of a variable relate."""
+
+    MIRRORED = "mirrored"
+    LOCAL = "local"
+    RANDOM = "random"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A user's variable and the variables that replicas use in its place.
+
+    Attributes:
+      variable: The user's own.
+      kind: How the copies relate.
+      copies: By replica id; the user's own may be among them.
+    """
+
+    variable: Any
+    kind: Kind
+    copies: tuple[Any, ...]
+
+
+class VariableTable:
+    """All variables that the steps of one replicator use.
+
+    Attributes:
+      version: Grows when a variable changes kind, so that programs built before know.
+    """
+
+    def __init__(self, devices: Sequence[str], *, is_shared: bool) -> None:
+        self.version = 0
+        self._devices = tuple(devices)
+        self._is_shared = is_shared
+        self._entries: dict[int, Entry] = {}
+
+    def kind(self, variable: Any) -> Kind:
+        """What is known of a variable: its entry, or what its own flags say."""
+        if len(self._devices) == 1:
+            return Kind.MIRRORED
+        entry = self._entries.get(id(variable))
+        return entry.kind if entry else declared_kind(variable)
+
+    def require(self, variable: Any, kind: Kind) -> Entry:
+        """Returns the entry of a variable, making its copies on first use."""
+        entry = self._entries.get(id(variable))
+        if entry is not None and entry.kind is kind:
+            return entry
+        if entry is not None:
+            self.version += 1
+        with tf.init_scope(), creation.allowed():
+            entry = Entry(
+                variable=variable, kind=kind, copies=self._copies(variable, kind)
+            )
+        self._entries[id(variable)] = entry
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """All entries, in the order of first use."""
+        return list(self._entries.values())
+
+    def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
+        num_replicas = len(self._devices)
+        if kind is Kind.MIRRORED and self._is_shared:
+            return (variable,) * num_replicas
+        copies = []
+        for replica_id, device in enumerate(self._devices):
+            if kind is Kind.MIRRORED and replica_id == 0:
+                copies.append(variable)
+                continue
+            with tf.device(device):
+                copies.append(
+                    tf.Variable(
+                        replica_value(variable, kind, replica_id),
+                        trainable=False,
+                        dtype=variable.dtype,
+                        shape=variable.shape,
+                        name=f"{variable.name.partition(':')[0]}/replica_{replica_id}",
+                    )
+                )
+        return tuple(copies)
+
+
+def declared_kind(variable: Any) -> Kind:
+    """The kind that a variable's own flags ask for, before any step is analyzed."""
+    name = variable.name.partition(":")[0].rpartition("/")[2]
+    is_keras_state = name.startswith("seed_generator_state") and variable.shape == (2,)
+    is_generator_state = name == "StateVar" and variable.dtype == tf.int64
+    if is_keras_state or is_generator_state:
+        return Kind.RANDOM
+    if variable.synchronization == tf.VariableSynchronization.ON_READ:
+        return Kind.LOCAL
+    return Kind.MIRRORED
+
+
+def replica_value(variable: Any, kind: Kind, replica_id: int) -> tf.Tensor:
+    """What a replica's copy becomes when the user has set the variable."""
+    value = tf.identity(variable)
+    if kind is not Kind.RANDOM or replica_id == 0:
+        return value
+    # Keras: [seed, counter]; tf.random.Generator: [counter, counter, key].
+    is_keras = value.shape == (2,)
+    limit = 31 if value.dtype.size == 4 else 63  # noqa: PLR2004 (bytes of int32)
+    key = (_FOLD_31 if limit == 31 else _FOLD_63) * replica_id % (1 << limit)  # noqa: PLR2004
+    position = 0 if is_keras else value.shape[0] - 1
+    mask = tf.one_hot(position, value.shape[0], dtype=value.dtype) * tf.constant(
+        key, value.dtype
+    )
+    return tf.bitwise.bitwise_xor(value, mask)
+
+
+def outside_value(entry: Entry) -> tf.Tensor:
+    """What the user's own variable reads as between steps: mean, or replica 0."""
+    copies = [tf.identity(copy) for copy in entry.copies]
+    if entry.kind is Kind.LOCAL and entry.variable.dtype.is_floating:
+        if entry.variable.aggregation == tf.VariableAggregation.SUM:
+            return tf.add_n(copies)
+        if entry.variable.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA:
+            return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
+    return copies[0]
