@@ -212,7 +212,7 @@ class ResNet50Program(StepProgram):
         count = self._repl.num_replicas
         try:
             self._repl.assert_in_sync()
-        except replicator.ReplicasOutOfSyncError as error:
+        except replicator.ReplicatorError as error:
             is_passed, detail = False, str(error)
         else:
             is_passed, detail = True, f"variables of {count} replicas are identical"

@@ -1,0 +1,110 @@
+"""Schedule and losses of ResNet-50 against the papers' formulas."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.special
+import tensorflow as tf
+
+from workloads.resnet50 import losses
+from workloads.resnet50.schedule import GoyalSchedule
+
+NUM_IMAGENET = 1_281_167
+RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings
+
+
+def _goyal(step: int, global_batch_size: int) -> float:
+    """Goyal et al. 2017, section 5.1, in epochs."""
+    epoch = step * global_batch_size / NUM_IMAGENET
+    target = 0.1 * global_batch_size / 256
+    if global_batch_size > 256 and epoch < 5:
+        # The ramp is whole steps long: it ends on the first step of epoch 5.
+        ramp = np.ceil(5 * NUM_IMAGENET / global_batch_size)
+        return 0.1 + (target - 0.1) * step / ramp
+    return target * 0.1 ** sum(epoch >= decay for decay in (30, 60, 80))
+
+
+@pytest.mark.parametrize("global_batch_size", [8, 256, 8192])
+def test_schedule_is_goyals(global_batch_size: int) -> None:
+    """Linear scaling, a ramp from 0.1 above 256, and decays at epochs 30, 60, 80."""
+    schedule = GoyalSchedule(
+        global_batch_size=global_batch_size, num_train_examples=NUM_IMAGENET
+    )
+    per_epoch = NUM_IMAGENET / global_batch_size
+    epochs = (0, 0.5, 2.5, 4.99, 5.01, 29.99, 30.01, 59.99, 60.01, 79.99, 80.01, 90)
+    steps = [int(epoch * per_epoch) for epoch in epochs]
+
+    expected = [_goyal(step, global_batch_size) for step in steps]
+    rates = [float(schedule(tf.constant(step, tf.int64))) for step in steps]
+
+    np.testing.assert_allclose(rates, expected, rtol=RTOL_FLOAT32)
+
+
+def test_schedule_of_8192_has_the_published_values() -> None:
+    """Batch 8192 starts at 0.1, reaches 3.2 and falls to 0.0032 (Goyal, 2.2)."""
+    schedule = GoyalSchedule(global_batch_size=8192, num_train_examples=NUM_IMAGENET)
+
+    steps = (0, schedule.lr_warmup_steps, schedule.decay_steps[-1])
+    rates = [float(schedule(step)) for step in steps]
+
+    assert pytest.approx([0.1, 3.2, 0.0032], rel=RTOL_FLOAT32) == rates
+
+
+def test_cross_entropy_equals_numpys() -> None:
+    """The loss is -log softmax of the label, with and without smoothing."""
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(5, 7)).astype(np.float32)
+    labels = np.array([0, 6, 3, 3, 1])
+    log_probabilities = scipy.special.log_softmax(logits.astype(np.float64), axis=1)
+    plain = -log_probabilities[np.arange(5), labels]
+    smooth = 0.9 * plain - 0.1 * log_probabilities.mean(axis=1)
+
+    np.testing.assert_allclose(
+        losses.softmax_cross_entropy(tf.constant(labels), tf.constant(logits)),
+        plain,
+        rtol=RTOL_FLOAT32,
+    )
+    np.testing.assert_allclose(
+        losses.softmax_cross_entropy(
+            tf.constant(labels), tf.constant(logits), label_smoothing=0.1
+        ),
+        smooth,
+        rtol=RTOL_FLOAT32,
+    )
+
+
+def test_cross_entropy_refuses_wrong_ranks() -> None:
+    """One-hot labels are an error that names both shapes."""
+    with pytest.raises(ValueError, match=r"but got \(2, 3\) and \(2, 3\)"):
+        losses.softmax_cross_entropy(tf.zeros([2, 3], tf.int32), tf.zeros([2, 3]))
+
+
+def test_cross_entropy_refuses_low_precision() -> None:
+    """Logits of half the precision are an error that says to cast them."""
+    with pytest.raises(ValueError, match=r"'int32' and 'bfloat16'; cast them first"):
+        losses.softmax_cross_entropy(
+            tf.zeros([2], tf.int32), tf.zeros([2, 3], tf.bfloat16)
+        )
+
+
+def test_weight_decay_is_the_gradient_of_the_l2_penalty() -> None:
+    """Kernels get the gradient of wd/2 * |w|^2; vectors get nothing."""
+    kernel = tf.Variable([[1.0, -2.0]])
+    gamma = tf.Variable([3.0])
+    with tf.GradientTape() as tape:
+        penalised = tf.reduce_sum(kernel) + 0.05 * tf.reduce_sum(kernel**2)
+    expected = tape.gradient(penalised, kernel)
+
+    decayed = losses.add_weight_decay(
+        [tf.ones([1, 2]), tf.ones([1])], [kernel, gamma], weight_decay=0.1
+    )
+
+    np.testing.assert_allclose(decayed[0], expected, rtol=RTOL_FLOAT32)
+    np.testing.assert_array_equal(decayed[1], [1.0])
+
+
+def test_weight_decay_needs_a_gradient_per_variable() -> None:
+    """A missing gradient is an error with both counts."""
+    with pytest.raises(ValueError, match="got 0 gradients for 1 variables"):
+        losses.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)
