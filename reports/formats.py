@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.statistics import Estimate
-
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8
 SIGNIFICANT_DIGITS = 3
 ABSENT = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
+HARD_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
@@ -46,7 +45,7 @@ def seconds(value: float) -> str:
 
 def gibibytes(value: float) -> str:
     """Writes a number of bytes in GiB (2**30 bytes)."""
-    return f"{value / GIBIBYTE:.2f}{THIN_SPACE}GiB"
+    return f"{significant(value / GIBIBYTE)}{THIN_SPACE}GiB"
 
 
 def ratio(value: float) -> str:
@@ -54,25 +53,9 @@ def ratio(value: float) -> str:
     return f"{value:.2f}"
 
 
-def interval(estimate: Estimate, write: Callable[[float], str]) -> str:
-    """Writes the interval, or says that there is none and why."""
-    if estimate.low is None or estimate.high is None:
-        return f"no interval, n = {estimate.n}"
-    return f"{write(estimate.low)} to {write(estimate.high)}"
-
-
-def with_interval(
-    estimate: Estimate | None,
-    write: Callable[[float], str],
-    bare: Callable[[float], str],
-) -> str:
-    """Writes value and interval: ``1.71x [1.65, 1.77]``; ``bare`` writes the ends."""
-    if estimate is None:
-        return ABSENT
-    value = write(estimate.value)
-    if estimate.low is None or estimate.high is None:
-        return f"{value} [n = {estimate.n}: no interval]"
-    return f"{value} [{bare(estimate.low)}, {bare(estimate.high)}]"
+def interval(low: float, high: float, write: Callable[[float], str]) -> str:
+    """Writes an interval in brackets that no line break can tear apart."""
+    return f"[{write(low)},{HARD_SPACE}{write(high)}]"
 
 
 def short_id(trial_id: str) -> str:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import matplotlib as mpl
-import seaborn as sns
 from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from reports.view import NUM_SERIES
 
@@ -44,6 +44,11 @@ VARIABLES = {
     PAPER: "var(--paper)",
     **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
 }
+
+# Tick marks in each decade, for ranges of more and of less than MANY to one.
+FEW_TICKS = (1, 2, 5)
+MORE_TICKS = (1, 1.5, 2, 3, 4, 5, 7)
+MANY = 12
 
 SETTINGS = {
     "svg.fonttype": "none",
@@ -100,7 +105,7 @@ def style() -> Iterator[None]:
     """Gives figures the look of the report, whatever the user's own settings are."""
     with mpl.rc_context():
         mpl.rcdefaults()
-        mpl.rcParams.update(SETTINGS)
+        mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
 
 
@@ -167,6 +172,15 @@ def _font(match: re.Match[str]) -> str:
     return f"{weight}font-size: {match.group(2)}"
 
 
-def despine(axes: Axes) -> None:
-    """Removes the frame that carries no information."""
-    sns.despine(ax=axes, left=True)
+def set_plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Makes an axis logarithmic with few ticks, written as plain numbers.
+
+    Call after drawing: the ticks depend on the range.
+    """
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    subs = FEW_TICKS if high > MANY * low else MORE_TICKS
+    axis.set_major_locator(LogLocator(base=10, subs=subs))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())

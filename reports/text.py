@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import rich.console
 import rich.table
 import rich.text
 
@@ -11,8 +12,6 @@ from reports import formats, verdict
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
-    import rich.console
-
     from results.scaling import Point
     from results.statistics import Estimate
     from results.store import Store
@@ -23,7 +22,7 @@ def _interval(estimate: Estimate | None, *, is_percent: bool = False) -> str:
         return ""
     if is_percent:
         return f"[{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
-    return f"[{formats.ratio(estimate.low)}, {formats.ratio(estimate.high)}]"
+    return formats.interval(estimate.low, estimate.high, formats.ratio)
 
 
 def _cells(point: Point) -> tuple[str, ...]:
@@ -82,9 +81,8 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     told = verdict.judge(view)
     console.print()
     console.print(rich.text.Text(told.headline, style="bold"))
-    for finding in told.findings:
-        if finding.sentence != told.headline:
-            console.print(rich.text.Text(finding.sentence))
+    for finding in told.others:
+        console.print(rich.text.Text(finding.sentence))
     console.print()
     console.print(summary_table(view))
     if view.is_oversubscription_present:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from results.scaling import Comparison, Point
     from results.statistics import Estimate
 
+NUM_KEY_FINDINGS = 4
+
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
 
@@ -43,12 +45,16 @@ class Verdict:
 
     Attributes:
       headline: One sentence.
-      findings: In planned order of modes, scaling before comparisons.
+      findings: Scaling in planned order of modes, then comparisons.
+      others: The findings that the headline does not tell.
+      key_findings: The few that a reader should see as large numbers.
       unknowns: What the study does not say, one sentence each.
     """
 
     headline: str
     findings: tuple[Finding, ...]
+    others: tuple[Finding, ...]
+    key_findings: tuple[Finding, ...]
     unknowns: tuple[str, ...]
 
 
@@ -57,7 +63,7 @@ def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:
     if estimate.low is None or estimate.high is None:
         return "[one repetition: no interval]"
     write = formats.percent if as_percent else formats.ratio
-    return f"[{write(estimate.low)}, {write(estimate.high)}]"
+    return formats.interval(estimate.low, estimate.high, write)
 
 
 def _largest(points: tuple[Point, ...]) -> Point | None:
@@ -97,13 +103,13 @@ def compare_text(comparison: Comparison) -> str:
     figures = f"{formats.times(ratio.value)} {interval_text(ratio)}"
     if not ratio.has_interval:
         return (
-            f"{first} ran {figures} as fast as {second} {where}; nothing is known about "
-            "the spread, so the comparison is inconclusive."
+            f"{first} ran {figures} as fast as {second} {where}; nothing is known "
+            "about the spread, so the comparison is inconclusive."
         )
     if not ratio.excludes(1.0):
         return (
-            f"Between {first} and {second} no difference can be told {where}: the ratio "
-            f"{figures} includes 1, inconclusive."
+            f"Between {first} and {second} no difference can be told {where}: the "
+            f"ratio {figures} includes 1, inconclusive."
         )
     return f"{first} is {figures} as fast as {second} {where}."
 
@@ -121,32 +127,52 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     )
 
 
-def _compared(view: View) -> Iterator[Comparison]:
+def _compared(view: View) -> list[Comparison]:
     """The pairs at the most replicas that both sides ran with cores of their own."""
-    seen = set()
-    for comparison in reversed(view.comparisons):
-        if comparison.is_oversubscribed or comparison.ratio is None:
-            continue
-        for mode in comparison.modes:
-            pair = (comparison.first.spec.backend, comparison.second.spec.backend, mode)
-            if pair not in seen:
-                seen.add(pair)
-                yield comparison
-
-
-def _findings(view: View) -> Iterator[Finding]:
-    chosen = {
-        comparison.first.case_id + comparison.second.case_id: comparison
-        for comparison in _compared(view)
-    }
-    for mode in view.study.modes:
-        for backend in view.study.backends:
-            point = _largest(view.points_of(mode, backend))
-            if point is not None:
-                yield _scaling_finding(point)
+    chosen: dict[tuple[str, str, ScalingMode], Comparison] = {}
     for comparison in view.comparisons:
-        if comparison.first.case_id + comparison.second.case_id in chosen:
-            yield _comparison_finding(comparison)
+        if not comparison.is_oversubscribed and comparison.ratio is not None:
+            # Replicas ascend, so the last one stays.
+            for mode in comparison.modes:
+                pair = comparison.first.spec.backend, comparison.second.spec.backend
+                chosen[(*pair, mode)] = comparison
+    unique = {id(comparison): comparison for comparison in chosen.values()}
+    return sorted(
+        unique.values(), key=lambda item: item.first.spec.num_replicas, reverse=True
+    )
+
+
+def _scaled(view: View) -> list[Point]:
+    points = (
+        _largest(view.points_of(mode, backend))
+        for mode in view.study.modes
+        for backend in view.study.backends
+    )
+    return [point for point in points if point is not None]
+
+
+def _leader(points: list[Point]) -> Point:
+    """The fastest of the first mode: the headline and the large numbers are its."""
+    first = [point for point in points if point.mode is points[0].mode]
+    return max(
+        first, key=lambda point: point.throughput.value if point.throughput else 0
+    )
+
+
+def _told_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
+    """How the leader scales, and how it compares with the others at those sizes."""
+    scaled = _scaled(view)
+    if not scaled:
+        return [], []
+    leader = _leader(scaled)
+    points = [point for point in scaled if point.backend == leader.backend]
+    cases = {point.case.case_id for point in points}
+    compared = [
+        item
+        for item in _compared(view)
+        if {item.first.case_id, item.second.case_id} & cases
+    ]
+    return points, compared
 
 
 def _coverage_unknowns(view: View) -> Iterator[str]:
@@ -169,7 +195,7 @@ def _coverage_unknowns(view: View) -> Iterator[str]:
 def _unknowns(view: View) -> Iterator[str]:
     counts = sorted({len(case.ok_entries) for case in view.measured_cases})
     if counts:
-        number = " or ".join(str(count) for count in counts)
+        number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         yield (
             f"Intervals are 95 % over n = {number} repetitions per case, each in a "
             "process of its own; each holds alone, not all of them together."
@@ -205,20 +231,39 @@ def _unknowns(view: View) -> Iterator[str]:
         )
 
 
-def _headline(view: View, findings: tuple[Finding, ...]) -> str:
-    if not view.is_anything_measured:
-        planned = formats.count(len(view.study.planned), "planned trial")
-        return f"Nothing was measured: none of {planned} ended well."
-    if not findings:
-        return "Throughput was measured; there is nothing to compare it with."
-    return findings[0].sentence
+def _headline(told: list[Finding], leader: str) -> str:
+    """Joins sentences, naming their common subject once."""
+    first, *rest = [finding.sentence for finding in told]
+    rest = [
+        f"It{text.removeprefix(leader)}" if text.startswith(f"{leader} is ") else text
+        for text in rest
+    ]
+    return " ".join([first, *rest])
 
 
 def judge(view: View) -> Verdict:
     """Returns the verdict on a study."""
-    findings = tuple(_findings(view))
+    findings = [_scaling_finding(point) for point in _scaled(view)]
+    findings += [_comparison_finding(item) for item in _compared(view)]
+    points, compared = _told_of_leader(view)
+    key_findings = [_scaling_finding(point) for point in points]
+    key_findings += [_comparison_finding(item) for item in compared]
+    told = findings[:1]
+    if not view.is_anything_measured:
+        planned = formats.count(len(view.study.planned), "planned trial")
+        headline = f"Nothing was measured: none of {planned} ended well."
+    elif not findings:
+        headline = "Throughput was measured; there is nothing to compare it with."
+    elif not points:
+        headline = findings[0].sentence
+    else:
+        same = [item for item in compared if points[0].mode in item.modes]
+        told = key_findings[:1] + [_comparison_finding(item) for item in same[:1]]
+        headline = _headline(told, points[0].backend)
     return Verdict(
-        headline=_headline(view, findings),
-        findings=findings,
+        headline=headline,
+        findings=tuple(findings),
+        others=tuple(finding for finding in findings if finding not in told),
+        key_findings=tuple(key_findings[:NUM_KEY_FINDINGS]),
         unknowns=tuple(_unknowns(view)),
     )

@@ -9,7 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
-from reports import svg
+from reports import formats, svg
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 WIDTH = 400
-ROW_HEIGHT = 30
+ROW_HEIGHT = 36
 FRAME_HEIGHT = 46
 MAX_DOTS = 2_000
 """More steps than this are drawn as box plots alone: a page must stay light."""
@@ -50,7 +50,7 @@ class Row:
 
 
 def _prepare(axes: Axes, rows: Sequence[Row], axis_label: str) -> None:
-    axes.set_ylim(len(rows) - 0.4, -0.75)
+    axes.set_ylim(len(rows) - 0.45, -0.7)
     axes.set_yticks([])
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(axis_label)
@@ -60,11 +60,12 @@ def _prepare(axes: Axes, rows: Sequence[Row], axis_label: str) -> None:
                 text,
                 (x, place),
                 xycoords=("axes fraction", "data"),
-                xytext=(0, 8),
+                xytext=(0, 12),
                 textcoords="offset points",
                 ha=align,
                 va="center",
                 color=svg.INK,
+                bbox={"facecolor": svg.PAPER, "linewidth": 0, "pad": 1},
             )
 
 
@@ -82,7 +83,7 @@ def _draw_row(axes: Axes, place: float, row: Row) -> None:
     axes.scatter(
         row.dots,
         [place + 0.2] * len(row.dots),
-        s=5,
+        s=9,
         color=color,
         alpha=0.6,
         linewidths=0,
@@ -109,6 +110,8 @@ def draw_estimates(
     axis_label: str,
     reference: float | None = None,
     is_from_zero: bool = False,
+    is_logarithmic: bool = False,
+    is_percent: bool = False,
 ) -> Markup:
     """Draws estimates in rows; ``reference`` is a line to compare with."""
     with svg.style():
@@ -118,7 +121,12 @@ def draw_estimates(
         for place, row in enumerate(rows):
             _draw_row(axes, place, row)
         axes.margins(x=0.06)
-        axes.xaxis.set_major_locator(MaxNLocator(6))
+        if is_logarithmic:
+            svg.set_plain_log(axes, "x")
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6))
+        if is_percent:
+            axes.xaxis.set_major_formatter(lambda value, _: formats.percent(value))
         if is_from_zero:
             axes.set_xlim(left=0)
         _prepare(axes, rows, axis_label)
@@ -132,7 +140,6 @@ def draw_distributions(
     title: str,
     description: str,
     axis_label: str,
-    is_logarithmic: bool = False,
 ) -> Markup:
     """Draws the ``dots`` of each row as a box plot, with the dots if they are few."""
     frame = pd.DataFrame(
@@ -142,8 +149,6 @@ def draw_distributions(
     is_few = len(frame) <= MAX_DOTS
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, FRAME_HEIGHT + ROW_HEIGHT * len(rows))
-        if is_logarithmic:
-            axes.set_xscale("log")
         for place, row in enumerate(rows):
             color = svg.SERIES[row.series]
             part = frame[frame["place"] == place]
@@ -166,7 +171,7 @@ def draw_distributions(
                 axes.scatter(
                     part["value"],
                     [place + 0.27 + 0.04 * (k % 3) for k in range(len(part))],
-                    s=4,
+                    s=6,
                     color=color,
                     alpha=0.45,
                     linewidths=0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from matplotlib.ticker import NullLocator, PercentFormatter
+from matplotlib.ticker import NullLocator
 
 from reports import formats, svg
 from results import scaling, statistics
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from results.statistics import Estimate
 
 WIDTH, HEIGHT = 330, 235
-DODGE = 0.045
-"""Curves are moved sideways by this much (in doublings), so that bars do not hide."""
+DODGE = 0.072
+DOT_SHIFT = 0.055
+"""Curves and their dots are moved sideways by this many doublings, to be seen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,9 +132,9 @@ def _draw_curve(
             )
         dots = quantity.dots(point)
         axes.scatter(
-            [place * 2 ** (0.55 * DODGE)] * len(dots),
+            [place * 2**DOT_SHIFT] * len(dots),
             dots,
-            s=5,
+            s=7,
             color=color,
             alpha=0.6,
             linewidths=0,
@@ -143,7 +144,7 @@ def _draw_curve(
             [place],
             [value],
             marker=marker,
-            markersize=6,
+            markersize=5,
             color=color,
             markerfacecolor=svg.PAPER if point.is_oversubscribed else color,
             markeredgewidth=1.4,
@@ -218,7 +219,7 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
         _hatch_oversubscribed(axes, view, mode)
         _draw_ideal(axes, quantity, view, mode)
         for index, backend in enumerate(backends):
-            shift = 2 ** (DODGE * 1.6 * (index - (len(backends) - 1) / 2))
+            shift = 2 ** (DODGE * (index - (len(backends) - 1) / 2))
             curve = view.points_of(mode, backend)
             _draw_curve(axes, quantity, curve, view.series(backend), shift)
         sizes = sorted({p.num_replicas for p in view.points if p.mode is mode})
@@ -226,15 +227,17 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
-        axes.set_ylim(bottom=0)
+        if quantity is EFFICIENCY:
+            axes.set_ylim(bottom=0)
+            axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
+        else:
+            svg.set_plain_log(axes, "y")
         axes.margins(y=0.08)
         axes.grid(visible=False, axis="x")
         axes.set_xlabel("replicas")
         heading = f"{mode.value.capitalize()} scaling"
         if quantity is THROUGHPUT:
             heading += f", {unit}"
-        if quantity is EFFICIENCY:
-            axes.yaxis.set_major_formatter(PercentFormatter(xmax=1, decimals=0))
         axes.set_title(heading, color=svg.INK, pad=10)
         return svg.inline(
             figure,

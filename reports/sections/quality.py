@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 TITLE = "Quality"
 SLUG = "quality"
+RATIO_UNITS = frozenset({"", "ratio", "fraction"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +72,7 @@ def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
 
 def write_value(value: float, unit: str) -> str:
     """Writes a quality figure: a ratio as a percentage, others with their unit."""
-    if unit in {"", "ratio", "fraction"}:
+    if unit in RATIO_UNITS:
         return formats.percent(value)
     return f"{formats.significant(value)} {unit}"
 
@@ -96,7 +97,8 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
         slug=f"quality-{list(collect(view)).index(name)}",
         title=f"{name} per case",
         description="; ".join(f"{row.label}: {row.text}" for row in drawn) + ".",
-        axis_label=f"{name} (bars: from the lowest to the highest trial interval)",
+        axis_label=name,
+        is_percent=unit in RATIO_UNITS,
     )
 
 

@@ -16,9 +16,10 @@ TITLE = "Scaling"
 SLUG = "scaling"
 
 LEADS = {
-    "throughput": "Examples of the global batch per second. Dotted: perfect scaling "
-    "from each backend's own baseline.",
-    "speedup": "Throughput relative to the backend's own baseline. Dotted: ideal.",
+    "throughput": "Examples of the global batch per second, both axes logarithmic. "
+    "Dotted: perfect scaling from each backend's own baseline.",
+    "speedup": "Throughput relative to the backend's own baseline, both axes "
+    "logarithmic. Dotted: ideal.",
     "efficiency": "Speedup divided by the number of replicas. Dotted: ideal.",
 }
 

@@ -59,6 +59,24 @@ def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
     return "; ".join(parts) + "."
 
 
+def _warmup_row(view: View, case: Case, steps: tuple[float, ...]) -> rows.Row:
+    """All warmup steps as dots, and the first step of each process as the marker."""
+    first = statistics.geometric_mean(
+        rank.warmup_step_time_sec[0]
+        for entry in case.ok_entries
+        for rank in entry.result.ranks
+        if rank.warmup_step_time_sec
+    )
+    return rows.Row(
+        label=case.label,
+        series=view.series(case.spec.backend),
+        value=first,
+        dots=steps,
+        text=f"first {formats.seconds(first)}",
+        is_hollow=case.is_oversubscribed,
+    )
+
+
 def render(view: View) -> Markup:
     """Renders the two distributions and their table."""
     cases = [(c, measured_steps(c), warmup_steps(c)) for c in view.measured_cases]
@@ -84,20 +102,14 @@ def render(view: View) -> Markup:
             )
         )
     if warmup:
+        drawn = [_warmup_row(view, case, steps) for case, steps in warmup]
         panels.append(
-            rows.draw_distributions(
-                [
-                    rows.Row(
-                        label=case.label,
-                        series=view.series(case.spec.backend),
-                        dots=steps,
-                        text=f"longest {formats.seconds(max(steps))}",
-                    )
-                    for case, steps in warmup
-                ],
+            rows.draw_estimates(
+                drawn,
                 slug="steps-warmup",
                 title="Warmup step times per case",
-                description=_describe(warmup),
+                description="; ".join(f"{row.label}: {row.text}" for row in drawn)
+                + ".",
                 axis_label="time of one warmup step, s (logarithmic)",
                 is_logarithmic=True,
             )
