@@ -253,6 +253,10 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
             spec = _spec(backend, mode, num_replicas, repetition, shape)
             _, modes = planned.setdefault(identity.trial_id(spec), (spec, []))
             modes.append(mode)
+    # In the order of the sweep, whichever repetition came first.
+    for trial_id, (spec, modes) in planned.items():
+        ordered = [mode for mode in shape.modes if mode in modes]
+        planned[trial_id] = (spec, ordered)
     store = Store.create(root)
     store.write_plan(
         Plan(
@@ -267,8 +271,7 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
                 PlannedTrial(
                     trial_id=trial_id,
                     case_id=identity.case_id(spec),
-                    # In the order of the sweep, whichever repetition came first.
-                    modes=tuple(mode for mode in shape.modes if mode in modes),
+                    modes=tuple(modes),
                     spec=spec,
                 )
                 for trial_id, (spec, modes) in planned.items()

@@ -202,7 +202,7 @@ def _unknowns(view: View) -> Iterator[str]:
         )
     yield from _coverage_unknowns(view)
     for point in view.points:
-        if point.missing_reason.startswith("no trial of the baseline"):
+        if point.throughput and not point.speedup and not point.is_baseline:
             yield (
                 f"{point.backend} has no speedup at {point.num_replicas} replicas "
                 f"({NOUN[point.mode]}): {point.missing_reason}."

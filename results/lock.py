@@ -42,6 +42,9 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
     # Not the singleton: two locks of one process must exclude each other too.
     lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
     try:
+        if not root.is_dir():
+            # The lock would make the folder, and a study out of nothing.
+            raise FileNotFoundError(2, "No such directory")
         lock.acquire()
     except filelock.Timeout:
         raise errors.StudyLockedError(root, _read_holder(root)) from None

@@ -182,7 +182,7 @@ def _point(
         reason = "this is the baseline"
     elif baseline is None or not baseline.ok_entries:
         which = "is planned" if baseline is None else "is ok"
-        reason = f"no trial of the baseline ({baseline_n} replicas) {which}"
+        reason = f"no trial of the baseline (n = {baseline_n}) {which}"
     else:
         _check_mode(case, baseline, mode)
         relative = throughput_ratio(case, baseline)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from results.statistics import Estimate
 
 WIDTH, HEIGHT = 330, 235
-DODGE = 0.072
+DODGE = 0.04
 DOT_SHIFT = 0.055
 """Curves and their dots are moved sideways by this many doublings, to be seen."""
 
@@ -102,6 +102,12 @@ def value_of(quantity: Quantity, point: Point) -> float | None:
     return None
 
 
+def _shift(view: View, backend: str) -> float:
+    """Factor on the number of replicas that sets a backend beside the others."""
+    backends = view.study.backends
+    return 2 ** (DODGE * (backends.index(backend) - (len(backends) - 1) / 2))
+
+
 def _draw_curve(
     axes: Axes, quantity: Quantity, curve: tuple[Point, ...], series: int, shift: float
 ) -> None:
@@ -167,7 +173,7 @@ def _draw_ideal(axes: Axes, quantity: Quantity, view: View, mode: ScalingMode) -
             drawn.add(line)
             own = quantity is THROUGHPUT
             axes.plot(
-                sizes,
+                [n * _shift(view, backend) for n in sizes] if own else sizes,
                 line,
                 color=svg.SERIES[view.series(backend)] if own else svg.MUTED,
                 alpha=0.7,
@@ -215,12 +221,11 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
     unit = view.rate_unit
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
-        backends = view.study.backends
         _hatch_oversubscribed(axes, view, mode)
         _draw_ideal(axes, quantity, view, mode)
-        for index, backend in enumerate(backends):
-            shift = 2 ** (DODGE * (index - (len(backends) - 1) / 2))
+        for backend in view.study.backends:
             curve = view.points_of(mode, backend)
+            shift = _shift(view, backend)
             _draw_curve(axes, quantity, curve, view.series(backend), shift)
         sizes = sorted({p.num_replicas for p in view.points if p.mode is mode})
         axes.set_xscale("log", base=2)

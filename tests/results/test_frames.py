@@ -1,0 +1,136 @@
+"""Frames, summary and schema: what other programs read."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+import jsonschema
+import pytest
+
+from results import frame, schema, summary
+from results.store import Store
+
+SCHEMAS = pathlib.Path(__file__).parents[2] / "docs" / "schema"
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+    """A study with every kind of failure."""
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
+
+
+def test_trials_frame_has_a_row_per_trial_and_mode(broken: Store) -> None:
+    """Failed and missing trials are rows; the shared baseline has two."""
+    trials = frame.trials_frame(broken)
+    baseline = trials[(trials.backend == "in_graph") & (trials.num_replicas == 1)]
+
+    assert len(broken.read_plan().trials) == trials.trial_id.nunique()
+    assert {"weak", "strong"} == set(trials["mode"])
+    assert 6 == len(baseline)
+    assert {"ok": 37, "timeout": 1, "out_of_memory": 1, "failed": 1, "insane": 1} | {
+        "missing": 1
+    } == trials.status.value_counts().to_dict()
+
+
+def test_figures_of_trials_that_are_not_ok_are_empty(broken: Store) -> None:
+    """Nobody can average an insane number by mistake."""
+    trials = frame.trials_frame(broken)
+    bad = trials[trials.status != "ok"]
+
+    assert bad.examples_per_sec.isna().all()
+    assert bad.quality_top_1.isna().all()
+    assert (bad.reason != "").all()
+    assert trials[trials.status == "failed"].failure_phase.tolist() == ["build"]
+
+
+def test_trials_frame_agrees_with_the_records(broken: Store) -> None:
+    """Throughput is recomputed from the raw record."""
+    trials = frame.trials_frame(broken)
+    row = trials[trials.status == "ok"].iloc[0]
+    result = broken.read_trial(row.trial_id).result
+    expected = result.global_batch_size * result.num_measured_steps / result.window_sec
+
+    assert expected == pytest.approx(row.examples_per_sec)
+    assert result.ranks[0].peak_memory_bytes == row.peak_memory_bytes
+
+
+def test_steps_frame_drops_nothing(broken: Store) -> None:
+    """Warmup and measured steps of every trial with a result."""
+    steps = frame.steps_frame(broken)
+    results = [trial.result for trial in broken.trials() if trial.result is not None]
+
+    assert list(frame.STEP_COLUMNS) == list(steps.columns)
+    assert 3 * len(results) == (steps.phase == "warmup").sum()
+    assert 16 * len(results) == (steps.phase == "measure").sum()
+    assert steps.step_time_sec.sum() == pytest.approx(
+        sum(
+            sum(rank.warmup_step_time_sec) + sum(rank.step_time_sec)
+            for result in results
+            for rank in result.ranks
+        )
+    )
+
+
+def test_frames_of_an_unmeasured_study_are_empty(
+    tmp_path: pathlib.Path, broken: Store
+) -> None:
+    """Planned, never started: rows without figures, no steps."""
+    store = Store.create(tmp_path / "study")
+    store.write_plan(broken.read_plan())
+
+    assert {"missing"} == set(frame.trials_frame(store).status)
+    assert frame.steps_frame(store).empty
+
+
+def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
+    """It goes to JSON and back; every estimate has value, low, high, n and unit."""
+    told = summary.summary(broken)
+    points = [point for point in told["points"] if point["throughput"]]
+
+    assert told == json.loads(json.dumps(told))
+    assert {"images/s"} == {point["throughput"]["unit"] for point in points}
+    assert all(
+        {"value", "low", "high", "n", "unit", "method", "confidence"}
+        == set(point["throughput"])
+        for point in points
+    )
+    assert told["coverage"]["ok"] == 28
+    assert len(told["failures"]) == 5
+
+
+@pytest.mark.parametrize("kind", sorted(schema.MODELS))
+def test_published_schema_is_fresh(kind: str) -> None:
+    """Run ``python -m results.schema docs/schema`` after changing a record."""
+    path = SCHEMAS / f"{kind}.schema.json"
+
+    assert schema.render(kind) == path.read_text(encoding="ascii")
+
+
+@pytest.mark.parametrize("kind", sorted(schema.MODELS))
+def test_records_on_disk_validate_against_the_published_schema(
+    broken: Store, kind: str
+) -> None:
+    """By an independent validator; and a wrong record does not."""
+    text = (SCHEMAS / f"{kind}.schema.json").read_text(encoding="ascii")
+    validator = jsonschema.Draft202012Validator(json.loads(text))
+    paths = sorted(broken.root.rglob(f"{kind}.json"))
+    records = [json.loads(path.read_text()) for path in paths]
+
+    assert records
+    assert [] == [
+        error.message for record in records for error in validator.iter_errors(record)
+    ]
+    assert not validator.is_valid({**records[0], "unknown": 1})
+    assert not validator.is_valid({**records[0], "schema_version": 2})
+
+
+def test_schema_command_wants_one_folder(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wrong use is exit 2; right use prints the paths."""
+    assert schema.main([]) == 2
+    assert "usage: python -m results.schema FOLDER" in capsys.readouterr().err
+    assert schema.main([str(tmp_path)]) == 0
+    assert len(schema.MODELS) == len(capsys.readouterr().out.splitlines())

@@ -1,0 +1,89 @@
+"""The study lock: one holder, named, and gone with its process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from results import errors, lock
+
+if TYPE_CHECKING:
+    import pathlib
+
+HOLDER = """
+import pathlib, sys, time
+from results import lock
+with lock.lock_study(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.mark.processes
+def test_second_process_is_refused_with_the_pid_and_a_kill_frees(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Kill -9 leaves nothing stale: the kernel drops the lock."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    ) as holder:
+        assert holder.stdout.readline() == "held\n"
+        with (
+            pytest.raises(
+                errors.StudyLockedError,
+                match=rf"is in use by process {holder.pid}: wait until it ends",
+            ) as refusal,
+            lock.lock_study(tmp_path),
+        ):
+            pytest.fail("the lock was given twice")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+
+    assert holder.pid == refusal.value.pid
+    with lock.lock_study(tmp_path):
+        assert int((tmp_path / lock.HOLDER_NAME).read_text()) == os.getpid()
+
+
+def test_one_process_cannot_hold_it_twice(tmp_path: pathlib.Path) -> None:
+    """Two locks of one process exclude each other too, and release in order."""
+    with lock.lock_study(tmp_path):
+        with (
+            pytest.raises(errors.StudyLockedError, match=f"process {os.getpid()}"),
+            lock.lock_study(tmp_path),
+        ):
+            pytest.fail("the lock was given twice")
+        assert (tmp_path / lock.HOLDER_NAME).exists()
+
+    assert not (tmp_path / lock.HOLDER_NAME).exists()
+    with lock.lock_study(tmp_path):
+        pass
+
+
+def test_holder_that_has_not_said_its_pid(tmp_path: pathlib.Path) -> None:
+    """Between lock and pid the message still makes sense."""
+    with lock.lock_study(tmp_path):
+        (tmp_path / lock.HOLDER_NAME).write_text("")
+        with (
+            pytest.raises(errors.StudyLockedError, match="in use by another process"),
+            lock.lock_study(tmp_path),
+        ):
+            pytest.fail("the lock was given twice")
+
+
+def test_missing_folder_cannot_be_locked(tmp_path: pathlib.Path) -> None:
+    """The study must exist first, and locking does not make it."""
+    with (
+        pytest.raises(errors.WriteStoreError, match=r"cannot lock study .*create it"),
+        lock.lock_study(tmp_path / "missing"),
+    ):
+        pytest.fail("locked what does not exist")
+
+    assert not (tmp_path / "missing").exists()

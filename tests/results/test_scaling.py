@@ -1,0 +1,221 @@
+"""Scaling laws: definitions, baselines, flags, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results import errors, identity, scaling, study
+from results.records import PlannedTrial, ScalingMode, TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    import pathlib
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+
+
+def _point(
+    points: tuple[scaling.Point, ...], backend: str, mode: ScalingMode, n: int
+) -> scaling.Point:
+    (point,) = [
+        point
+        for point in points
+        if (point.backend, point.mode, point.num_replicas) == (backend, mode, n)
+    ]
+    return point
+
+
+def _load(root: pathlib.Path, synthetic: Any, **fields: Any) -> study.Study:
+    return study.load_study(synthetic.make_store(root, synthetic.Shape(**fields)))
+
+
+def _geometric_mean(case: study.Case) -> float:
+    rates = [entry.result.examples_per_sec for entry in case.ok_entries]
+    return math.prod(rates) ** (1 / len(rates))
+
+
+def test_speedup_and_efficiency_follow_their_definitions(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """S(n) = X(n) / X(1), E(n) = S(n) / n, from geometric means."""
+    points = scaling.points(_load(tmp_path, synthetic))
+    base = _point(points, "in_graph", WEAK, 1)
+    two = _point(points, "in_graph", WEAK, 2)
+    expected = _geometric_mean(two.case) / _geometric_mean(base.case)
+
+    assert expected == pytest.approx(two.speedup.value)
+    assert expected / 2 == pytest.approx(two.efficiency.value)
+    assert two.speedup.low / 2 == pytest.approx(two.efficiency.low)
+    assert two.speedup.n == 3
+    assert base.is_baseline
+    assert base.speedup is None
+
+
+def test_baseline_is_shared_by_both_modes(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """One case with one replica serves weak and strong scaling."""
+    points = scaling.points(_load(tmp_path, synthetic))
+    weak, strong = (_point(points, "in_graph", mode, 1) for mode in (WEAK, STRONG))
+
+    assert weak.case.case_id == strong.case.case_id
+    assert weak.throughput == strong.throughput
+
+
+def test_baseline_of_two_replicas_scales_from_two(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """S(4) = 2 X(4) / X(2) and E(4) = S(4) / 4: ideal is 4 and 1."""
+    points = scaling.points(_load(tmp_path, synthetic, replicas=(2, 4), modes=(WEAK,)))
+    two, four = (_point(points, "in_graph", WEAK, n) for n in (2, 4))
+    ratio = _geometric_mean(four.case) / _geometric_mean(two.case)
+
+    assert 2 * ratio == pytest.approx(four.speedup.value)
+    assert ratio / 2 == pytest.approx(four.efficiency.value)
+
+
+def test_trial_ids_of_a_ratio_include_the_baselines(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Every number traces back to all trials behind it."""
+    point = _point(scaling.points(_load(tmp_path, synthetic)), "in_graph", STRONG, 2)
+
+    assert len(point.trial_ids) == 3
+    assert len(set(point.ratio_trial_ids)) == 6
+
+
+def test_missing_baseline_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """Throughput stays, speedup is None with a reason, the other backend is whole."""
+    failed = {
+        ("in_graph", WEAK, 1, repetition): TrialStatus.FAILED for repetition in range(3)
+    }
+    points = scaling.points(_load(tmp_path, synthetic, statuses=failed))
+    two = _point(points, "in_graph", WEAK, 2)
+
+    assert two.throughput is not None
+    assert two.speedup is None
+    assert two.missing_reason == "no trial of the baseline (n = 1) is ok"
+    assert _point(points, "in_graph", WEAK, 1).throughput is None
+    assert _point(points, "tf_mirrored", WEAK, 2).speedup is not None
+
+
+def test_insane_trials_do_not_count(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """A number whose sanity failed is not a result, though it is on disk."""
+    insane = {("in_graph", WEAK, 2, 1): TrialStatus.INSANE}
+    loaded = _load(tmp_path, synthetic, statuses=insane)
+    point = _point(scaling.points(loaded), "in_graph", WEAK, 2)
+    (entry,) = [entry for entry in loaded.entries if not entry.is_ok]
+
+    assert entry.trial.result is not None
+    assert entry.trial_id not in point.trial_ids
+    assert point.throughput.n == 2
+    assert "unpaired" in point.speedup.method
+
+
+def test_oversubscribed_points_are_flagged(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Four replicas on two cores."""
+    points = scaling.points(_load(tmp_path, synthetic, replicas=(1, 2, 4)))
+
+    assert {4} == {p.num_replicas for p in points if p.is_oversubscribed}
+
+
+def test_backends_are_compared_once_per_pair_of_cases(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The shared baseline is compared once, for both modes."""
+    found = scaling.comparisons(_load(tmp_path, synthetic))
+
+    assert [(1, (WEAK, STRONG)), (2, (WEAK,)), (2, (STRONG,))] == [
+        (item.first.spec.num_replicas, item.modes) for item in found
+    ]
+    assert all(item.first.spec.backend == "in_graph" for item in found)
+    assert found[1].ratio.value == pytest.approx(
+        _geometric_mean(found[1].first) / _geometric_mean(found[1].second)
+    )
+
+
+def test_weak_case_that_is_not_weak_is_refused(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """A strong-scaling case labelled weak: both numbers, and what to do."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(modes=(STRONG,)))
+    plan = store.read_plan()
+    mislabelled = tuple(
+        trial.model_copy(update={"modes": (WEAK,)}) for trial in plan.trials
+    )
+    store.write_plan(plan.model_copy(update={"trials": mislabelled}))
+
+    with pytest.raises(
+        errors.ResultsError,
+        match=r"planned as weak scaling with per_replica_batch_size 4, its baseline "
+        r"'in_graph, 1 replica x 8' has 8; weak scaling keeps",
+    ):
+        scaling.points(study.load_study(store))
+
+
+def test_two_settings_in_one_study_are_refused(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """A study varies backends, modes and replicas only."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
+    plan = store.read_plan()
+    spec = plan.trials[0].spec.model_copy(update={"preset": "gpu"})
+    other = PlannedTrial(
+        trial_id=identity.trial_id(spec),
+        case_id=identity.case_id(spec),
+        modes=plan.trials[0].modes,
+        spec=spec,
+    )
+    store.write_plan(plan.model_copy(update={"trials": (*plan.trials, other)}))
+
+    with pytest.raises(errors.ResultsError, match="has two cases for backend 'in_gr"):
+        scaling.points(study.load_study(store))
+
+
+def test_plan_that_names_a_trial_twice_is_refused(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Rows of a sweep are distinct."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
+    plan = store.read_plan()
+    twice = (*plan.trials, plan.trials[0])
+    store.write_plan(plan.model_copy(update={"trials": twice}))
+
+    with pytest.raises(errors.ResultsError, match=r"names trial '\w+' twice; every"):
+        study.load_study(store)
+
+
+def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """Missing, unfinished, corrupt and unplanned trials are told apart."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape())
+    plan = store.read_plan()
+    ids = [trial.trial_id for trial in plan.trials]
+    for path in sorted(store.trial_dir(ids[0]).iterdir()):
+        path.unlink()
+    (store.trial_dir(ids[1]) / "status.json").unlink()
+    (store.trial_dir(ids[2]) / "result.json").write_text("{")
+    store.write_plan(plan.model_copy(update={"trials": plan.trials[:-1]}))
+    loaded = study.load_study(Store.open(store.root))
+    states = [entry.state for entry in loaded.entries]
+
+    assert states[:4] == ["missing", "unfinished", "corrupt", "ok"]
+    assert [ids[-1]] == [entry.trial_id for entry in loaded.unplanned]
+    assert loaded.entries[2].reason.startswith("result.json: not JSON")
+    assert [problem.path.name for problem in loaded.problems] == ["result.json"]
+    assert ids[-1] not in {
+        trial_id for point in scaling.points(loaded) for trial_id in point.trial_ids
+    }
+
+
+def test_records_are_frozen(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """A reader cannot change what was measured."""
+    entry = _load(tmp_path, synthetic).entries[0]
+
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        entry.state = "ok"

@@ -1,0 +1,265 @@
+"""The store: atomic, named problems, nothing newer, nothing elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import pytest
+
+from results import errors, upgrade
+from results.records import SCHEMA_VERSION, TrialStatus
+from results.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
+    """Two backends, one replica, one mode, two repetitions: four trials."""
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
+    return synthetic.make_store(tmp_path / "study", shape)
+
+
+def _edit(path: pathlib.Path, **fields: object) -> None:
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, **fields}))
+
+
+def test_records_read_back_equal(tmp_path: pathlib.Path, store: Store) -> None:
+    """Every record survives a second store."""
+    copy = Store.create(tmp_path / "copy")
+    copy.write_plan(store.read_plan())
+    for trial in store.trials():
+        copy.write_spec(trial.trial_id, trial.spec)
+        copy.write_env(trial.trial_id, trial.env)
+        copy.write_result(trial.trial_id, trial.result)
+        copy.write_status(trial.trial_id, trial.status)
+
+    assert list(store.trials()) == list(copy.trials())
+    assert store.read_plan() == copy.read_plan()
+    assert len(copy.finished_ids()) == 4
+    assert copy.corrupt() == []
+
+
+def test_writing_leaves_no_other_files(store: Store) -> None:
+    """Temporary files are gone, and records are as readable as any file."""
+    folder = store.trial_dir(store.trial_ids()[0])
+    names = sorted(path.name for path in folder.iterdir())
+    mask = os.umask(0)
+    os.umask(mask)
+
+    assert names == ["env.json", "result.json", "spec.json", "status.json"]
+    assert (folder / "spec.json").stat().st_mode & 0o777 == 0o666 & ~mask
+
+
+def test_failed_write_keeps_the_old_record(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full while writing: old bytes stay, the error says what to do."""
+    trial = next(store.trials())
+    path = store.trial_dir(trial.trial_id) / "status.json"
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        errors.WriteStoreError, match=r"cannot write .*No space left on device; free"
+    ):
+        store.write_status(
+            trial.trial_id, trial.status.model_copy(update={"duration_sec": 99.0})
+        )
+
+    assert before == path.read_bytes()
+    assert len(list(path.parent.iterdir())) == 4
+
+
+def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
+    """What a killed harness leaves is read as not finished, never as corrupt."""
+    first, second, *others = store.trial_ids()
+    (store.trial_dir(first) / "status.json").unlink()
+    for path in store.trial_dir(second).iterdir():
+        path.unlink()
+
+    assert store.finished_ids() == frozenset(others)
+    assert store.corrupt() == []
+    assert store.read_trial(first).status is None
+    with pytest.raises(errors.MissingRecordError, match=f"no trial '{second}' in"):
+        store.read_trial(second)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("result.json", "{", "not JSON: "),
+        ("result.json", "[]", "holds a list, must hold an object"),
+        ("status.json", "{}", "schema_version is None, must be a whole number"),
+        ("spec.json", '{"schema_version": 1}', "workload: Field required"),
+        ("env.json", "\x00\xff", "not JSON"),
+    ],
+)
+def test_corrupt_record_is_named_and_the_others_stay_readable(
+    store: Store, name: str, text: str, reason: str
+) -> None:
+    """One broken file costs one trial."""
+    broken, *others = store.trial_ids()
+    path = store.trial_dir(broken) / name
+    path.write_text(text)
+    (problem,) = store.corrupt()
+
+    assert path == problem.path
+    assert problem.reason.startswith(reason)
+    assert others == [trial.trial_id for trial in store.trials()]
+    assert frozenset(others) == store.finished_ids()
+    with pytest.raises(
+        errors.CorruptRecordError, match=r"corrupt record '.*': .*; the other records"
+    ):
+        store.read_trial(broken)
+
+
+def test_edited_spec_no_longer_matches_its_name(store: Store) -> None:
+    """Identity is content: a changed spec is not that trial any more."""
+    broken = store.trial_ids()[0]
+    _edit(store.trial_dir(broken) / "spec.json", num_measured_steps=9999)
+    (problem,) = store.corrupt()
+
+    assert f"the folder is named '{broken}'" in problem.reason
+
+
+def test_record_of_another_trial_is_corrupt(store: Store) -> None:
+    """A result that was copied into the wrong folder is not used."""
+    first, second, *_ = store.trial_ids()
+    text = (store.trial_dir(second) / "result.json").read_text()
+    (store.trial_dir(first) / "result.json").write_text(text)
+    (problem,) = store.corrupt()
+
+    assert f"belongs to trial '{second}', lies in '{first}'" == problem.reason
+
+
+def test_ok_without_result_is_corrupt(store: Store) -> None:
+    """A number that is said to exist must exist."""
+    broken = store.trial_ids()[0]
+    (store.trial_dir(broken) / "result.json").unlink()
+    (problem,) = store.corrupt()
+
+    assert problem.reason == "missing, though the status is 'ok'"
+
+
+def test_non_finite_number_is_corrupt(store: Store) -> None:
+    """Python's JSON reads NaN; a record must not hold it."""
+    broken = store.trial_ids()[0]
+    _edit(store.trial_dir(broken) / "result.json", window_sec=float("nan"))
+    (problem,) = store.corrupt()
+
+    assert problem.reason.startswith("window_sec: ")
+
+
+@pytest.mark.parametrize("place", ["plan", "trial"])
+def test_newer_version_is_refused(store: Store, place: str) -> None:
+    """The message says which version, and what to do."""
+    trial_id = store.trial_ids()[0]
+    path = {
+        "plan": store.root / "plan.json",
+        "trial": store.trial_dir(trial_id) / "result.json",
+    }[place]
+    _edit(path, schema_version=7)
+    message = (
+        rf"{path.name}' was written by a newer version \(schema 7, this reads up to "
+        rf"{SCHEMA_VERSION}\): upgrade replicator-harness"
+    )
+    with pytest.raises(errors.NewerSchemaError, match=message):
+        list(Store.open(store.root).trials())
+
+
+def test_old_versions_are_upgraded_step_by_step(tmp_path: pathlib.Path) -> None:
+    """Two upgraders in a row, each with the kind of record."""
+    seen = []
+
+    def first(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        seen.append((kind, data["schema_version"]))
+        return {**data, "added": 1}
+
+    def second(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        seen.append((kind, data["schema_version"]))
+        return {**data, "added": data["added"] + 1}
+
+    data = upgrade.upgrade(
+        "env",
+        {"schema_version": 1},
+        tmp_path,
+        upgraders={1: first, 2: second},
+        current=3,
+    )
+
+    assert data == {"schema_version": 3, "added": 2}
+    assert seen == [("env", 1), ("env", 2)]
+
+
+def test_missing_upgrader_is_named(tmp_path: pathlib.Path) -> None:
+    """A gap in the table is an error, not a silent pass."""
+    with pytest.raises(
+        errors.CorruptRecordError, match="nothing upgrades schema_version 1 to 2"
+    ):
+        upgrade.upgrade("env", {"schema_version": 1}, tmp_path, upgraders={}, current=2)
+
+
+def test_missing_plan_says_how_to_get_one(store: Store) -> None:
+    """Trials without a plan: run the sweep again."""
+    (store.root / "plan.json").unlink()
+    with pytest.raises(errors.MissingRecordError, match=r"has no plan.json; run the"):
+        Store.open(store.root).read_plan()
+
+
+def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
+    """It is named; read_plan raises; the trials are there."""
+    (store.root / "plan.json").write_text("{")
+    opened = Store.open(store.root)
+
+    assert [problem.path.name for problem in opened.corrupt()] == ["plan.json"]
+    assert len(list(opened.trials())) == 4
+    with pytest.raises(errors.CorruptRecordError, match="not JSON"):
+        opened.read_plan()
+
+
+def test_opening_nothing_is_an_error(tmp_path: pathlib.Path) -> None:
+    """Missing, empty, a file: each with its own lesson."""
+    with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
+        Store.open(tmp_path / "missing")
+    with pytest.raises(errors.OpenStoreError, match=r"holds neither plan.json nor"):
+        Store.open(tmp_path)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.OpenStoreError, match="is a file, must be a study"):
+        Store.open(tmp_path / "file")
+
+
+def test_creating_where_it_cannot_be_is_an_error(tmp_path: pathlib.Path) -> None:
+    """A file in the way, a folder of something else, a place nobody can write."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.OpenStoreError, match="is a file; choose another"):
+        Store.create(tmp_path / "file" / "study")
+    with pytest.raises(errors.OpenStoreError, match="holds files but no study"):
+        Store.create(tmp_path)
+    with pytest.raises(errors.WriteStoreError, match="cannot write study directory"):
+        Store.create(pathlib.Path("/proc/nowhere/study"))
+
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_creating_twice_opens_the_same(store: Store) -> None:
+    """Resuming a sweep creates its store again."""
+    assert len(Store.create(store.root).trial_ids()) == 4
+
+
+def test_failure_has_its_phase(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """A failed trial is a record like any other."""
+    shape = synthetic.Shape(
+        replicas=(1,),
+        statuses={("in_graph", synthetic.WEAK, 1, 0): TrialStatus.FAILED},
+    )
+    store = synthetic.make_store(tmp_path, shape)
+    (failed,) = [t for t in store.trials() if t.status.status is not TrialStatus.OK]
+
+    assert failed.status.failure.phase.value == "build"
+    assert failed.result is None
