@@ -73,6 +73,16 @@ def one_core() -> CpuTopology:
     return CpuTopology(cpus=(LogicalCpu(cpu=cpu),))
 
 
+@pytest.fixture(scope="session")
+def overrides() -> dict[str, Any]:
+    """Returns what makes the command line use the fake worker and canary."""
+    return {"worker_command": FAKE_WORKER, "canary": _canary}
+
+
+def _canary(core: int | None) -> float:
+    return 0.0 if core is None else 0.2
+
+
 @pytest.fixture
 def settings(one_core: CpuTopology) -> run.RunSettings:
     """Returns run settings with the fake worker and a fake canary."""
@@ -80,7 +90,7 @@ def settings(one_core: CpuTopology) -> run.RunSettings:
         timeout_sec=60.0,
         topology=one_core,
         worker_command=FAKE_WORKER,
-        canary=lambda core: 0.2 if core is not None else 0.0,
+        canary=_canary,
     )
 
 

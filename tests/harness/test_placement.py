@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,16 @@ from hypothesis import strategies as st
 from harness import placement
 from harness.topology import CpuTopology, LogicalCpu, read_quota_cores, read_topology
 
+if TYPE_CHECKING:
+    from pathlib import Path
 
-def topology_of(num_nodes=1, num_cores=4, num_threads=1, quota=None):
+
+def topology_of(
+    num_nodes: Any = 1,
+    num_cores: Any = 4,
+    num_threads: Any = 1,
+    quota: float | None = None,
+) -> Any:
     """Returns a topology whose second threads are numbered after all first ones."""
     cpus = []
     for thread in range(num_threads):
@@ -21,7 +31,7 @@ def topology_of(num_nodes=1, num_cores=4, num_threads=1, quota=None):
     return CpuTopology(cpus=tuple(cpus), quota_cores=quota)
 
 
-def cpuset_of(topology, num_replicas, cores):
+def cpuset_of(topology: Any, num_replicas: Any, cores: Any) -> Any:
     """Returns the cpuset of a trial."""
     place = placement.place(
         topology, num_replicas=num_replicas, cores_per_replica=cores, device="cpu"
@@ -40,13 +50,13 @@ def cpuset_of(topology, num_replicas, cores):
     ],
 )
 def test_the_largest_case_that_fits_fills_the_machine(
-    num_available, replicas, expected
-):
+    num_available: Any, replicas: Any, expected: Any
+) -> None:
     """Cores per replica follow from the largest N that is not oversubscribed."""
     assert expected == placement.cores_per_replica(num_available, replicas)
 
 
-def test_physical_cores_come_first_when_they_suffice():
+def test_physical_cores_come_first_when_they_suffice() -> None:
     """Two replicas of one core never share a physical core of four."""
     topology = topology_of(num_cores=4, num_threads=2)
 
@@ -54,7 +64,7 @@ def test_physical_cores_come_first_when_they_suffice():
     assert (0, 1, 2, 3, 4) == cpuset_of(topology, 5, 1)
 
 
-def test_siblings_stay_together_when_replicas_need_them():
+def test_siblings_stay_together_when_replicas_need_them() -> None:
     """A replica of two cores is one physical core with both threads."""
     topology = topology_of(num_cores=4, num_threads=2)
 
@@ -62,7 +72,7 @@ def test_siblings_stay_together_when_replicas_need_them():
     assert (0, 1, 4, 5) == cpuset_of(topology, 2, 2)
 
 
-def test_a_quota_below_the_physical_cores_leaves_siblings_idle():
+def test_a_quota_below_the_physical_cores_leaves_siblings_idle() -> None:
     """Under a quota of 4, four whole cores are better than two shared ones."""
     topology = topology_of(num_cores=4, num_threads=2, quota=4.0)
 
@@ -70,7 +80,7 @@ def test_a_quota_below_the_physical_cores_leaves_siblings_idle():
     assert (0, 1, 2, 3) == cpuset_of(topology, 2, 2)
 
 
-def test_numa_nodes_are_filled_one_after_the_other():
+def test_numa_nodes_are_filled_one_after_the_other() -> None:
     """A replica stays on one node while that node has room."""
     topology = topology_of(num_nodes=2, num_cores=2)
 
@@ -79,7 +89,9 @@ def test_numa_nodes_are_filled_one_after_the_other():
 
 
 @given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
-def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, replicas):
+def test_more_replicas_than_cores_are_marked(
+    num_nodes: Any, num_cores: Any, threads: Any, replicas: Any
+) -> None:
     """Oversubscription is allowed, and never silent."""
     topology = topology_of(num_nodes, num_cores, threads)
     cores = placement.cores_per_replica(topology.num_available_cores, [replicas])
@@ -93,7 +105,7 @@ def test_more_replicas_than_cores_are_marked(num_nodes, num_cores, threads, repl
     assert place.num_inter_op_threads <= len(place.cpusets[0])
 
 
-def test_virtual_devices_share_and_gpus_do_not():
+def test_virtual_devices_share_and_gpus_do_not() -> None:
     """The report's warning hangs on this."""
     topology = topology_of()
     places = {
@@ -107,7 +119,7 @@ def test_virtual_devices_share_and_gpus_do_not():
     assert places["gpu"].device_sharing == "exclusive"
 
 
-def write(root, name, text):
+def write(root: Path, name: str, text: str) -> None:
     """Writes a faked kernel file."""
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +170,9 @@ def write(root, name, text):
         ),
     ],
 )
-def test_cgroup_quotas_of_both_versions_are_read(tmp_path, files, expected):
+def test_cgroup_quotas_of_both_versions_are_read(
+    tmp_path: Path, files: Any, expected: Any
+) -> None:
     """The tightest limit over all ancestors rules."""
     for name, text in files.items():
         write(tmp_path, name, text)
@@ -167,12 +181,14 @@ def test_cgroup_quotas_of_both_versions_are_read(tmp_path, files, expected):
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
-def test_available_cores_are_limited_by_the_quota(quota, expected):
+def test_available_cores_are_limited_by_the_quota(
+    quota: float | None, expected: Any
+) -> None:
     """Half a core is still one core to run on."""
     assert expected == topology_of(quota=quota).num_available_cores
 
 
-def test_topology_is_read_from_sysfs(tmp_path):
+def test_topology_is_read_from_sysfs(tmp_path: Path) -> None:
     """Node, package and core come from the kernel's files; the mask limits."""
     for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
         base = f"sys/devices/system/cpu/cpu{cpu}"
@@ -189,6 +205,6 @@ def test_topology_is_read_from_sysfs(tmp_path):
     assert topology.num_physical_cores == 2
 
 
-def test_without_sysfs_every_cpu_is_a_core(tmp_path):
+def test_without_sysfs_every_cpu_is_a_core(tmp_path: Path) -> None:
     """Unreadable facts fall back to one core per CPU, not to one core."""
     assert read_topology(tmp_path, frozenset({2, 5})).num_physical_cores == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -18,7 +19,7 @@ BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 TWO_CORES = plan.Machine(num_available_cores=2)
 
 
-def plan_of(num_available_cores=8, num_gpus=None, **fields):
+def plan_of(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
     """Returns the plan of a smoke request."""
     request = SweepRequest(workload="resnet50", **({"preset": "smoke"} | fields))
     machine = plan.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
@@ -42,7 +43,7 @@ requests = st.fixed_dictionaries(
 
 
 @given(requests)
-def test_trials_are_distinct_and_repetitions_are_complete(fields):
+def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
     """Every repetition has every case exactly once."""
     planned = plan_of(**fields)
     ids = [trial.trial_id for trial in planned.trials]
@@ -59,7 +60,7 @@ def test_trials_are_distinct_and_repetitions_are_complete(fields):
 
 
 @given(requests)
-def test_repetitions_are_blocks_in_alternating_direction(fields):
+def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
     """ABBA: a linear drift hits every case alike over a pair of blocks."""
     planned = plan_of(**fields)
     blocks = [
@@ -75,7 +76,7 @@ def test_repetitions_are_blocks_in_alternating_direction(fields):
 
 
 @given(requests)
-def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields):
+def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields: Any) -> None:
     """One seed per repetition, never reused by another."""
     planned = plan_of(**fields)
     pairs = {(trial.spec.repetition_index, trial.spec.seed) for trial in planned.trials}
@@ -85,7 +86,7 @@ def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields):
 
 
 @given(requests)
-def test_each_mode_keeps_what_it_must_keep(fields):
+def test_each_mode_keeps_what_it_must_keep(fields: Any) -> None:
     """Weak keeps the per-replica batch, strong the global one, exactly."""
     planned = plan_of(**fields)
     size = fields["per_replica_batch_size"]
@@ -101,7 +102,7 @@ def test_each_mode_keeps_what_it_must_keep(fields):
 
 
 @given(requests)
-def test_cores_per_replica_are_constant(fields):
+def test_cores_per_replica_are_constant(fields: Any) -> None:
     """A ratio of two cases compares equal replicas."""
     planned = plan_of(**fields)
 
@@ -109,7 +110,7 @@ def test_cores_per_replica_are_constant(fields):
 
 
 @given(requests)
-def test_planning_is_a_function_of_the_request(fields):
+def test_planning_is_a_function_of_the_request(fields: Any) -> None:
     """The same request gives the same trials and digest."""
     first, second = plan_of(**fields), plan_of(**fields)
 
@@ -117,7 +118,7 @@ def test_planning_is_a_function_of_the_request(fields):
     assert first.digest == second.digest
 
 
-def test_both_modes_share_the_baseline():
+def test_both_modes_share_the_baseline() -> None:
     """At the baseline, weak and strong are the same case."""
     planned = plan_of(replicas=(1, 2), modes=BOTH, repeats=1, backends=("in_graph",))
 
@@ -130,7 +131,7 @@ def test_both_modes_share_the_baseline():
     ]
 
 
-def test_another_global_batch_has_a_baseline_of_its_own():
+def test_another_global_batch_has_a_baseline_of_its_own() -> None:
     """With --global-batch-size, the modes need not meet."""
     planned = plan_of(replicas=(1,), global_batch_size=12, repeats=1)
     sizes = {(t.modes, t.spec.global_batch_size) for t in planned.trials}
@@ -138,7 +139,7 @@ def test_another_global_batch_has_a_baseline_of_its_own():
     assert {(BOTH[:1], 4), (BOTH[1:], 12)} == sizes
 
 
-def test_a_batch_that_does_not_divide_names_both_numbers_and_what_works():
+def test_a_batch_that_does_not_divide_names_both_numbers_and_what_works() -> None:
     """Nothing is rounded."""
     message = (
         r"global batch 8 does not divide over 3 replicas \(rest 2\); nearest that"
@@ -148,20 +149,20 @@ def test_a_batch_that_does_not_divide_names_both_numbers_and_what_works():
         plan_of(replicas=(1, 3), global_batch_size=8)
 
 
-def test_a_batch_smaller_than_the_replicas_says_what_works():
+def test_a_batch_smaller_than_the_replicas_says_what_works() -> None:
     """Zero examples per replica are not offered."""
     message = r"global batch 4 .* 8 replicas .* --global-batch-size 8, or 4 replicas"
     with pytest.raises(PlanError, match=message):
         plan_of(replicas=(1, 8), modes=BOTH)
 
 
-def test_a_global_batch_without_strong_scaling_is_refused():
+def test_a_global_batch_without_strong_scaling_is_refused() -> None:
     """It would be ignored silently."""
     with pytest.raises(PlanError, match=r"--global-batch-size 8 has no effect"):
         plan_of(modes=BOTH[:1], global_batch_size=8)
 
 
-def test_single_is_planned_at_one_replica_and_said_so():
+def test_single_is_planned_at_one_replica_and_said_so() -> None:
     """A backend that cannot replicate is measured where it can be."""
     planned = plan_of(backends=("single", "in_graph"), replicas=(1, 2), repeats=1)
     counts = {(trial.spec.backend, trial.spec.num_replicas) for trial in planned.trials}
@@ -170,7 +171,7 @@ def test_single_is_planned_at_one_replica_and_said_so():
     assert "backend single: planned at 1 replica(s) only" in planned.notes[0]
 
 
-def test_single_without_one_replica_is_refused():
+def test_single_without_one_replica_is_refused() -> None:
     """There would be nothing to run."""
     with pytest.raises(PlanError, match=r"'single' runs at most 1 .* smallest .* is 2"):
         plan_of(backends=("single",), replicas=(2,))
@@ -187,7 +188,9 @@ def test_single_without_one_replica_is_refused():
         ({"modes": ()}, r"no scaling mode was asked for; allowed are weak, strong"),
     ],
 )
-def test_unknown_names_are_refused_with_what_is_known(fields, message):
+def test_unknown_names_are_refused_with_what_is_known(
+    fields: Any, message: str
+) -> None:
     """Each message lists what is allowed."""
     request = SweepRequest(**({"workload": "resnet50"} | fields))
     with pytest.raises(PlanError, match=message):
@@ -203,7 +206,9 @@ def test_unknown_names_are_refused_with_what_is_known(fields, message):
         (64, BOTH[:1], {1, 2, 4, 8}),
     ],
 )
-def test_default_replicas_fit_the_machine_and_the_batch(num_cores, modes, expected):
+def test_default_replicas_fit_the_machine_and_the_batch(
+    num_cores: Any, modes: Any, expected: Any
+) -> None:
     """Powers of two up to the cores, 8, and what divides 4 examples."""
     planned = plan_of(num_available_cores=num_cores, modes=modes)
 
@@ -217,13 +222,13 @@ def test_default_replicas_fit_the_machine_and_the_batch(num_cores, modes, expect
         (2, r"--replicas asks for 4 GPUs, but this machine shows 2"),
     ],
 )
-def test_more_gpus_than_there_are_is_refused(num_gpus, message):
+def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> None:
     """Both numbers are named."""
     with pytest.raises(PlanError, match=message):
         plan_of(device="gpu", num_gpus=num_gpus, replicas=(1, 4), preset="gpu")
 
 
-def test_a_gpu_sweep_takes_the_gpu_preset():
+def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
     """The default preset fits the device."""
     planned = plan_of(device="gpu", num_gpus=2, preset=None)
 
@@ -235,14 +240,16 @@ def test_a_gpu_sweep_takes_the_gpu_preset():
     ("fields", "expected"),
     [({}, True), ({"data": "synthetic"}, False), ({"is_evaluated": False}, False)],
 )
-def test_quality_is_measured_unless_the_data_has_none(fields, expected):
+def test_quality_is_measured_unless_the_data_has_none(
+    fields: Any, expected: Any
+) -> None:
     """Synthetic data has no held-out split."""
     planned = plan_of(**fields)
 
     assert {expected} == {trial.spec.is_evaluated for trial in planned.trials}
 
 
-def test_other_code_gives_other_trials(monkeypatch):
+def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other code are never reused."""
     before = plan_of().digest
     monkeypatch.setattr("harness.catalog.code_digest", lambda: "another")
@@ -251,7 +258,7 @@ def test_other_code_gives_other_trials(monkeypatch):
 
 
 @given(requests, st.integers(0, 3))
-def test_another_seed_gives_other_trials(fields, seed):
+def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
     """The sweep's seed is part of every trial."""
     assume(fields["seed"] != seed)
     other = dataclasses.replace(SweepRequest(workload="resnet50"), seed=seed)

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import time
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import psutil
 import pytest
@@ -15,17 +16,22 @@ from harness import progress, run
 from harness.estimate import Durations
 from results.records import Phase, TrialStatus
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.store import Store
+
 pytestmark = pytest.mark.processes
 
 
-def run_one(store, settings, index=0):
+def run_one(store: Store, settings: run.RunSettings, index: Any = 0) -> Any:
     """Runs one trial of the small plan; returns what the store says of it."""
     trial = store.read_plan().trials[index]
     run.run_trial(store, trial, settings)
     return store.read_trial(trial.trial_id)
 
 
-def is_running(pid):
+def is_running(pid: int) -> Any:
     """Says whether a process runs; a dead one that init has not reaped does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
@@ -33,7 +39,7 @@ def is_running(pid):
         return False
 
 
-def test_an_ok_trial_has_everything(store, settings):
+def test_an_ok_trial_has_everything(store: Store, settings: run.RunSettings) -> None:
     """Spec, environment with both canaries, result and status."""
     trial = run_one(store, settings)
     (rank,) = trial.result.ranks
@@ -67,8 +73,14 @@ def test_an_ok_trial_has_everything(store, settings):
     ],
 )
 def test_each_way_to_fail_is_recorded(
-    store, settings, monkeypatch, behavior, status, phase, reason
-):
+    store: Store,
+    settings: run.RunSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    status: str,
+    phase: str,
+    reason: str,
+) -> None:
     """Failures are data: status, phase and a reason of one line."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
     trial = run_one(store, settings)
@@ -80,7 +92,9 @@ def test_each_way_to_fail_is_recorded(
     assert (status == "insane") == (trial.result is not None)
 
 
-def test_a_failure_keeps_type_and_traceback(store, settings, monkeypatch):
+def test_a_failure_keeps_type_and_traceback(
+    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Enough to mend it without running it again."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     failure = run_one(store, settings).status.failure
@@ -90,14 +104,18 @@ def test_a_failure_keeps_type_and_traceback(store, settings, monkeypatch):
     assert "second line" in failure.traceback
 
 
-def test_a_crash_keeps_the_tail_of_stderr(store, settings, monkeypatch):
+def test_a_crash_keeps_the_tail_of_stderr(
+    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A process that cannot say why it ended may have said it before."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:exit3")
 
     assert "libfoo" in run_one(store, settings).status.failure.traceback
 
 
-def test_a_nan_loss_ends_the_recorded_losses(store, settings, monkeypatch):
+def test_a_nan_loss_ends_the_recorded_losses(
+    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Records hold finite numbers only; the check says where it happened."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:nan")
     trial = run_one(store, settings)
@@ -106,7 +124,9 @@ def test_a_nan_loss_ends_the_recorded_losses(store, settings, monkeypatch):
     assert not trial.result.quality
 
 
-def test_a_worker_that_cannot_start_fails_in_launch(store, settings):
+def test_a_worker_that_cannot_start_fails_in_launch(
+    store: Store, settings: run.RunSettings
+) -> None:
     """The reason does not hide in a log."""
     command = ("/bin/sh", "-c", "echo no module named harness >&2; exit 1")
     settings = dataclasses.replace(settings, worker_command=command)
@@ -117,8 +137,11 @@ def test_a_worker_that_cannot_start_fails_in_launch(store, settings):
 
 
 def test_a_timeout_kills_grandchildren_that_left_the_session(
-    store, settings, monkeypatch, tmp_path
-):
+    store: Store,
+    settings: run.RunSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     """Nothing of a trial survives it, not even one that ignores SIGTERM."""
     pid_file = tmp_path / "grandchild"
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang_with_grandchild")
@@ -136,15 +159,18 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 
 def test_failures_do_not_stop_a_sweep_and_are_finished(
-    store, settings, monkeypatch, tmp_path
-):
+    store: Store,
+    settings: run.RunSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     """A recorded failure runs again only when asked."""
     monkeypatch.setenv("FAKE_COUNT_FILE", str(tmp_path / "count"))
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:build_fail")
     trials = store.read_plan().trials
     stream = io.StringIO()
 
-    def sweep(retry):
+    def sweep(retry: bool) -> Any:
         (tmp_path / "count").write_text("")
         run.run_trials(
             store,
@@ -172,7 +198,9 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
     assert "[8/8]" in stream.getvalue()
 
 
-def test_a_half_written_trial_is_cleaned_with_its_processes(store, settings, tmp_path):
+def test_a_half_written_trial_is_cleaned_with_its_processes(
+    store: Store, settings: run.RunSettings, tmp_path: Path
+) -> None:
     """What a killed harness left is neither trusted nor left running."""
     trial = store.read_plan().trials[0]
     trial_dir = store.trial_dir(trial.trial_id)
@@ -189,14 +217,16 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(store, settings, tmp
     assert done.status.status is TrialStatus.OK
 
 
-def test_an_interrupt_kills_the_tree_and_leaves_no_status(store, settings, monkeypatch):
+def test_an_interrupt_kills_the_tree_and_leaves_no_status(
+    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The current trial is missing afterwards, not failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
     trial = store.read_plan().trials[0]
     trial_dir = store.trial_dir(trial.trial_id)
     before = signal.getsignal(signal.SIGALRM)
 
-    def interrupt(_number, _frame):
+    def interrupt(_number: Any, _frame: Any) -> NoReturn:
         raise run.Interrupted("SIGALRM")
 
     signal.signal(signal.SIGALRM, interrupt)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ BASE = SweepRequest(
 )
 
 
-def plan_of(**changes) -> Plan:
+def plan_of(**changes: Any) -> Plan:
     """Returns the plan record of a changed base request."""
     request = dataclasses.replace(BASE, **changes)
     planned = plan.plan_sweep(request, MACHINE)
@@ -30,7 +31,7 @@ def ids_of(made: Plan) -> list[str]:
     return [trial.trial_id for trial in made.trials]
 
 
-def test_the_same_request_resumes_unchanged():
+def test_the_same_request_resumes_unchanged() -> None:
     """Nothing is written again, though the second plan was made later."""
     first = plan_of()
     reconciled = study.reconcile(first, plan_of())
@@ -40,7 +41,7 @@ def test_the_same_request_resumes_unchanged():
     assert reconciled.note == "study s: resumed"
 
 
-def test_fewer_repeats_resume_and_keep_the_plan():
+def test_fewer_repeats_resume_and_keep_the_plan() -> None:
     """Only what was asked for runs; the plan forgets nothing."""
     first, fewer = plan_of(), plan_of(repeats=1)
     reconciled = study.reconcile(first, fewer)
@@ -58,7 +59,7 @@ def test_fewer_repeats_resume_and_keep_the_plan():
         {"modes": (ScalingMode.WEAK, ScalingMode.STRONG)},
     ],
 )
-def test_more_of_the_same_extends(changes):
+def test_more_of_the_same_extends(changes: Any) -> None:
     """Old trials stay first and keep their ids."""
     if "replicas" in changes:
         # Cores per replica follow from the largest N: only a full machine extends.
@@ -75,7 +76,7 @@ def test_more_of_the_same_extends(changes):
     assert "extended by" in reconciled.note
 
 
-def test_an_added_mode_is_added_to_the_shared_baseline():
+def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
     """The baseline's trials are reused, and serve both modes from now on."""
     both = (ScalingMode.WEAK, ScalingMode.STRONG)
     reconciled = study.reconcile(plan_of(), plan_of(modes=both))
@@ -98,20 +99,20 @@ def test_an_added_mode_is_added_to_the_shared_baseline():
         ),
     ],
 )
-def test_another_setting_is_refused_by_name(changes, message):
+def test_another_setting_is_refused_by_name(changes: Any, message: str) -> None:
     """The message has the field and both values."""
     with pytest.raises(MatchStudyError, match=message):
         study.reconcile(plan_of(), plan_of(**changes))
 
 
-def test_another_strong_batch_is_refused_by_name():
+def test_another_strong_batch_is_refused_by_name() -> None:
     """Strong scaling's constant is a setting of the study."""
     modes = (ScalingMode.STRONG,)
     with pytest.raises(MatchStudyError, match=r"strong global_batch_size 4, .* has 8"):
         study.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
 
 
-def test_other_code_is_refused(monkeypatch):
+def test_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of different code must not mix, by sweep or by resume."""
     first = plan_of()
     monkeypatch.setattr("harness.catalog.code_digest", lambda: "another")
@@ -122,7 +123,7 @@ def test_other_code_is_refused(monkeypatch):
         study.check_code(first)
 
 
-def test_the_default_name_is_that_of_the_same_sweep():
+def test_the_default_name_is_that_of_the_same_sweep() -> None:
     """The same command resumes itself, another one does not collide."""
     names = [
         study.default_name(plan.plan_sweep(dataclasses.replace(BASE, seed=s), MACHINE))
@@ -134,19 +135,19 @@ def test_the_default_name_is_that_of_the_same_sweep():
 
 
 @pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a" * 101, "."])
-def test_a_study_name_cannot_leave_the_runs_directory(name):
+def test_a_study_name_cannot_leave_the_runs_directory(name: str) -> None:
     """The message says what is allowed."""
     with pytest.raises(StudyError, match=r"is not a study name; allowed are up to 100"):
         study.check_name(name)
 
 
-def test_an_empty_study_argument_is_refused():
+def test_an_empty_study_argument_is_refused() -> None:
     """An unset shell variable is not the current directory."""
     with pytest.raises(StudyError, match=r"study '' is empty; name a study in 'runs'"):
         study.find_study("", Path("runs"))
 
 
-def test_a_study_is_found_by_name_or_by_path(tmp_path):
+def test_a_study_is_found_by_name_or_by_path(tmp_path: Path) -> None:
     """The name below the runs directory goes first."""
     (tmp_path / "runs" / "a").mkdir(parents=True)
     (tmp_path / "b").mkdir()
@@ -156,20 +157,20 @@ def test_a_study_is_found_by_name_or_by_path(tmp_path):
     assert tmp_path / "runs/c" == study.find_study("c", tmp_path / "runs")
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
     """A study is a directory."""
     (tmp_path / "s").write_text("")
     with pytest.raises(StudyError, match=r"'.*/s' is a file, but a study is a direct"):
         study.read_existing_plan(tmp_path / "s")
 
 
-def test_a_directory_of_something_else_is_not_taken_over(tmp_path):
+def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
     """Its content is named."""
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(StudyError, match=r"not a study: it has 'thesis.tex' but no"):
         study.read_existing_plan(tmp_path)
 
 
-def test_an_empty_directory_can_become_a_study(tmp_path):
+def test_an_empty_directory_can_become_a_study(tmp_path: Path) -> None:
     """There is nothing to lose in it."""
     assert study.read_existing_plan(tmp_path) is None

@@ -1,0 +1,66 @@
+"""What must not import TensorFlow does not, in a fresh interpreter."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"tensorflow", "keras", "tensorflow_datasets", "jax", "torch"}
+
+
+def imported_by(statement: str) -> Any:
+    """Returns the top-level packages that a statement imports."""
+    code = f"{statement}\nimport sys, json\nprint(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    return {name.split(".")[0] for name in json.loads(done.stdout)}
+
+
+def modules_of(package: str, leave_out: Any = ()) -> Any:
+    """Returns the names of all modules of a package."""
+    names = []
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        if name not in leave_out and parts[-1] != "__main__":
+            names.append(name)
+    return names
+
+
+@pytest.mark.parametrize("package", ["harness", "results", "reports"])
+def test_the_parent_never_imports_tensorflow(package: str) -> None:
+    """Not one module does, the worker included until it runs a trial."""
+    imported = imported_by(f"import {', '.join(modules_of(package))}")
+
+    assert imported.isdisjoint(HEAVY)
+
+
+def test_the_catalogues_import_no_tensorflow() -> None:
+    """The planner reads them."""
+    imported = imported_by(
+        "import replicator.catalog, workloads.catalog\n"
+        "try: workloads.catalog.check_data('resnet50', 'no_such_data')\n"
+        "except ValueError: pass"
+    )
+
+    assert imported.isdisjoint(HEAVY - {"tensorflow_datasets"})
+
+
+def test_help_imports_next_to_nothing() -> None:
+    """Only click and the standard library stand between a user and the help."""
+    imported = imported_by("import harness.cli")
+
+    assert imported.isdisjoint(
+        HEAVY | {"numpy", "pandas", "pydantic", "rich", "matplotlib", "psutil"}
+    )
