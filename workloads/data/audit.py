@@ -82,18 +82,18 @@ def check_consumed(
 
 def _check_ranges(name: str, source: Source, shards: Sequence[Any]) -> SanityCheck:
     splits = source.builder.info.splits
-    lengths = {TRAIN_SPLIT: splits[TRAIN_SPLIT].num_examples}
+    total = source.num_train_examples
     ranges = sorted(
-        (part.from_, part.to)
+        # TFDS writes None for the ends of a split.
+        (part.from_ or 0, total if part.to is None else part.to)
         for instruction in shards
-        for part in instruction.to_absolute(lengths)
+        for part in instruction.to_absolute(splits)
     )
     reached = 0
     for start, stop in ranges:
         if start != reached:
             break
         reached = stop
-    total = source.num_train_examples
     return SanityCheck(
         name=name,
         is_passed=reached == total,

@@ -26,6 +26,7 @@ _MOST_SMALL_PIXELS = 96 * 96
 # Streams of random numbers that one seed is split into.
 _SHUFFLE_STREAM, _AUGMENTATION_STREAM = 1, 2
 _PREFETCHED_STEPS = 2
+_FILES_READ_AT_ONCE = 16
 _LARGEST_SEED = 2**31 - 1
 
 
@@ -221,9 +222,12 @@ def _read_config(*, seed: int, num_threads: int) -> Any:
         add_tfds_id=True,
         shuffle_seed=_fold(seed, _SHUFFLE_STREAM, 0),
         try_autocache=False,
+        # A set that is stored in order is shuffled here like any other.
+        enable_ordering_guard=False,
         skip_prefetch=True,
         num_parallel_calls_for_decode=num_threads,
-        num_parallel_calls_for_interleave_files=num_threads,
+        interleave_cycle_length=_FILES_READ_AT_ONCE,
+        num_parallel_calls_for_interleave_files=min(num_threads, _FILES_READ_AT_ONCE),
     )
 
 

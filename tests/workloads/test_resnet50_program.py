@@ -1,0 +1,248 @@
+"""ResNet-50 as it is measured: steps, sanity, quality."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from workloads import catalog
+from workloads.data import pipeline
+from workloads.resnet50 import config, losses
+from workloads.resnet50.schedule import GoyalSchedule
+from workloads.resnet50.workload import WORKLOAD
+
+if TYPE_CHECKING:
+    from workloads.resnet50.workload import ResNet50Program
+
+
+def _build(
+    *, data: str = "digits", seed: int = 1, per_replica_batch_size: int = 4, **opt: Any
+) -> ResNet50Program:
+    return WORKLOAD.build(
+        replicator.create("single", num_replicas=1),
+        preset="smoke",
+        data=data,
+        per_replica_batch_size=per_replica_batch_size,
+        seed=seed,
+        options=opt,
+    )
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[ResNet50Program, list[float]]:
+    """The smoke program after 16 steps, and its losses."""
+    program = _build(per_replica_batch_size=8)
+    return program, [program.run() for _ in range(16)]
+
+
+def test_workload_is_the_catalogues() -> None:
+    """Name, version and unit are stated once, in the catalogue."""
+    info = catalog.WORKLOADS["resnet50"]
+
+    assert (info.name, info.version, info.example_unit) == (
+        WORKLOAD.name,
+        WORKLOAD.version,
+        WORKLOAD.example_unit,
+    )
+
+
+def test_program_states_its_sizes(trained: tuple[ResNet50Program, list[float]]) -> None:
+    """The published number of parameters, and batch sizes per replica and in all."""
+    program, _ = trained
+
+    assert program.num_parameters == 25_557_032
+    assert (program.per_replica_batch_size, program.global_batch_size) == (8, 8)
+
+
+def test_loss_starts_at_chance_and_falls(
+    trained: tuple[ResNet50Program, list[float]],
+) -> None:
+    """The first loss is that of 1000 equally likely classes; steps bring it down."""
+    _, history = trained
+
+    assert math.log(1000) == pytest.approx(history[0], abs=0.7)
+    assert np.mean(history[-4:]) < history[0] - 2.0
+
+
+def test_sanity_passes_and_names_its_checks(
+    trained: tuple[ResNet50Program, list[float]],
+) -> None:
+    """All gates pass after honest steps."""
+    program, _ = trained
+    checks = program.sanity()
+
+    assert [check.name for check in checks] == [
+        "loss_is_finite",
+        "replicas_in_sync",
+        "each_training_example_once_per_epoch",
+        "no_example_twice_in_an_epoch",
+    ]
+    assert all(check.is_passed for check in checks), checks
+    assert "128 examples in 16 recorded steps" in checks[3].detail
+
+
+def test_quality_counts_the_whole_held_out_split(
+    trained: tuple[ResNet50Program, list[float]],
+) -> None:
+    """Top-1 and top-5 over exactly 359 digits, equal to a count by hand."""
+    program, _ = trained
+    top_1, top_5 = program.evaluate()
+    again, _ = program.evaluate()
+
+    assert (top_1.name, top_5.name) == ("top_1", "top_5")
+    assert top_1.num_examples == top_5.num_examples == 359
+    assert top_1.low <= top_1.value <= top_1.high
+    assert top_1.value <= top_5.value
+    assert again == top_1
+    assert top_1.value == pytest.approx(_top_1_by_hand(program))
+
+
+def _top_1_by_hand(program: ResNet50Program) -> float:
+    source = program.source
+    assert source is not None
+    pixels, labels = [], []
+    for example in source.builder.as_dataset(split="test").as_numpy_iterator():
+        pixels.append(example["image"].repeat(3, axis=-1))
+        labels.append(example["label"])
+    # Evaluation keeps the whole image, corner on corner.
+    resized = tf.image.crop_and_resize(
+        np.stack(pixels), [[0.0, 0.0, 1.0, 1.0]] * 359, tf.range(359), [32, 32]
+    )
+    normalised = (resized / 255.0 - 0.3053) / 0.3760
+    logits = program.model(normalised, training=False).numpy()
+    return float((logits.argmax(axis=1) == np.array(labels)).mean())
+
+
+def test_sanity_fails_on_a_loss_that_is_not_finite() -> None:
+    """A diverged run is not a result."""
+    program = _build(learning_rate_per_256=1e30)
+    for _ in range(3):
+        program.run()
+    checks = {check.name: check for check in program.sanity()}
+
+    assert not checks["loss_is_finite"].is_passed
+
+
+def test_first_step_is_momentum_sgd_with_weight_decay() -> None:
+    """The variables after one step are those of the published update, by hand.
+
+    Velocity starts at zero, so w - lr * (gradient + wd * w).
+    """
+    program = _build(weight_decay=0.5, learning_rate_per_256=6.4)
+    variables = program.model.trainable_variables
+    before = [v.numpy() for v in variables]
+    # A pipeline of its own: a second pass over the program's would be reshuffled.
+    pipe = pipeline.train_dataset(
+        program.source, replicator.InputContext(), program._pipeline
+    )
+    batch = next(iter(pipe))
+    with tf.GradientTape() as tape:
+        logits = program.model(batch["image"], training=True)
+        loss = tf.reduce_mean(losses.softmax_cross_entropy(batch["label"], logits))
+    gradients = tape.gradient(loss, [v.value for v in variables])
+
+    assert float(loss) == pytest.approx(program.run(), rel=1e-5)
+    # 6.4 * 4 / 256 = 0.1
+    for variable, old, gradient in zip(variables, before, gradients, strict=True):
+        decay = 0.5 if old.ndim > 1 else 0.0
+        expected = old - 0.1 * (gradient.numpy() + decay * old)
+        np.testing.assert_allclose(variable.numpy(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_learning_rate_follows_the_schedule_without_retracing() -> None:
+    """The optimizer's rate is Goyal's at its own step count; one trace serves all."""
+    program = _build()
+    schedule = program.optimizer.wrapped._learning_rate
+    program.run()
+    before = len(program._repl.explain())
+    program.run(num_steps=2)
+
+    assert isinstance(schedule, GoyalSchedule)
+    assert (schedule.target, schedule.lr_warmup_steps) == (0.1 * 4 / 256, 0)
+    assert int(program.optimizer.iterations) == 3
+    assert len(program._repl.explain()) == before
+
+
+def test_many_steps_in_one_call_are_audited() -> None:
+    """run(num_steps=k) records its last step at the right place in the epoch."""
+    program = _build()
+    program.run(num_steps=3)
+    program.run(num_steps=3)
+    checks = {check.name: check for check in program.sanity()}
+
+    assert [12, 24] == [num_consumed for num_consumed, _ in program._consumed]
+    assert checks["no_example_twice_in_an_epoch"].is_passed
+
+
+def test_same_seed_repeats_the_losses() -> None:
+    """Weights, order and augmentation come from the seed alone."""
+    first, again, other = (_build(seed=seed) for seed in (7, 7, 8))
+    losses_of = [[p.run() for _ in range(2)] for p in (first, again, other)]
+
+    np.testing.assert_allclose(losses_of[0], losses_of[1], rtol=1e-5)
+    assert losses_of[0] != losses_of[2]
+
+
+def test_synthetic_data_has_no_quality_and_no_example_audit() -> None:
+    """Pure compute: steps run, nothing is claimed about examples."""
+    program = _build(data="synthetic")
+
+    assert math.isfinite(program.run())
+    assert program.evaluate() == ()
+    assert ["loss_is_finite", "replicas_in_sync"] == [
+        check.name for check in program.sanity()
+    ]
+
+
+def test_mixed_precision_trains() -> None:
+    """A step in bfloat16 has nearly the loss of float32."""
+    plain, mixed = _build(), _build(compute_dtype="mixed_bfloat16")
+
+    assert plain.run() == pytest.approx(mixed.run(), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"preset": "tiny"}, r"preset 'tiny' is unknown to resnet50: allowed are 'smo"),
+        ({"data": "digit"}, r"data 'digit' is unknown.*did you mean 'digits'"),
+        ({"data": "mnist"}, r"data 'mnist' is not prepared .*tfds build mnist"),
+        ({"per_replica_batch_size": 0}, r"per_replica_batch_size 0 must be at least 1"),
+        ({"options": {"num_classes": 3}}, r"has 10 classes, but the network has 3"),
+        ({"options": {"depth": 18}}, r"option 'depth' is unknown to resnet50"),
+    ],
+)
+def test_bad_input_is_one_clear_line(arguments: dict[str, Any], message: str) -> None:
+    """Each wrong argument is answered before a variable is made."""
+    good: dict[str, Any] = {
+        "preset": "smoke",
+        "data": "digits",
+        "per_replica_batch_size": 4,
+        "seed": 0,
+        "options": {},
+    }
+
+    with pytest.raises(ValueError, match=message) as raised:
+        WORKLOAD.build(
+            replicator.create("single", num_replicas=1), **{**good, **arguments}
+        )
+    assert "\n" not in str(raised.value)
+
+
+def test_paper_preset_is_the_published_recipe() -> None:
+    """Goyal 2017, section 5.1, field by field."""
+    paper = config.PRESETS["paper"]
+    info = {preset.name: preset for preset in catalog.WORKLOADS["resnet50"].presets}
+
+    assert (paper.image_size, paper.version, paper.zero_gamma) == (224, "v1.5", True)
+    assert (paper.momentum, paper.weight_decay) == (0.9, 1e-4)
+    assert (paper.learning_rate_per_256, paper.lr_warmup_epochs) == (0.1, 5.0)
+    assert (info["paper"].data, info["paper"].per_replica_batch_size) == (
+        "imagenet2012",
+        32,
+    )
