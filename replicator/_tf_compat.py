@@ -7,6 +7,7 @@ breaks. Written for TensorFlow 2.21 and Keras 3.12 to 3.15.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -14,7 +15,6 @@ from tensorflow.core.framework import (
     function_pb2,
     graph_pb2,
     node_def_pb2,
-    op_def_pb2,
 )
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
-OpDef = op_def_pb2.OpDef
 
+_STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
 
@@ -82,7 +82,7 @@ def is_function_graph(graph: Any) -> bool:
     return isinstance(graph, FuncGraph)
 
 
-def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> FuncGraph:
+def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """Traces a Python function once, with AutoGraph (tests/unit/test_trace).
 
     ``tf.function`` traces a second time when the first trace made variables, and then
@@ -92,12 +92,27 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> FuncGr
     return func_graph_from_py_func("replica", converted, tuple(specs), {})
 
 
-def op_def(name: str) -> OpDef | None:
+def mirrored_strategy(devices: Sequence[str]) -> Any:
+    """A stock strategy whose collectives cannot meet those of another one.
+
+    Two strategies of one process use the same group keys, so the second one fails with
+    shape mismatches against the first (tests/replicator: every test makes its own).
+    """
+    base = 1000 * next(_STRATEGY_COUNT)
+    kind = type(
+        "MirroredStrategy",
+        (tf.distribute.MirroredStrategy,),
+        {"_collective_key_base": base},
+    )
+    return kind(list(devices))
+
+
+def op_def(name: str) -> Any:
     """The definition of a built-in op, or None (tests/unit/test_body)."""
     return op_def_registry.get(name)
 
 
-def add_function(function_def: FunctionDef) -> None:
+def add_function(function_def: Any) -> None:
     """Registers a function with the eager runtime (tests/equivalence)."""
     eager_context.context().add_function_def(function_def)
 
@@ -113,8 +128,8 @@ def remove_function(name: str) -> None:
 
 
 def optimize_graph(
-    graph_def: GraphDef, keep: Sequence[str], *, disabled: Sequence[str] = ()
-) -> GraphDef:
+    graph_def: Any, keep: Sequence[str], *, disabled: Sequence[str] = ()
+) -> Any:
     """Runs TensorFlow's graph optimizer once over a graph (tests/unit/test_optimize).
 
     Args:
@@ -168,7 +183,7 @@ def graph_optimizer_off() -> Iterator[None]:
         context.function_call_options = before
 
 
-def _unoptimized_config() -> config_pb2.ConfigProto:
+def _unoptimized_config() -> Any:
     config = config_pb2.ConfigProto()
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config

@@ -41,11 +41,22 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      ValueError: Unknown ``op``.
+      ValueError: Unknown ``op``, or the mean of integers.
     """
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
+    for leaf in leaves if op == "mean" else ():
+        dtype = (
+            tf.convert_to_tensor(leaf).dtype
+            if not hasattr(leaf, "dtype")
+            else (tf.as_dtype(leaf.dtype))
+        )
+        if not (dtype.is_floating or dtype.is_complex):
+            raise ValueError(
+                f"all_reduce 'mean' of {dtype.name} would have to round; use 'sum', or "
+                "tf.cast the value to a floating type first"
+            )
     dense = [
         tf.convert_to_tensor(leaf)
         for leaf in leaves

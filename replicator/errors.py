@@ -1,15 +1,15 @@
 """Errors that teach: what was passed, why it is wrong, what to do.
 
-    ReplicatorError
-    +-- CollectiveContextError     a collective called outside a replica
-    +-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
-    +-- CreateVariableInStepError  a variable made while a step is traced
-    +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
-    +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
-    +-- SplitBatchError            a global batch that replicas cannot share evenly
-    +-- UnknownBackendError        a backend name that is not registered
-    +-- DeviceError                devices that do not exist, or too few of them
-    +-- RetraceLimitError          a new step function object in every call
+ReplicatorError
++-- CollectiveContextError     a collective called outside a replica
++-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
++-- CreateVariableInStepError  a variable made while a step is traced
++-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
++-- ReplicasOutOfSyncError     copies of a mirrored variable differ
++-- SplitBatchError            a global batch that replicas cannot share evenly
++-- UnknownBackendError        a backend name that is not registered
++-- DeviceError                devices that do not exist, or too few of them
++-- RetraceLimitError          a new step function object in every call
 """
 
 from __future__ import annotations

@@ -4,10 +4,15 @@ A Keras 3 update is several ops with a temporary each; the kernels below read an
 each array once. They keep their state in the Keras optimizer's own slots, so a
 checkpoint does not know the difference. ``find`` returns None wherever the result would
 not be the same; the caller then uses the wrapped optimizer.
+
+Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
+gradient *sum* over R replicas and a learning rate divided by R: the same product with
+one pass less over every gradient.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -18,7 +23,7 @@ from replicator import _tf_compat
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Update = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
+    Apply = Callable[[Sequence[tf.Tensor], Sequence[Any], int], None]
 
 _PLAIN_OPTIONS = (
     "weight_decay",
@@ -31,18 +36,32 @@ _PLAIN_OPTIONS = (
 _KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FusedUpdate:
+    """An update by fused kernels.
+
+    Attributes:
+      is_linear: Whether the kernels take gradient sums instead of averages.
+      apply: Takes gradients, variables and, for sums, the number of summands (else 1);
+        updates the variables and the iteration counter.
+    """
+
+    is_linear: bool
+    apply: Apply
+
+
 def find(
     optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
-) -> Update | None:
+) -> FusedUpdate | None:
     """Returns the fused update of ``optimizer``, or None where there is none.
 
     Args:
       optimizer: A built Keras optimizer.
-      grads: One gradient per variable, averaged.
+      grads: One gradient per variable.
       variables: Keras or TensorFlow variables.
 
     Returns:
-      A function of (grads, variables) that updates them and the iteration counter.
+      The update that has the same result as ``optimizer.apply`` on averages.
     """
     if getattr(optimizer, "use_ema", False) or any(
         getattr(optimizer, option, None) is not None for option in _PLAIN_OPTIONS
@@ -52,9 +71,10 @@ def find(
         return None
     # Subclasses may change the update rule, so only the exact classes qualify.
     if type(optimizer) is keras.optimizers.SGD:
-        return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
+        apply = _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
+        return FusedUpdate(is_linear=True, apply=apply)
     if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
-        return _adam(optimizer)
+        return FusedUpdate(is_linear=False, apply=_adam(optimizer))
     return None
 
 
@@ -69,9 +89,11 @@ def _is_plain(grad: Any, variable: Any) -> bool:
     )
 
 
-def _sgd(optimizer: Any) -> Update:
-    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        rate = optimizer.learning_rate
+def _sgd(optimizer: Any) -> Apply:
+    def update(
+        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    ) -> None:
+        rate = optimizer.learning_rate / num_summed
         for grad, variable in zip(grads, variables, strict=True):
             tf.raw_ops.ResourceApplyGradientDescent(
                 var=_tf_compat.handle(variable),
@@ -83,10 +105,13 @@ def _sgd(optimizer: Any) -> Update:
     return update
 
 
-def _momentum(optimizer: Any) -> Update:
-    # Keras: m <- momentum * m - lr * g; v <- v + m (Nesterov: v + momentum * m - lr * g)
-    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        rate = optimizer.learning_rate
+def _momentum(optimizer: Any) -> Apply:
+    # As in Keras: the slot becomes momentum times itself minus rate times gradient, and
+    # the variable adds the slot; with Nesterov, the same step again from the new slot.
+    def update(
+        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    ) -> None:
+        rate = optimizer.learning_rate / num_summed
         for grad, variable in zip(grads, variables, strict=True):
             slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
             tf.raw_ops.ResourceApplyKerasMomentum(
@@ -102,9 +127,12 @@ def _momentum(optimizer: Any) -> Update:
     return update
 
 
-def _adam(optimizer: Any) -> Update:
+def _adam(optimizer: Any) -> Apply:
     # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
-    def update(grads: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+    def update(
+        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    ) -> None:
+        del num_summed  # always 1: squares of sums are not sums of squares
         rate = optimizer.learning_rate
         for grad, variable in zip(grads, variables, strict=True):
             index = _tf_compat.slot_index(optimizer, variable)

@@ -78,13 +78,17 @@ class ReplicatedOptimizer:
         return self.wrapped.iterations
 
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        averaged = list(collectives.all_mean(grads))
-        fused_update = fused.find(self.wrapped, averaged, variables)
+        fused_update = fused.find(self.wrapped, grads, variables)
         self.uses_fused_update = fused_update is not None
-        if fused_update is None:
-            self.wrapped.apply(averaged, variables)
+        if fused_update is not None and fused_update.is_linear:
+            summed = list(collectives.all_sum(grads))
+            fused_update.apply(summed, variables, self._num_replicas)
+            return
+        averaged = list(collectives.all_mean(grads))
+        if fused_update is not None:
+            fused_update.apply(averaged, variables, 1)
         else:
-            fused_update(averaged, variables)
+            self.wrapped.apply(averaged, variables)
 
 
 class StrategyOptimizer(ReplicatedOptimizer):

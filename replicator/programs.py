@@ -21,7 +21,7 @@ class ProgramCache:
     """Keeps one built program per step function, input signature and step count."""
 
     def __init__(self) -> None:
-        self._programs: dict[Hashable, Any] = {}
+        self._programs: dict[tuple[Any, Hashable], Any] = {}
         self._functions: dict[Any, set[int]] = collections.defaultdict(set)
 
     def get(

@@ -92,7 +92,9 @@ class InGraphReplicator(base.Replicator):
         if isinstance(inputs, InputIterator):
             return inputs.iterators
         return [
-            tf.nest.map_structure(lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs)
+            tf.nest.map_structure(
+                lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs
+            )
             for r in range(self.num_replicas)
         ]
 

@@ -100,8 +100,10 @@ class SingleDeviceReplicator(base.Replicator):
         @tf.function(autograph=False)
         def program(source: Any) -> Any:
             def one_step() -> list[tf.Tensor]:
-                batch = [next(source)] if isinstance(source, tf.data.Iterator) else (
-                    [] if source is None else [source]
+                batch = (
+                    [next(source)]
+                    if isinstance(source, tf.data.Iterator)
+                    else ([] if source is None else [source])
                 )
                 return tf.nest.flatten(traced(*tf.nest.flatten(batch)))
 

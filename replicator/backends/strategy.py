@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import base, context, creation, loop, programs
+from replicator import _tf_compat, base, context, creation, loop, programs
 from replicator import devices as device_lib
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
@@ -36,12 +36,12 @@ class StrategyReplicaContext(context.ReplicaContext):
     def replica_id(self) -> tf.Tensor:
         """The strategy's id of this replica, int32."""
         replica = tf.distribute.get_replica_context()
-        return tf.convert_to_tensor(
-            replica.replica_id_in_sync_group, dtype=tf.int32
-        )
+        return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
         """Reduces by the strategy; minimum and maximum by way of a gather."""
+        if self.num_replicas == 1:
+            return list(tensors)  # a stock strategy of one replica refuses to reduce
         if op in _TF_REDUCE:
             replica = tf.distribute.get_replica_context()
             return list(replica.all_reduce(_TF_REDUCE[op], list(tensors)))
@@ -49,11 +49,18 @@ class StrategyReplicaContext(context.ReplicaContext):
         return [reduce(t, axis=0) for t in self.all_gather(tensors)]
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gathers along a new first axis."""
-        replica = tf.distribute.get_replica_context()
-        return list(
-            replica.all_gather([tf.expand_dims(t, 0) for t in tensors], axis=0)
-        )
+        """Sums zeros with the own slice in its place.
+
+        The stock gather fails on virtual CPU devices (it asks for more devices than
+        the strategy has), and a reduction is what every strategy can do.
+        """
+        mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
+        wide = []
+        for tensor in tensors:
+            mask = tf.reshape(mine, [self.num_replicas] + [1] * len(tensor.shape))
+            value = tf.expand_dims(tensor, 0)
+            wide.append(tf.where(mask, value, tf.zeros_like(value)))
+        return self.all_reduce(wide, "sum")
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
@@ -248,4 +255,4 @@ class MirroredReplicator(StrategyReplicator):
         self, *, num_replicas: int, devices: Sequence[str] | None = None
     ) -> None:
         names = device_lib.resolve(num_replicas, devices, distinct=True)
-        super().__init__(tf.distribute.MirroredStrategy(names))
+        super().__init__(_tf_compat.mirrored_strategy(names))

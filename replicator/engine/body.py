@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import _tf_compat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +71,9 @@ class TensorNames:
 
     def __init__(self, graph_def: Any) -> None:
         self._nodes = {node.name: node for node in graph_def.node}
-        self._functions = {f.signature.name: f.signature for f in graph_def.library.function}
+        self._functions = {
+            f.signature.name: f.signature for f in graph_def.library.function
+        }
         self._ports: dict[str, tuple[str, ...]] = {}
 
     def ref(self, name: str) -> Ref:
@@ -194,24 +196,27 @@ def _set_attr(attr: Any, value: Any) -> None:
 def _topological(protos: Mapping[str, Any]) -> list[str]:
     """Orders nodes so that inputs come first; graphs of steps have no cycles."""
     order: list[str] = []
-    state: dict[str, int] = {}
+    is_done: dict[str, bool] = {}
     for root in protos:
-        stack = [(root, iter(()))] if root not in state else []
-        if stack:
-            state[root] = 1
-            stack = [(root, map(producer, protos[root].input))]
+        if root in is_done:
+            continue
+        is_done[root] = False
+        stack: list[tuple[str, Iterator[str]]] = [(root, _producers(protos[root]))]
         while stack:
             name, pending = stack[-1]
             for dependency in pending:
-                seen = state.get(dependency)
-                if seen is None:
-                    state[dependency] = 1
-                    stack.append((dependency, map(producer, protos[dependency].input)))
+                if dependency not in is_done:
+                    is_done[dependency] = False
+                    stack.append((dependency, _producers(protos[dependency])))
                     break
-                if seen == 1:
+                if not is_done[dependency]:
                     raise ValueError(f"the graph has a cycle through {dependency!r}")
             else:
-                state[name] = 2
+                is_done[name] = True
                 order.append(name)
                 stack.pop()
     return order
+
+
+def _producers(proto: Any) -> Iterator[str]:
+    return (producer(text) for text in proto.input)

@@ -38,8 +38,8 @@ class Coherence:
         self._mirrored = [e for e in self.entries if e.kind is Kind.MIRRORED]
         self._seen: dict[Any, tf.Variable] = {}
         with tf.init_scope(), creation.allowed():
-            for dtype, entries in self._groups.items():
-                self._seen[dtype] = tf.Variable(_pack(entries), trainable=False)
+            for dtype, group in self._groups.items():
+                self._seen[dtype] = tf.Variable(_pack(group), trainable=False)
             if self._mirrored:
                 self._seen["mirrored"] = tf.Variable(
                     _fingerprints(self._mirrored), trainable=False
@@ -54,9 +54,7 @@ class Coherence:
         ]
         if self._mirrored:
             prints = _fingerprints(self._mirrored)
-            changed.append(
-                tf.reduce_any(tf.not_equal(prints, self._seen["mirrored"]))
-            )
+            changed.append(tf.reduce_any(tf.not_equal(prints, self._seen["mirrored"])))
         if changed:
             tf.cond(
                 tf.reduce_any(tf.stack(changed)), self._reset_copies_in_cond, tf.no_op

@@ -128,6 +128,4 @@ class EffectTable:
                     handles[proto.name] = handles[origin]
                 elif position in effects.writes:
                     writes.add(handles[origin])
-        return Effects(
-            is_pure=is_pure, writes=frozenset(writes), is_random=is_random
-        )
+        return Effects(is_pure=is_pure, writes=frozenset(writes), is_random=is_random)

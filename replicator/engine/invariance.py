@@ -124,4 +124,3 @@ def _pass(
                 if origin in mirrored:
                     varying_writes.setdefault(origin, node.name)
     return invariant, varying_writes
-

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from replicator.engine.plan import Bucket, CollectivePlan
 
     # (replica_id, operand node) -> the operand on that replica
-    Operand = Callable[[int, str], Ref]
+    Tensor = Ref | str  # a node's output, or a function argument
+    Operand = Callable[[int, str], Tensor]
 
 _PAIRWISE = {"min": "Minimum", "max": "Maximum"}
 
@@ -30,7 +31,7 @@ class Linker:
 
     def __init__(self, devices: Sequence[str], prefix: str) -> None:
         self.nodes: list[Any] = []
-        self.results: dict[str, tuple[Ref, ...]] = {}
+        self.results: dict[str, tuple[Tensor, ...]] = {}
         self._devices = tuple(devices)
         self._prefix = prefix
 
@@ -108,9 +109,9 @@ class Linker:
         plan: CollectivePlan,
         owner: int,
         name: str,
-        operands: Sequence[Ref],
+        operands: Sequence[Tensor],
         dtype: tf.DType,
-    ) -> tuple[Ref, ...]:
+    ) -> tuple[Tensor, ...]:
         """Emits the reduction itself; returns the result on each replica."""
         collective, device = plan.collective, self._devices[owner]
         num_replicas = len(operands)
@@ -121,7 +122,7 @@ class Linker:
             packed = self._add(name, "Pack", operands, device, "output:0", attrs)
             return (packed,) * num_replicas
         if plan.algorithm == "pairwise":
-            result = operands[0]
+            result: Tensor = operands[0]
             for index, other in enumerate(operands[1:], start=1):
                 result = self._add(
                     f"{name}/{index}",
@@ -141,8 +142,8 @@ class Linker:
         return (total,) * num_replicas
 
     def _nccl(
-        self, op: str, name: str, operands: Sequence[Ref], dtype: tf.DType
-    ) -> tuple[Ref, ...]:
+        self, op: str, name: str, operands: Sequence[Tensor], dtype: tf.DType
+    ) -> tuple[Tensor, ...]:
         # All devices meet in the kernel under this name; it is unique per function.
         attrs = {
             "T": dtype,
@@ -150,7 +151,7 @@ class Linker:
             "num_devices": len(operands),
             "shared_name": name,
         }
-        results = []
+        results: list[Tensor] = []
         for replica_id, (device, ref) in enumerate(
             zip(self._devices, operands, strict=True)
         ):
@@ -163,14 +164,14 @@ class Linker:
         return tuple(results)
 
     def _scale(
-        self, name: str, ref: Ref, num_replicas: int, dtype: tf.DType, device: str
+        self, name: str, ref: Tensor, num_replicas: int, dtype: tf.DType, device: str
     ) -> Ref:
         share = np.array(1.0 / num_replicas, dtype.as_numpy_dtype)
         factor = self._const(f"{name}/share", share, device)
         return self._add(name, "Mul", [ref, factor], device, "z:0", {"T": dtype})
 
     def _unpack(
-        self, name: str, ref: Ref, sizes: list[int], dtype: tf.DType, device: str
+        self, name: str, ref: Tensor, sizes: list[int], dtype: tf.DType, device: str
     ) -> list[Ref]:
         lengths = self._const(f"{name}/sizes", np.array(sizes, np.int64), device)
         axis = self._const(f"{name}/axis", np.int32(0), device)
@@ -185,7 +186,7 @@ class Linker:
         return [Ref(node=split.node, port=f"output:{i}") for i in range(len(sizes))]
 
     def _reshape(
-        self, name: str, ref: Ref, shape: list[int], dtype: tf.DType, device: str
+        self, name: str, ref: Tensor, shape: list[int], dtype: tf.DType, device: str
     ) -> Ref:
         target = self._const(f"{name}/shape", np.array(shape, np.int32), device)
         attrs = {"T": dtype, "Tshape": tf.int32}
@@ -199,7 +200,7 @@ class Linker:
         self,
         name: str,
         op: str,
-        inputs: Sequence[Ref],
+        inputs: Sequence[Tensor],
         device: str,
         port: str,
         attrs: dict[str, Any],

@@ -102,8 +102,10 @@ def explain(plans: Sequence[CollectivePlan], devices: Sequence[str]) -> str:
         total = sum(b.num_bytes for b in plan.buckets)
         for bucket in plan.buckets:
             load[bucket.owner] += bucket.num_bytes
-        operation = f"{collective.kind}({collective.op})" if collective.op else (
-            collective.kind
+        operation = (
+            f"{collective.kind}({collective.op})"
+            if collective.op
+            else (collective.kind)
         )
         lines.append(
             f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
@@ -131,8 +133,9 @@ def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
     distinct_gpus = len(set(devices)) == len(devices) and all(
         device_lib.is_gpu(device) for device in devices
     )
-    has_kernel = all(d.is_floating or d.name in ("int32", "int64")
-                     for d in collective.dtypes)
+    has_kernel = all(
+        d.is_floating or d.name in ("int32", "int64") for d in collective.dtypes
+    )
     return "nccl" if distinct_gpus and has_kernel else "add_n"
 
 

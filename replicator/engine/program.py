@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.body import Ref
-    from replicator.engine.trace import TracedStep
     from replicator.engine.variables import Entry, VariableTable
 
 _COUNTER = itertools.count()

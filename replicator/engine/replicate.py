@@ -100,7 +100,7 @@ class Replicas:
         return proto
 
     def _controls(self, node: Node, replica_ids: Sequence[int]) -> list[str]:
-        edges = {}
+        edges: dict[str, None] = {}
         for control in node.controls:
             for replica_id in replica_ids:
                 if control in self._body.placeholders:

@@ -1,0 +1,109 @@
+"""Replicators under test, all on the CPU of one process."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import devices
+
+NUM_VIRTUAL_DEVICES = 4
+
+# Virtual devices must exist before TensorFlow runs its first op, so at collection.
+devices.split_cpu(NUM_VIRTUAL_DEVICES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """A way to make a replicator: a backend and where its replicas live."""
+
+    name: str
+    make: Callable[[int], Any]
+    num_replicas: tuple[int, ...] = (1, 2, 4)
+
+
+def _cpus(num_replicas: int) -> list[str]:
+    return [f"CPU:{index}" for index in range(num_replicas)]
+
+
+VARIANTS = {
+    variant.name: variant
+    for variant in (
+        Variant("single", lambda n: replicator.create("single", num_replicas=n), (1,)),
+        Variant("in_graph", lambda n: replicator.create("in_graph", num_replicas=n)),
+        Variant(
+            "in_graph_devices",
+            lambda n: replicator.create("in_graph", num_replicas=n, devices=_cpus(n)),
+            (2,),
+        ),
+        Variant(
+            "in_graph_mirrored",
+            lambda n: replicator.create(
+                "in_graph",
+                num_replicas=n,
+                devices=_cpus(n),
+                variable_placement="mirrored",
+            ),
+            (2, 4),
+        ),
+        Variant(
+            "tf_mirrored",
+            lambda n: replicator.create(
+                "tf_mirrored", num_replicas=n, devices=_cpus(n)
+            ),
+        ),
+    )
+}
+CASES = [(v.name, n) for v in VARIANTS.values() for n in v.num_replicas]
+IN_GRAPH = [(name, 2) for name in VARIANTS if name.startswith("in_graph")]
+
+
+def make(name: str, num_replicas: int) -> Any:
+    """Makes a replicator of a variant."""
+    return VARIANTS[name].make(num_replicas)
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
+def repl(request: Any) -> Any:
+    """Every backend at every number of replicas it can run."""
+    return make(*request.param)
+
+
+@pytest.fixture(params=IN_GRAPH, ids=lambda case: case[0])
+def in_graph(request: Any) -> Any:
+    """Two in-graph replicas, in each placement of variables."""
+    return make(*request.param)
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Every test draws the same numbers."""
+    keras.utils.set_random_seed(1)
+
+
+@pytest.fixture
+def per_replica() -> Callable[..., Any]:
+    """Groups one value per replica into what run() takes."""
+    return lambda values: replicator.PerReplica([tf.constant(v) for v in values])
+
+
+@pytest.fixture
+def dataset_fn() -> Callable[..., Any]:
+    """Makes an input_fn that splits each global batch over replicas in order."""
+
+    def make_input_fn(*arrays: np.ndarray, global_batch_size: int) -> Any:
+        def input_fn(ctx: replicator.InputContext) -> tf.data.Dataset:
+            share = ctx.get_per_replica_batch_size(global_batch_size)
+            data = arrays[0] if len(arrays) == 1 else arrays
+            return tf.data.Dataset.from_tensor_slices(data).repeat().batch(share)
+
+        return input_fn
+
+    return make_input_fn
