@@ -1,0 +1,53 @@
+# Everything a user or contributor runs. Python 3.10 to 3.13, make and git are enough.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SWEEP_FLAGS ?= --workload resnet50
+
+.PHONY: help setup sweep test check fmt lint types bench lock clean
+
+help:  ## List the targets.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## Install the locked versions, checked by hash, into .venv.
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: {sys.executable} is Python {sys.version.split()[0]}, but 3.10 to 3.13 is needed; run make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the report's path.
+	$(BIN)/python -m harness sweep $(SWEEP_FLAGS)
+
+test: setup  ## Run every test.
+	$(BIN)/python -m pytest
+
+check: lint types test  ## What a change must pass: format, lint, imports, types, tests.
+
+fmt: setup  ## Format and mend what can be mended safely.
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup  ## Check format, lint rules, spelling and import contracts.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/codespell
+	$(BIN)/lint-imports
+
+types: setup  ## Check types.
+	$(BIN)/mypy
+
+bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 15 minutes).
+	$(BIN)/python -m benchmarks
+
+lock: setup  ## Resolve the newest allowed versions again and write the lock.
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+		--output-file requirements.lock
+
+clean:  ## Remove the environment and caches; records in runs/ stay.
+	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis
