@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,7 +20,9 @@ def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a number with that many significant digits, never as an exponent."""
     if value == 0:
         return "0"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # The exponent after rounding: 9.999 is 10.0, not 10.00.
+    exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    decimals = max(0, digits - 1 - exponent)
     text = f"{value:,.{decimals}f}"
     return text.replace(",", THIN_SPACE)
 

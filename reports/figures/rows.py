@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from typing import TYPE_CHECKING
 
 import pandas as pd
@@ -101,6 +102,30 @@ def _draw_row(axes: Axes, place: float, row: Row) -> None:
         )
 
 
+def _draw_box(
+    axes: Axes, frame: pd.DataFrame, color: str, *, is_with_outliers: bool
+) -> None:
+    with warnings.catch_warnings():
+        # Seaborn 0.13 says "vert" to matplotlib 3.11, which prefers "orientation".
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", PendingDeprecationWarning)
+        sns.boxplot(
+            data=frame,
+            x="value",
+            y="place",
+            orient="h",
+            native_scale=True,
+            width=0.3,
+            fill=False,
+            color=color,
+            linecolor=color,
+            linewidth=1.2,
+            showfliers=is_with_outliers,
+            flierprops={"marker": ".", "markersize": 3, "markeredgewidth": 0},
+            ax=axes,
+        )
+
+
 def draw_estimates(
     rows: Sequence[Row],
     *,
@@ -152,21 +177,7 @@ def draw_distributions(
         for place, row in enumerate(rows):
             color = svg.SERIES[row.series]
             part = frame[frame["place"] == place]
-            sns.boxplot(
-                data=part,
-                x="value",
-                y="place",
-                orient="h",
-                native_scale=True,
-                width=0.3,
-                fill=False,
-                color=color,
-                linecolor=color,
-                linewidth=1.2,
-                showfliers=not is_few,
-                flierprops={"marker": ".", "markersize": 3, "markeredgewidth": 0},
-                ax=axes,
-            )
+            _draw_box(axes, part, color, is_with_outliers=not is_few)
             if is_few:
                 axes.scatter(
                     part["value"],

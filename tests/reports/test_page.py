@@ -1,0 +1,195 @@
+"""The page as a document: offline, identical, accessible, escaped."""
+
+from __future__ import annotations
+
+import collections
+import html.parser
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import pytest
+
+from reports import build, svg
+from results import errors
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.store import Store
+
+BUILD = """
+import pathlib, sys
+from reports import build
+from results.store import Store
+sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
+"""
+
+
+class Outline(html.parser.HTMLParser):
+    """Collects what the tests ask about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[str, list[str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Notes the tag, also in the tables and figures that were opened."""
+        for _, children in self.inside:
+            children.append(tag)
+        self.tags.append((tag, dict(attrs)))
+        if tag in {"table", "svg"}:
+            self.inside.append((tag, []))
+
+    def values(self, name: str) -> list[str]:
+        """Returns every value that any element gives to an attribute."""
+        return [value for _, attrs in self.tags if (value := attrs.get(name))]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+    """A study with every kind of failure."""
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
+
+
+@pytest.fixture(scope="module")
+def page(store: Store) -> str:
+    """Its report."""
+    return build.build_report(store)
+
+
+@pytest.fixture(scope="module")
+def outline(page: str) -> Outline:
+    """Its report, parsed."""
+    parsed = Outline()
+    parsed.feed(page)
+    return parsed
+
+
+def test_rebuilding_gives_the_same_bytes(store: Store, page: str) -> None:
+    """Also under the reader's own matplotlib settings, which stay as they were."""
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
+        again = build.build_report(store)
+        size = mpl.rcParams["font.size"]
+
+    assert page == again
+    assert size == 30
+
+
+@pytest.mark.processes
+def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
+    """With another hash seed, another time zone and another place of the store."""
+    environment = {
+        **os.environ,
+        "PYTHONHASHSEED": "4242",
+        "TZ": "Pacific/Auckland",
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "SOURCE_DATE_EPOCH": "1",
+    }
+    told = subprocess.run(
+        [sys.executable, "-c", BUILD, os.path.relpath(store.root)],
+        capture_output=True,
+        check=True,
+        env=environment,
+    )
+
+    assert page == told.stdout.decode()
+
+
+def test_page_reaches_for_nothing_outside(page: str, outline: Outline) -> None:
+    """No address anywhere: neither in links, styles nor name spaces."""
+    references = outline.values("href") + outline.values("src")
+
+    assert "://" not in page
+    assert "@import" not in page
+    assert {"#"} == {reference[0] for reference in references}
+    assert {"#"} == {found[0] for found in re.findall(r"url\((.)", page)}
+    assert {"script", "link", "iframe", "img"}.isdisjoint(
+        tag for tag, _ in outline.tags
+    )
+
+
+def test_ids_are_unique_and_every_reference_resolves(outline: Outline) -> None:
+    """Figures share no ids; links to trials lead to their rows."""
+    counts = collections.Counter(outline.values("id"))
+    wanted = {reference[1:] for reference in outline.values("href")}
+    for text in outline.values("aria-labelledby"):
+        wanted.update(text.split())
+
+    assert {1} == set(counts.values())
+    assert wanted <= set(counts)
+
+
+def test_figures_speak_and_tables_are_labelled(outline: Outline) -> None:
+    """Each figure has title and description, each table a caption and scopes."""
+    figures = [attrs for tag, attrs in outline.tags if tag == "svg" and "role" in attrs]
+    tables = [children for tag, children in outline.inside if tag == "table"]
+    scopes = {attrs.get("scope") for tag, attrs in outline.tags if tag == "th"}
+    tags = collections.Counter(tag for tag, _ in outline.tags)
+
+    assert len(figures) == 12
+    assert all(
+        figure["role"] == "img" and len(figure["aria-labelledby"].split()) == 2
+        for figure in figures
+    )
+    assert tags["desc"] == len(figures)
+    assert len(tables) == tags["caption"]
+    assert {"col", "row"} == scopes
+
+
+def test_every_trial_is_listed_and_every_ok_trial_is_used(
+    store: Store, page: str
+) -> None:
+    """Ids of all planned trials, and links from figures to each that counts."""
+    planned = {trial.trial_id for trial in store.read_plan().trials}
+    rows = set(re.findall(r'<tr id="trial-(\w+)"', page))
+    used = set(re.findall(r'href="#trial-(\w+)"', page))
+    finished = {t.trial_id for t in store.trials() if t.status.status.value == "ok"}
+
+    assert planned == rows
+    assert finished <= used
+
+
+def test_text_from_trials_is_escaped(page: str) -> None:
+    """A reason and a traceback with markup are shown, not run."""
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;alert(") >= 2
+
+
+def test_figures_take_their_colours_from_the_page(page: str) -> None:
+    """No drawing colour is left, so one drawing serves light and dark."""
+    figures = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
+
+    assert len(figures) == 12
+    assert all("var(--series-0)" in figure for figure in figures)
+    assert [] == [m for figure in figures for m in re.findall(r": #[0-9a-f]+", figure)]
+    assert all("font-family" not in figure for figure in figures)
+
+
+def test_every_series_has_a_colour_in_both_schemes(page: str) -> None:
+    """The style sheet defines what figures refer to, for light and for dark."""
+    for index in range(len(svg.SERIES)):
+        assert page.count(f"--series-{index}: #") == 2
+
+
+def test_report_lies_where_it_was_asked_for(
+    tmp_path: pathlib.Path, store: Store, page: str
+) -> None:
+    """Default: in the study's own folder."""
+    path = build.write_report(store, tmp_path / "a" / "report.html")
+
+    assert page == path.read_text(encoding="utf-8")
+    assert store.root / "report" / "index.html" == build.write_report(store)
+
+
+def test_report_that_cannot_be_written_says_so(
+    tmp_path: pathlib.Path, store: Store
+) -> None:
+    """A file in the way of the folder."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(errors.WriteStoreError, match=r"cannot write report .*choose a"):
+        build.write_report(store, tmp_path / "file" / "report.html")

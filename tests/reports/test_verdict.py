@@ -1,0 +1,259 @@
+"""The verdict says what was found, and admits what was not."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import rich.console
+
+from reports import build, formats, text, verdict, view
+from results.records import ScalingMode, TrialStatus
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.store import Store
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+
+
+def _plain(told: str) -> str:
+    return told.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+
+
+def _judge(store: Store) -> tuple[str, str, str]:
+    """Headline, all findings and all unknowns; and the page must be buildable."""
+    told = verdict.judge(view.view_store(store))
+    page = build.build_report(store)
+
+    assert page.startswith("<!DOCTYPE html>")
+    return (
+        _plain(told.headline),
+        _plain(" ".join(finding.sentence for finding in told.findings)),
+        _plain(" ".join(told.unknowns)),
+    )
+
+
+def test_headline_names_speedup_efficiency_and_the_peer(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The fastest backend leads, each number with its interval."""
+    headline, findings, unknowns = _judge(synthetic.make_store(tmp_path))
+    interval = r"\[[\d.]+, [\d.]+\]"
+
+    assert re.fullmatch(
+        rf"in_graph reaches 1\.\d\d. {interval} with 2 replicas \(weak scaling\), a "
+        rf"parallel efficiency of \d\d % \[\d\d %, \d\d %\]\. It is 1\.\d\d. "
+        rf"{interval} as fast as tf_mirrored at 2 replicas \(weak scaling\)\.",
+        headline,
+    )
+    assert "tf_mirrored reaches" in findings
+    assert "(strong scaling)" in findings
+    assert "n = 3 repetitions" in unknowns
+    assert "share its memory bandwidth" in unknowns
+
+
+def test_numbers_in_words_are_the_numbers_of_the_points(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The sentence is made from the estimate, not beside it."""
+    store = synthetic.make_store(tmp_path)
+    headline, *_ = _judge(store)
+    (point,) = [
+        point
+        for point in view.view_store(store).points
+        if (point.backend, point.mode, point.num_replicas) == ("in_graph", WEAK, 2)
+    ]
+    speedup = point.speedup
+
+    assert (
+        f"{speedup.value:.2f}\N{MULTIPLICATION SIGN} "
+        f"[{speedup.low:.2f}, {speedup.high:.2f}]"
+    ) in headline
+
+
+def test_nothing_measured_is_the_verdict(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """All planned trials are missing."""
+    store = synthetic.make_store(tmp_path / "full")
+    empty = type(store).create(tmp_path / "empty")
+    empty.write_plan(store.read_plan())
+    headline, findings, unknowns = _judge(empty)
+
+    assert headline == "Nothing was measured: none of 18 planned trials ended well."
+    assert findings == ""
+    assert "18 planned trials of 18 gave no number (18 missing)" in unknowns
+
+
+def test_empty_plan_is_told_too(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """A plan without trials: no figure, no crash."""
+    store = synthetic.make_store(tmp_path / "full")
+    empty = type(store).create(tmp_path / "empty")
+    empty.write_plan(store.read_plan().model_copy(update={"trials": ()}))
+    headline, *_ = _judge(empty)
+
+    assert headline.startswith("Nothing was measured")
+
+
+def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """No comparison, no strong scaling, and the page says what could be added."""
+    shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,))
+    store = synthetic.make_store(tmp_path, shape)
+    headline, findings, _ = _judge(store)
+
+    assert headline.startswith("in_graph reaches 1.")
+    assert "weak" not in findings
+    assert "there is nothing to compare" in build.build_report(store)
+
+
+def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """Only the baseline: backends are compared, nothing scales."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(replicas=(1,)))
+    headline, findings, _ = _judge(store)
+
+    assert "as fast as tf_mirrored at 1 replica (weak and strong scaling)" in headline
+    assert "reaches" not in findings
+
+
+def test_baseline_that_failed_is_named(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """The backend without a baseline has no speedup, and the verdict says so."""
+    failed = {("in_graph", WEAK, 1, k): TrialStatus.TIMEOUT for k in range(3)}
+    store = synthetic.make_store(tmp_path, synthetic.Shape(statuses=failed))
+    headline, findings, unknowns = _judge(store)
+
+    assert "in_graph reaches" not in findings
+    assert headline.startswith("tf_mirrored reaches")
+    assert (
+        "in_graph has no speedup at 2 replicas (weak scaling): no trial of the baseline"
+    ) in unknowns
+    assert "3 planned trials of 18 gave no number (3 timeout)" in unknowns
+
+
+def test_one_repetition_has_no_interval_and_no_winner(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """N = 1: the comparison is inconclusive, whatever the ratio."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(repeats=1))
+    headline, findings, _ = _judge(store)
+
+    assert "[one repetition: no interval]" in headline
+    assert findings.count("so the comparison is inconclusive") == 2
+    assert "is 1." not in findings
+
+
+def test_overlap_with_one_is_inconclusive(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """So much noise that nobody can tell: said as such."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(noise=0.5))
+    _, findings, _ = _judge(store)
+
+    assert "no difference can be told" in findings
+    assert "includes 1, inconclusive" in findings
+
+
+def test_oversubscribed_points_are_no_part_of_the_verdict(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Four replicas on two cores are shown, and kept out."""
+    store = synthetic.make_store(tmp_path, synthetic.BROKEN)
+    headline, findings, unknowns = _judge(store)
+
+    assert "4 replicas" not in headline + findings
+    assert "4 replicas are oversubscribed" in unknowns
+
+
+def test_different_machines_are_a_warning(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Fingerprints that differ make ratios compare machines."""
+    shape = synthetic.Shape(fingerprints=("aaaa", "bbbb"))
+    store = synthetic.make_store(tmp_path, shape)
+    _, _, unknowns = _judge(store)
+
+    assert "2 different environments (fingerprints differ)" in unknowns
+    assert "Environment <code>bbbb</code>" in build.build_report(store)
+
+
+def test_corrupt_record_is_named_in_the_report(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """By trial and file, without the path of this machine."""
+    store = synthetic.make_store(tmp_path)
+    trial_id = store.trial_ids()[0]
+    (store.trial_dir(trial_id) / "result.json").write_text("{")
+    _, _, unknowns = _judge(store)
+    page = build.build_report(store)
+
+    assert "1 record could not be read" in unknowns
+    assert f"<code>{trial_id}/result.json</code>: not JSON" in page
+    assert str(tmp_path) not in page
+
+
+def test_missing_quality_and_memory_are_not_drawn(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """No quality was recorded; zero bytes mean that memory could not be read."""
+    store = synthetic.make_store(tmp_path, synthetic.Shape(is_evaluated=False))
+    for trial in store.trials():
+        ranks = tuple(
+            rank.model_copy(update={"peak_memory_bytes": 0})
+            for rank in trial.result.ranks
+        )
+        result = trial.result.model_copy(update={"ranks": ranks})
+        store.write_result(trial.trial_id, result)
+    page = build.build_report(store)
+
+    assert "No quality was recorded" in page
+    assert 'id="memory-title"' not in page
+    assert 'id="first-step-title"' in page
+
+
+def test_quality_says_how_few_steps_it_is_after(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Three warmup and sixteen measured steps train as well."""
+    page = build.build_report(synthetic.make_store(tmp_path))
+
+    assert "Measured after only 19 training steps" in page
+    assert "Wilson score interval" in page
+
+
+def test_terminal_summary_has_verdict_table_and_unknowns(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Brackets survive: they are intervals, not markup."""
+    store = synthetic.make_store(tmp_path, synthetic.BROKEN)
+    stream = io.StringIO()
+    text.print_summary(store, rich.console.Console(file=stream, width=200))
+    told = _plain(stream.getvalue())
+
+    assert re.search(r"in_graph\W+weak\W+2\W+46\.8\W+1\.81. \[1\.77, 1\.85\]", told)
+    assert re.search(r"tf_mirrored\W+weak\W+4 \*\W+30\.2\W+1\.23.\W+31 %\W+1/3", told)
+    assert "* oversubscribed: more replicas than cores" in told
+    assert "5 planned trials of 33 gave no number" in told
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (46.75, "46.8"),
+        (1234.5, "1 234"),
+        (0.01234, "0.0123"),
+        (0, "0"),
+        (9.999, "10.0"),
+    ],
+)
+def test_significant_digits(value: float, expected: str) -> None:
+    """Three digits, never an exponent."""
+    assert expected == _plain(formats.significant(value))
+
+
+def test_seconds_turn_into_milliseconds() -> None:
+    """Below one second."""
+    assert _plain(formats.seconds(0.3021)) == "302 ms"
+    assert _plain(formats.seconds(12.34)) == "12.3 s"
