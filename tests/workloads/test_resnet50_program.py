@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -232,6 +236,94 @@ def test_bad_input_is_one_clear_line(arguments: dict[str, Any], message: str) ->
             replicator.create("single", num_replicas=1), **{**good, **arguments}
         )
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("preset", ["smoke", "laptop"])
+def test_cpu_presets_differ_from_the_paper_only_as_documented(preset: str) -> None:
+    """What a laptop runs less of is listed here, so a new difference is noticed."""
+    paper, small = config.PRESETS["paper"], config.PRESETS[preset]
+    differing = {
+        field.name
+        for field in dataclasses.fields(config.ResNet50Config)
+        if getattr(paper, field.name) != getattr(small, field.name)
+    }
+
+    assert differing == {
+        "image_size",
+        "symmetric_padding",
+        "weight_decay",
+        "shuffle_buffer_size",
+        "num_input_threads",
+        "evaluation_batch_size",
+    }
+
+
+def test_sanity_fails_when_replicas_differ(
+    trained: tuple[ResNet50Program, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the replicator finds out of sync voids the trial, with its message."""
+    program, _ = trained
+
+    def raise_out_of_sync() -> None:
+        raise replicator.ReplicatorError("copies of 'kernel' differ")
+
+    monkeypatch.setattr(program._repl, "assert_in_sync", raise_out_of_sync)
+    checks = {check.name: check for check in program.sanity()}
+
+    assert not checks["replicas_in_sync"].is_passed
+    assert checks["replicas_in_sync"].detail == "copies of 'kernel' differ"
+
+
+def test_sanity_fails_when_two_replicas_get_one_batch(
+    trained: tuple[ResNet50Program, list[float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backend that feeds the same batch twice is caught from the consumed ids."""
+    program, _ = trained
+    num_consumed, ids = program._consumed[0]
+    twice = replicator.PerReplica([ids[0], ids[0]])
+    monkeypatch.setattr(program, "_consumed", [(num_consumed, twice)])
+    checks = {check.name: check for check in program.sanity()}
+
+    assert not checks["no_example_twice_in_an_epoch"].is_passed
+
+
+_BACKENDS_SCRIPT = """
+import json
+import replicator
+from workloads.resnet50.workload import WORKLOAD
+
+found = {}
+for backend in ("tf_mirrored", "in_graph"):
+    program = WORKLOAD.build(
+        replicator.create(backend, num_replicas=2),
+        preset="smoke", data="digits", per_replica_batch_size=4, seed=2, options={},
+    )
+    losses = [program.run() for _ in range(3)]
+    found[backend] = [
+        losses,
+        program.global_batch_size,
+        [check.name for check in program.sanity() if not check.is_passed],
+        [metric.num_examples for metric in program.evaluate()],
+    ]
+print(json.dumps(found))
+"""
+
+
+def test_backends_agree_on_two_replicas() -> None:
+    """Two replicas learn the same from the same batches, ours and the stock peer."""
+    done = subprocess.run(
+        [sys.executable, "-c", _BACKENDS_SCRIPT],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    losses_ours, *facts_ours = found["in_graph"]
+    losses_stock, *facts_stock = found["tf_mirrored"]
+
+    assert facts_ours == facts_stock == [8, [], [359, 359]]
+    # The first loss is before any update; later ones part by rounding.
+    assert losses_stock == pytest.approx(losses_ours, rel=1e-3)
 
 
 def test_paper_preset_is_the_published_recipe() -> None:

@@ -151,21 +151,20 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+# Measured on one CPU core at 64 px and 8 examples: weight decay takes 8 % of a step, as
+# it reads every parameter once more, and shrinks weights by about 1e-4 of themselves in
+# the tens of steps that these presets run; symmetric padding takes 20 % of a step.
+_CPU_PRESET = ResNet50Config(
+    symmetric_padding=False,
+    weight_decay=0.0,
+    shuffle_buffer_size=2048,
+    num_input_threads=1,
+    evaluation_batch_size=64,
+)
+
 PRESETS: dict[str, ResNet50Config] = {
-    "smoke": ResNet50Config(
-        image_size=32,
-        symmetric_padding=False,
-        shuffle_buffer_size=2048,
-        num_input_threads=1,
-        evaluation_batch_size=64,
-    ),
-    "laptop": ResNet50Config(
-        image_size=64,
-        symmetric_padding=False,
-        shuffle_buffer_size=2048,
-        num_input_threads=1,
-        evaluation_batch_size=64,
-    ),
+    "smoke": dataclasses.replace(_CPU_PRESET, image_size=32),
+    "laptop": dataclasses.replace(_CPU_PRESET, image_size=64),
     "gpu": ResNet50Config(compute_dtype="mixed_bfloat16"),
     "paper": ResNet50Config(),
 }
