@@ -43,10 +43,26 @@ class StrategyReplicaContext(context.ReplicaContext):
         if self.num_replicas == 1:
             return list(tensors)  # a stock strategy of one replica refuses to reduce
         if op in _TF_REDUCE:
-            replica = tf.distribute.get_replica_context()
-            return list(replica.all_reduce(_TF_REDUCE[op], list(tensors)))
+            return self._reduce_by_type(tensors, _TF_REDUCE[op])
         reduce = tf.reduce_min if op == "min" else tf.reduce_max
         return [reduce(t, axis=0) for t in self.all_gather(tensors)]
+
+    def _reduce_by_type(
+        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+    ) -> list[tf.Tensor]:
+        """Reduces one type at a time: a stock reduction does not mix types."""
+        replica = tf.distribute.get_replica_context()
+        results: dict[int, tf.Tensor] = {}
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            # TensorFlow keeps int32 on the host, where a stock reduction has no group.
+            wide = tf.int64 if dtype == tf.int32 else dtype
+            reduced = replica.all_reduce(
+                op, [tf.cast(tensors[i], wide) for i in places]
+            )
+            for place, value in zip(places, reduced, strict=True):
+                results[place] = tf.cast(value, dtype)
+        return [results[place] for place in range(len(tensors))]
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums zeros with the own slice in its place.
@@ -161,9 +177,7 @@ class StrategyReplicator(base.Replicator):
             step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
         )
         with creation.forbidden_in_steps():
-            outputs = program(source)
-        local = self.strategy.experimental_local_results
-        return tf.nest.map_structure(lambda value: PerReplica(local(value)), outputs)
+            return program(source)
 
     def _distribute(self, leaf: PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(
@@ -174,6 +188,7 @@ class StrategyReplicator(base.Replicator):
 
     def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
         replica_context = StrategyReplicaContext(self.num_replicas)
+        local = self.strategy.experimental_local_results
 
         def step(*batch: Any) -> Any:
             with context.enter(replica_context):
@@ -189,37 +204,34 @@ class StrategyReplicator(base.Replicator):
             )
             return self.strategy.run(step, args=(batch,))
 
-        @tf.function
-        def program(source: Any) -> Any:
-            if num_steps == 1:
-                return one_step(source)
-            structure = [None]
-            local = self.strategy.experimental_local_results
+        structure = [None]  # what a step returns, known once it is traced
 
+        @tf.function
+        def flat_program(source: Any) -> Any:
             def flat_step() -> list[tf.Tensor]:
                 outputs = one_step(source)
                 structure[0] = outputs
                 return [v for leaf in tf.nest.flatten(outputs) for v in local(leaf)]
 
-            shapes = self._output_specs(one_step, source)
-            flat = iter(loop.repeat(flat_step, num_steps, shapes))
+            if num_steps == 1:
+                return flat_step()
+            return loop.repeat(flat_step, num_steps, self._output_specs(flat_step))
+
+        def program(source: Any) -> Any:
+            flat = iter(flat_program(source))
             return tf.nest.map_structure(
-                lambda leaf: tuple(next(flat) for _ in local(leaf)), structure[0]
+                lambda _: PerReplica([next(flat) for _ in range(self.num_replicas)]),
+                structure[0],
             )
 
         return program
 
     def _output_specs(
-        self, one_step: Callable[[Any], Any], source: Any
+        self, flat_step: Callable[[], list[tf.Tensor]]
     ) -> list[tf.TensorSpec]:
         """Traces one step aside to learn the shapes that the loop will carry."""
-        local = self.strategy.experimental_local_results
-        traced = tf.function(lambda: one_step(source)).get_concrete_function()
-        return [
-            tf.TensorSpec(v.shape, v.dtype)
-            for leaf in tf.nest.flatten(traced.structured_outputs)
-            for v in local(leaf)
-        ]
+        traced = tf.function(flat_step).get_concrete_function()
+        return [tf.TensorSpec(v.shape, v.dtype) for v in traced.outputs]
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
