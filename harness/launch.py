@@ -82,6 +82,8 @@ def trial_variables(
     num_threads = str(placement.num_intra_op_threads)
     return variables | {
         **dict.fromkeys(_THREAD_VARIABLES, num_threads),
+        # As the driver counts them, which is how the harness counts them too.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         # Explicit: merely seeing more GPUs changes what TensorFlow does.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_ids) or NO_GPU,
         # A repetition is meant to vary the hash order too, reproducibly.
@@ -114,35 +116,25 @@ def run_tree(
     marker = variables[process_tree.MARKER]
     oom_kills_before = read_oom_kills()
     start = time.monotonic()
-    with (
-        (trial_dir / "stdout.log").open("wb") as stdout,
-        (trial_dir / "stderr.log").open("wb") as stderr,
-    ):
-        process = subprocess.Popen(
-            [*command, str(trial_dir)],
-            # Held open and never written: its end tells the worker that we are gone.
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=dict(variables),
-            # Ctrl-C in the terminal must reach the harness only.
-            start_new_session=True,
-        )
+    process: subprocess.Popen[bytes] | None = None
     is_timed_out = False
     try:
+        process = _start(trial_dir, variables, command)
         process.wait(timeout=timeout_sec)
     except subprocess.TimeoutExpired:
         is_timed_out = True
     finally:
         duration_sec = time.monotonic() - start
-        # Also after a good end: no helper of one trial may disturb the next.
-        process_tree.kill_tree(marker, process.pid)
-        process.wait()
-        if process.stdin is not None:
-            process.stdin.close()
+        # Also after a good end: no helper of one trial may disturb the next. The
+        # marker finds the tree even if the interrupt came while it was started.
+        process_tree.kill_tree(marker, None if process is None else process.pid)
+    assert process is not None
+    exit_code = process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
     oom_kills_after = read_oom_kills()
     return TrialExit(
-        exit_code=process.returncode,
+        exit_code=exit_code,
         is_timed_out=is_timed_out,
         timeout_sec=timeout_sec,
         duration_sec=duration_sec,
@@ -152,6 +144,25 @@ def run_tree(
             else oom_kills_after - oom_kills_before
         ),
     )
+
+
+def _start(
+    trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    with (
+        (trial_dir / "stdout.log").open("wb") as stdout,
+        (trial_dir / "stderr.log").open("wb") as stderr,
+    ):
+        return subprocess.Popen(
+            [*command, str(trial_dir)],
+            # Held open and never written: its end tells the worker that we are gone.
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=dict(variables),
+            # Ctrl-C in the terminal must reach the harness only.
+            start_new_session=True,
+        )
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:

@@ -135,7 +135,9 @@ class RichProgress:
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """Names the trial beside the bar."""
         eta = "" if eta_sec is None else f"{format_duration(eta_sec)} left"
-        self._bar.update(self._task, description=describe_trial(trial), eta=eta)
+        self._bar.update(
+            self._task, description=describe_trial(trial), eta=eta, refresh=True
+        )
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
