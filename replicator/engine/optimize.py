@@ -6,12 +6,18 @@ cut at its collectives instead, optimized once, and replicated afterwards.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator import _tf_compat
 
 if TYPE_CHECKING:
     from replicator.engine.trace import TracedStep
+
+_LOWERING = "_lower_using_switch_merge"
+_CONTROL_FLOW_OPS = frozenset(
+    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+)
 
 
 def optimize(traced: TracedStep) -> Any:
@@ -32,7 +38,10 @@ def optimize(traced: TracedStep) -> Any:
     ]
     if not keep:
         return graph_def
-    return _tf_compat.optimize_graph(graph_def, keep)
+    _mark_lowering(graph_def, is_lowered=False)
+    optimized = _tf_compat.optimize_graph(graph_def, keep)
+    _mark_lowering(optimized, is_lowered=True)
+    return optimized
 
 
 def cut(traced: TracedStep) -> Any:
@@ -60,6 +69,18 @@ def cut(traced: TracedStep) -> Any:
         node.attr["dtype"].type = dtype.as_datatype_enum
         node.attr["shape"].shape.CopyFrom(shape.as_proto())
     return graph_def
+
+
+def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
+    """Says whether loops and branches may become cyclic graphs.
+
+    They may when the function runs, but not before it is copied: a loop that is one
+    node can be renamed like any other.
+    """
+    functions = (function.node_def for function in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *functions):
+        if node.op in _CONTROL_FLOW_OPS:
+            node.attr[_LOWERING].b = is_lowered
 
 
 def _result_shape(collective: Any, shape: Any) -> Any:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
 _FOLD_63 = 0x1E3779B97F4A7C15
+# Integer types by width in bytes.
+_BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
 
 class Kind(enum.Enum):
@@ -42,11 +44,15 @@ class Entry:
       variable: The user's own.
       kind: How the copies relate.
       copies: By replica id; the user's own may be among them.
+      seen: What the copies agree with: the value, or for mirrored variables a
+        fingerprint of it, that the user's own variable had last; None if there are no
+        other copies.
     """
 
     variable: Any
     kind: Kind
     copies: tuple[Any, ...]
+    seen: Any
 
 
 class VariableTable:
@@ -77,8 +83,15 @@ class VariableTable:
         if entry is not None:
             self.version += 1
         with tf.init_scope(), creation.allowed():
+            copies = self._copies(variable, kind)
+            has_copies = any(copy is not variable for copy in copies)
             entry = Entry(
-                variable=variable, kind=kind, copies=self._copies(variable, kind)
+                variable=variable,
+                kind=kind,
+                copies=copies,
+                seen=tf.Variable(state(variable, kind), trainable=False)
+                if has_copies
+                else None,
             )
         self._entries[id(variable)] = entry
         return entry
@@ -135,6 +148,24 @@ def replica_value(variable: Any, kind: Kind, replica_id: int) -> tf.Tensor:
         key, value.dtype
     )
     return tf.bitwise.bitwise_xor(value, mask)
+
+
+def state(variable: Any, kind: Kind) -> tf.Tensor:
+    """What tells whether a variable was changed: its value, or a fingerprint of it."""
+    value = tf.identity(variable)
+    return _fingerprint(value) if kind is Kind.MIRRORED else value
+
+
+def _fingerprint(value: tf.Tensor) -> tf.Tensor:
+    """A checksum of the bits, cheap where memory is fast (GPUs)."""
+    flat = tf.reshape(value, [-1])
+    if value.dtype == tf.bool:
+        bits = tf.cast(flat, tf.int64)
+    else:
+        bits = tf.cast(tf.bitcast(flat, _BITS[value.dtype.size]), tf.int64)
+    # Weights by position, so that exchanged elements change the sum.
+    places = tf.range(tf.size(bits, out_type=tf.int64), dtype=tf.int64) * 2 + 1
+    return tf.reduce_sum(bits * places)
 
 
 def outside_value(entry: Entry) -> tf.Tensor:

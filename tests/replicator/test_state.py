@@ -1,0 +1,284 @@
+"""Variables between and inside steps: local state, outside changes, new shapes."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+import numpy as np
+import psutil
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+
+
+def _batch_norm_model(repl):
+    with repl.context():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 1))
+    return layer
+
+
+def _local_values(repl, variable, per_replica):
+    """What each replica's copy holds, read inside a step."""
+    del per_replica
+    return [float(v) for v in repl.run(lambda: tf.reshape(variable.value, []))]
+
+
+def test_batch_norm_statistics_stay_per_replica_and_read_as_their_mean(
+    in_graph, per_replica
+):
+    """After one step with inputs 2 and 6, copies hold 1 and 3; outside reads 2."""
+    layer = _batch_norm_model(in_graph)
+    xs = per_replica(
+        [np.full((4, 1), 2.0, np.float32), np.full((4, 1), 6.0, np.float32)]
+    )
+
+    def step(x):
+        return tf.reduce_mean(layer(x, training=True))
+
+    in_graph.run(step, xs)
+
+    assert [1.0, 3.0] == _local_values(in_graph, layer.moving_mean, per_replica)
+    assert 2.0 == float(layer.moving_mean.numpy()[0])
+
+
+def test_replica_local_state_changed_outside_reaches_every_copy(in_graph, per_replica):
+    """Assigning the user's own variable resets the copies before the next step."""
+    layer = _batch_norm_model(in_graph)
+    xs = per_replica(
+        [np.full((4, 1), 2.0, np.float32), np.full((4, 1), 6.0, np.float32)]
+    )
+
+    def step(x):
+        return tf.reduce_mean(layer(x, training=True))
+
+    in_graph.run(step, xs)
+    layer.moving_mean.assign([10.0])
+    in_graph.run(step, xs)
+
+    assert [6.0, 8.0] == _local_values(in_graph, layer.moving_mean, per_replica)
+
+
+def _linear(repl):
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0], name="weight")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5, momentum=0.5))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return tf.identity(weight), loss
+
+    return weight, optimizer, step
+
+
+def test_weights_set_outside_reach_every_replica(in_graph, per_replica):
+    """set_weights between steps is what the next step sees, on all replicas."""
+    weight, _, step = _linear(in_graph)
+    xs = per_replica([np.float32([1, 1]), np.float32([3, 3])])
+    in_graph.run(step, xs)
+    weight.assign([100.0, 200.0])
+
+    _, loss = in_graph.run(step, xs)
+
+    assert [300.0, 900.0] == [float(v) for v in loss]
+    in_graph.assert_in_sync()
+
+
+def test_a_restored_checkpoint_continues_the_same_curve(
+    in_graph, per_replica, tmp_path
+):
+    """Restoring weights and slots in a fresh replicator repeats the losses."""
+    xs = per_replica([np.float32([1, 2]), np.float32([3, 5])])
+    weight, optimizer, step = _linear(in_graph)
+    in_graph.run(step, xs)
+    checkpoint = tf.train.Checkpoint(weight=weight, optimizer=optimizer.wrapped)
+    path = checkpoint.write(str(tmp_path / "ckpt"))
+    expected = [in_graph.run(step, xs)[1] for _ in range(3)]
+    in_graph.run(step, xs)
+
+    checkpoint.read(path).assert_consumed()
+    again = [in_graph.run(step, xs)[1] for _ in range(3)]
+
+    for a, b in zip(expected, again, strict=True):
+        assert [float(v) for v in a] == [float(v) for v in b]
+
+
+def test_drift_is_detected(per_replica):
+    """A copy that was tampered with is named."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement="mirrored",
+    )
+    weight, _, step = _linear(repl)
+    repl.run(step, per_replica([np.float32([1, 2]), np.float32([3, 5])]))
+    entry = next(e for e in repl._table.entries() if e.variable is weight)
+    entry.copies[1].assign_add([1e-6, 0.0])
+
+    with pytest.raises(
+        errors.ReplicasOutOfSyncError, match=r"1 mirrored variables differ.*weight"
+    ):
+        repl.assert_in_sync()
+
+
+def test_new_shapes_keep_the_state(in_graph, per_replica):
+    """A batch of another shape retraces the step, and training goes on."""
+    weight, optimizer, _ = _linear(in_graph)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    for size in (2, 3, 2):
+        in_graph.run(step, per_replica([np.ones((size, 2), np.float32)] * 2))
+
+    assert 3 == int(optimizer.iterations.numpy())
+    # Gradient 1 each step, rate and momentum 0.5: 1 - 0.5 - 0.75 - 0.875.
+    np.testing.assert_allclose([-1.125, -0.125], weight.numpy())
+
+
+def test_a_variable_that_becomes_local_is_local_in_earlier_steps_too(in_graph):
+    """A step traced before the writer sees each replica's own copy afterwards."""
+    with in_graph.context():
+        counter = tf.Variable(0.0, trainable=False, name="counter")
+
+    def read():
+        return counter.read_value()
+
+    def write():
+        replica_id = replicator.get_replica_context().replica_id
+        counter.assign_add(tf.cast(replica_id, tf.float32) + 1)
+        return counter.read_value()
+
+    in_graph.run(read)
+    in_graph.run(write)
+
+    assert [1.0, 2.0] == [float(v) for v in in_graph.run(read)]
+    assert 1.5 == float(counter)
+
+
+def test_local_training_must_be_asked_for(in_graph, per_replica):
+    """An unwrapped optimizer would train replicas apart: the message says what to do."""
+    with in_graph.context():
+        weight = tf.Variable([1.0], name="weight")
+    optimizer = keras.optimizers.SGD(0.1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    optimizer.build([weight])
+    with pytest.raises(
+        errors.UnsynchronisedUpdateError,
+        match=r"trainable variable 'weight:0' would be updated.*wrap_optimizer",
+    ):
+        in_graph.run(step, per_replica([np.float32([1]), np.float32([2])]))
+
+
+def test_local_training_asked_for_keeps_copies_apart(in_graph, per_replica):
+    """synchronization=ON_READ makes a trainable variable replica-local."""
+    with in_graph.context():
+        weight = tf.Variable(
+            [1.0],
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.MEAN,
+            trainable=True,
+        )
+
+    def step(x):
+        weight.assign_sub(x)
+        return tf.reduce_sum(weight)
+
+    out = in_graph.run(step, per_replica([np.float32([1]), np.float32([3])]))
+
+    assert [0.0, -2.0] == [float(v) for v in out]
+    assert -1.0 == float(weight.numpy()[0])
+
+
+def test_nested_functions_and_loops_without_collectives_work(in_graph, per_replica):
+    """Inner tf.functions, while loops and conds that read and write variables run."""
+    with in_graph.context():
+        total = tf.Variable(0.0, trainable=False)
+
+    @tf.function
+    def double(x):
+        return tf.cond(x > 0, lambda: 2 * x, lambda: -x)
+
+    def step(x):
+        for _ in tf.range(3):
+            x = double(x)
+        total.assign_add(replicator.all_sum(x))
+        return x
+
+    out = in_graph.run(step, per_replica([1.0, -1.0]))
+
+    assert [8.0, 4.0] == [float(v) for v in out]
+    assert 12.0 == float(total)
+
+
+def test_a_variable_made_in_a_step_teaches(repl):
+    """The message names the variable and where to make it."""
+
+    def step():
+        return tf.Variable(1.0, name="mine")
+
+    with pytest.raises(
+        errors.CreateVariableInStepError, match=r"made a variable \('mine'\).*context"
+    ):
+        repl.run(step)
+
+
+def test_a_new_function_in_every_call_teaches():
+    """Retracing without end is refused with the name of the function."""
+    repl = replicator.create("single")
+
+    def loop():
+        for _ in range(100):
+            repl.run(lambda: tf.constant(1.0))
+
+    with pytest.raises(
+        errors.RetraceLimitError, match=r"17 different function objects"
+    ):
+        loop()
+
+
+@pytest.mark.parametrize("name", ["single", "in_graph"])
+def test_memory_does_not_grow_over_ten_thousand_steps(name):
+    """Resident memory after 10,000 steps is that after 1,000, to a few MiB."""
+    num_replicas = 1 if name == "single" else 2
+    repl = replicator.create(name, num_replicas=num_replicas)
+    with repl.context():
+        weight = tf.Variable(tf.zeros([1000]))
+        local = tf.Variable(tf.zeros([10]), trainable=False)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.from_tensors(tf.ones([1000])).repeat()
+    )
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        local.assign_add(x[:10] * tf.random.uniform([]))
+        return loss
+
+    process = psutil.Process()
+    for _ in range(1000):
+        repl.run(step, inputs)
+    gc.collect()
+    before = process.memory_info().rss
+    for _ in range(9000):
+        repl.run(step, inputs)
+    gc.collect()
+
+    assert process.memory_info().rss - before < 8 * 2**20
