@@ -165,8 +165,14 @@ def _run(
         _note(f"resume with: {command}")
         return exit_codes.INTERRUPTED
     _conclude(store, is_json=is_json)
-    ids = {trial.trial_id for trial in trials}
-    return exit_code(_statuses(store, ids))
+    statuses = _statuses(store, [trial.trial_id for trial in trials])
+    num_failed = len(statuses) - statuses.count(TrialStatus.OK)
+    if num_failed:
+        _note(
+            f"{num_failed} of {len(statuses)} trials are not ok: see"
+            f" 'status {store.root}'; --retry failed runs them again"
+        )
+    return exit_code(statuses)
 
 
 def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:

@@ -101,6 +101,7 @@ def run_trial(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None
     from workloads.catalog import WORKLOADS
 
     workload: Any = importlib.import_module(WORKLOADS[spec.workload].module).WORKLOAD
+    workload.prepare(data=spec.data)
 
     def build() -> measure.StepProgram:
         repl = replicator.create(spec.backend, num_replicas=spec.num_replicas)

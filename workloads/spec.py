@@ -82,6 +82,16 @@ class Workload(abc.ABC):
     version: str
     example_unit: str
 
+    def prepare(self, *, data: str) -> None:  # noqa: B027 - most data needs nothing
+        """Makes the data set ready to read, where this needs to be done once.
+
+        Called before anything is timed, so that the first trial on a machine is not
+        slower to start than the others.
+
+        Raises:
+          ValueError: The data set cannot be made ready; the message says what to do.
+        """
+
     @abc.abstractmethod
     def build(
         self,

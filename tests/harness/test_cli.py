@@ -322,11 +322,12 @@ def test_failures_have_exit_codes_of_their_own(
     """Zero trials measured is never success; status lists what failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
     args = (*SMALL, "--study=s", "--repeats=1")
-    code, _, _ = harness("sweep", *args, overrides=overrides)
+    code, _, err = harness("sweep", *args, overrides=overrides)
     again, _, _ = harness("resume", "s", overrides=overrides)
     _, out, _ = harness("status", "s")
 
     assert expected == code == again
+    assert_matches(r"[14] of 4 trials are not ok: see 'status runs/s'; --retry", err)
     assert "failed in build: the reducer is out of paper" in out
 
 

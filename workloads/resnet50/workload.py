@@ -232,6 +232,11 @@ class ResNet50Workload(Workload):
         self.version = info.version
         self.example_unit = info.example_unit
 
+    def prepare(self, *, data: str) -> None:
+        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
+        if data != SYNTHETIC:
+            open_source(data)
+
     def build(
         self,
         replicator: replicator.Replicator,
