@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from results.statistics import Estimate
 
 NUM_KEY_FINDINGS = 4
+INCONCLUSIVE = "inconclusive"
 
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
@@ -76,14 +77,24 @@ def _scaling_finding(point: Point) -> Finding:
     assert point.speedup is not None
     assert point.efficiency is not None
     replicas = formats.count(point.num_replicas, "replica")
-    sentence = (
-        f"{point.backend} reaches {formats.times(point.speedup.value)} "
-        f"{interval_text(point.speedup)} with {replicas} ({NOUN[point.mode]}), a "
-        f"parallel efficiency of {formats.percent(point.efficiency.value)} "
-        f"{interval_text(point.efficiency, as_percent=True)}."
-    )
+    assert point.baseline is not None
+    unchanged = point.baseline.spec.num_replicas
+    is_told = not point.speedup.has_interval or point.speedup.excludes(unchanged)
+    speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
+    if is_told:
+        verb = "reaches" if point.speedup.value > unchanged else "falls to"
+        sentence = (
+            f"{point.backend} {verb} {speedup} with {replicas} ({NOUN[point.mode]}), a "
+            f"parallel efficiency of {formats.percent(point.efficiency.value)} "
+            f"{interval_text(point.efficiency, as_percent=True)}."
+        )
+    else:
+        sentence = (
+            f"Whether {point.backend} gains from {replicas} ({NOUN[point.mode]}) is "
+            f"inconclusive: the speedup {speedup} includes {unchanged}."
+        )
     return Finding(
-        figure=formats.times(point.speedup.value),
+        figure=formats.times(point.speedup.value) if is_told else INCONCLUSIVE,
         label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
         sentence=sentence,
         trial_ids=point.ratio_trial_ids,
@@ -120,7 +131,7 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
     is_told = comparison.ratio.excludes(1.0)
     return Finding(
-        figure=formats.times(comparison.ratio.value) if is_told else "inconclusive",
+        figure=formats.times(comparison.ratio.value) if is_told else INCONCLUSIVE,
         label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
         sentence=compare_text(comparison),
         trial_ids=comparison.trial_ids,
@@ -234,6 +245,8 @@ def _unknowns(view: View) -> Iterator[str]:
 def _headline(told: list[Finding], leader: str) -> str:
     """Joins sentences, naming their common subject once."""
     first, *rest = [finding.sentence for finding in told]
+    if not first.startswith(leader):
+        return " ".join([first, *rest])
     rest = [
         f"It{text.removeprefix(leader)}" if text.startswith(f"{leader} is ") else text
         for text in rest

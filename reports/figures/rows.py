@@ -11,6 +11,7 @@ import seaborn as sns
 from matplotlib.ticker import MaxNLocator
 
 from reports import formats, svg
+from reports.figures import limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -145,13 +146,20 @@ def draw_estimates(
             axes.axvline(reference, color=svg.MUTED, linewidth=1.1, zorder=1)
         for place, row in enumerate(rows):
             _draw_row(axes, place, row)
-        axes.margins(x=0.06)
+        anchors = [dot for row in rows for dot in row.dots]
+        anchors += [row.value for row in rows if row.value is not None]
+        anchors += [] if reference is None else [reference]
+        ends = [end for row in rows for end in (row.low, row.high) if end is not None]
         if is_logarithmic:
+            axes.set_xlim(limits.logarithmic(anchors, ends))
             svg.set_plain_log(axes, "x")
         else:
-            axes.xaxis.set_major_locator(MaxNLocator(6))
+            axes.set_xlim(limits.linear(anchors, ends))
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         if is_percent:
-            axes.xaxis.set_major_formatter(lambda value, _: formats.percent(value))
+            axes.xaxis.set_major_formatter(
+                lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
+            )
         if is_from_zero:
             axes.set_xlim(left=0)
         _prepare(axes, rows, axis_label)

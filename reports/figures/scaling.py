@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import NullLocator
 
 from reports import formats, svg
+from reports.figures import limits
 from results import scaling, statistics
 
 if TYPE_CHECKING:
@@ -201,6 +202,25 @@ def _hatch_oversubscribed(axes: Axes, view: View, mode: ScalingMode) -> None:
     )
 
 
+def _limits(
+    quantity: Quantity, view: View, mode: ScalingMode, sizes: list[int]
+) -> tuple[float, float]:
+    anchors, ends = [], []
+    for point in view.points:
+        value = value_of(quantity, point)
+        if point.mode is not mode or value is None:
+            continue
+        anchors += [value, *quantity.dots(point)]
+        if point.is_baseline:
+            n_b = point.num_replicas
+            anchors += [quantity.ideal(n, n_b, value) for n in sizes]
+        estimate = quantity.estimate(point)
+        if estimate is not None and estimate.low is not None:
+            assert estimate.high is not None
+            ends += [estimate.low, estimate.high]
+    return limits.logarithmic(anchors or [1.0], ends)
+
+
 def describe(quantity: Quantity, view: View, mode: ScalingMode) -> str:
     """Says in words what a panel shows."""
     parts = []
@@ -232,12 +252,13 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
+        limits_of_y = _limits(quantity, view, mode, sizes)
+        axes.set_ylim(limits_of_y)
         if quantity is EFFICIENCY:
             axes.set_ylim(bottom=0)
             axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
         else:
             svg.set_plain_log(axes, "y")
-        axes.margins(y=0.08)
         axes.grid(visible=False, axis="x")
         axes.set_xlabel("replicas")
         heading = f"{mode.value.capitalize()} scaling"

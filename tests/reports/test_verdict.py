@@ -154,6 +154,10 @@ def test_overlap_with_one_is_inconclusive(
 
     assert "no difference can be told" in findings
     assert "includes 1, inconclusive" in findings
+    assert re.search(
+        r"Whether in_graph gains .* is inconclusive: the", findings
+    )
+    assert "inconclusive</b>" in build.build_report(store)
 
 
 def test_oversubscribed_points_are_no_part_of_the_verdict(

@@ -1,0 +1,40 @@
+"""Axis limits that show the estimates even where an interval is absurdly long.
+
+With two or three repetitions an honest interval may span orders of magnitude. It would
+squeeze everything else into a line, so the axis follows the estimates and a bar that is
+too long runs off the panel; its ends are in the table below the figure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+REACH = 1.5
+"""How far beyond the estimates intervals may push a logarithmic axis, as a factor."""
+MARGIN = 0.06
+
+
+def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
+    """Returns limits around all ``anchors`` and, within reach, around ``ends``.
+
+    Args:
+      anchors: Positive values that must be seen; at least one.
+      ends: Positive ends of intervals, or zero where they underflow.
+    """
+    low = max(min([*anchors, *ends]), min(anchors) / REACH)
+    high = min(max([*anchors, *ends]), max(anchors) * REACH)
+    pad = math.exp(MARGIN * max(math.log(high / low), 0.5))
+    return low / pad, high * pad
+
+
+def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
+    """Returns limits around all ``anchors`` and, within one spread, around ``ends``."""
+    spread = max(anchors) - min(anchors) or max(abs(max(anchors)) / 4, 1e-9)
+    low = max(min([*anchors, *ends]), min(anchors) - spread)
+    high = min(max([*anchors, *ends]), max(anchors) + spread)
+    pad = MARGIN * (high - low or spread)
+    return low - pad, high + pad
