@@ -10,15 +10,15 @@ same evidence.
 Why this bootstrap. The default study has three repetitions. Resampling three values
 can only give the ten averages of those three, so the usual bootstrap intervals are far
 too short. Measured coverage of nominal 95 % intervals on lognormal noise of 3 % (4,000
-simulated studies each; tests/statistics repeats them with the code below):
+simulated studies each; tests/statistics repeats it with the code below, smaller):
 
 ========================================  =====  =====  ======
 construction                              n = 3  n = 5  n = 10
 ========================================  =====  =====  ======
-percentile bootstrap of the mean           0.75   0.83    0.90
-BCa bootstrap of the mean                  0.72   0.84    0.92
+percentile bootstrap of the mean           0.74   0.84    0.91
+BCa bootstrap of the mean                  0.71   0.84    0.90
 **this module**, one group or pairs        0.95   0.95    0.95
-**this module**, two unpaired groups       0.95   0.95    0.95
+**this module**, two unpaired groups       0.96   0.96    0.95
 ========================================  =====  =====  ======
 
 The studentized bootstrap asks how far (estimate - truth) / standard error strays when
@@ -29,7 +29,7 @@ depends on both variances and is drawn, with a fixed seed. Both widen as they mu
 half width at n = 3 is 4.3 standard errors, not 2.
 
 What it does not promise: under strongly skewed noise (exponential slow tail) coverage
-falls to about 0.89 at n = 3; and each interval holds alone, not all of them jointly.
+is about 0.90 at n = 3; and each interval holds alone, not all of them jointly.
 """
 
 from __future__ import annotations
@@ -49,6 +49,12 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 NUM_DRAWS = 19_999
 BOOTSTRAP_SEED = 20_190_213
+
+PERCENTILE_COVERAGE = 0.74
+"""Measured coverage at n = 3 of the percentile bootstrap, the usual one."""
+
+SKEWED_COVERAGE = 0.90
+"""Measured coverage at n = 3 of this module under exponential noise."""
 
 ONE_GROUP = "studentized parametric bootstrap of log values (exact: Student's t)"
 PAIRED = "studentized parametric bootstrap of paired log ratios (exact: Student's t)"

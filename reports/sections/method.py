@@ -23,5 +23,5 @@ def render(view: View) -> Markup:
         "method",
         view=view,
         spec=planned[0].spec if planned else None,
-        num_draws=statistics.NUM_DRAWS,
+        statistics=statistics,
     )
