@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from harness import plan, run
+from harness import cli, exit_codes, plan, run
 from harness.request import SweepRequest
 from harness.topology import CpuTopology, LogicalCpu
 from results.records import Plan, ScalingMode, TrialSpec
@@ -18,6 +19,15 @@ from results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
+
+SMALL_SWEEP = (
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--repeats=2",
+    "--study=s",
+)
 
 _DRIVER = f"""
 import sys
@@ -141,3 +151,20 @@ def start_harness(tmp_path: Path) -> Any:
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: Any, overrides: Any) -> Any:
+    """Returns a directory with a finished study, made once."""
+    root = tmp_path_factory.mktemp("template")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        code = cli.main(("sweep", *SMALL_SWEEP), run_overrides=overrides)
+    assert exit_codes.OK == code
+    return root
+
+
+@pytest.fixture
+def finished(template: Path, tmp_path: Path) -> None:
+    """Puts a finished study into the test's directory."""
+    shutil.copytree(template / "runs", tmp_path / "runs")

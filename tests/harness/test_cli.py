@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -202,23 +201,6 @@ def test_every_verb_has_help() -> None:
 
         assert result.exit_code == 0
         assert cli.cli.commands[name].help
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: Any, overrides: Any) -> Any:
-    """Returns a directory with a finished study, made once."""
-    root = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(root)
-        code = cli.main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
-    assert exit_codes.OK == code
-    return root
-
-
-@pytest.fixture
-def finished(template: Path, tmp_path: Path) -> None:
-    """Puts a finished study into the test's directory."""
-    shutil.copytree(template / "runs", tmp_path / "runs")
 
 
 @pytest.mark.processes

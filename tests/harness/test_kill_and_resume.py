@@ -116,10 +116,9 @@ def test_a_killed_harness_takes_its_trial_along(
 
 
 def test_resume_runs_what_is_missing_and_only_that(
-    start_harness: Any, tmp_path: Path
+    finished: None, start_harness: Any, tmp_path: Path
 ) -> None:
     """A removed trial is missing; the others are kept as they are."""
-    start_harness(*SWEEP).communicate(timeout=60)
     store = Store.open(tmp_path / "runs" / "s")
     before = tables(store)
     trial_id = store.trial_ids()[3]
@@ -134,9 +133,10 @@ def test_resume_runs_what_is_missing_and_only_that(
     assert before == tables(store)
 
 
-def test_more_repeats_extend_a_study(start_harness: Any, tmp_path: Path) -> None:
+def test_more_repeats_extend_a_study(
+    finished: None, start_harness: Any, tmp_path: Path
+) -> None:
     """What is there is reused; only the new repetition runs."""
-    start_harness(*SWEEP).communicate(timeout=60)
     count = tmp_path / "count"
     more = start_harness(*SWEEP, "--repeats=3", FAKE_COUNT_FILE=count)
     _, err = more.communicate(timeout=60)
