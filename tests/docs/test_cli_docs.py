@@ -1,0 +1,137 @@
+"""``harness/README.md`` and the command line say the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from harness import exit_codes
+from harness.cli import cli
+
+VERBS = sorted(cli.commands)
+# Verbs whose document refers to that of another one: verb -> (the other, left out).
+SHARED = {"plan": ("sweep", {"--dry-run", "--retry"})}
+EVERYWHERE = {"-h", "--help"}
+
+_OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
+
+
+def section(document: str, title: str) -> str:
+    """Returns the text below a heading, up to the next one of its level or above."""
+    match = re.search(
+        rf"^(#+) {re.escape(title)}\n(?P<body>.*?)(?=^#{{1,3}} |\Z)",
+        document,
+        re.MULTILINE | re.DOTALL,
+    )
+    assert match is not None, f"no section {title!r}"
+    return match["body"]
+
+
+def options_in(text: str) -> set[str]:
+    """Returns the options that a text names in backquotes or first columns."""
+    quoted = "\n".join(re.findall(r"`([^`\n]+)`", text))
+    return set(_OPTION.findall(quoted))
+
+
+def options_of(verb: str) -> set[str]:
+    """Returns the options that a verb takes."""
+    return {
+        option
+        for parameter in cli.commands[verb].params
+        if isinstance(parameter, click.Option)
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+
+
+@pytest.fixture(scope="module")
+def document(root: Path) -> str:
+    """The harness's document."""
+    return (root / "harness" / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
+    """No option is hidden, so the help is what to compare with."""
+    shown = CliRunner().invoke(cli, [verb, "--help"]).output
+
+    assert options_of(verb) <= set(_OPTION.findall(shown))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_of_a_verb_is_documented(verb: str, document: str) -> None:
+    """A new option needs a line in the document."""
+    documented = options_in(section(document, verb))
+    if verb in SHARED:
+        other, left_out = SHARED[verb]
+        documented |= options_in(section(document, other)) - left_out
+
+    assert set() == options_of(verb) - documented
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_documented_option_is_gone(verb: str, document: str) -> None:
+    """An option that was removed leaves the document too."""
+    known = options_of(verb) | EVERYWHERE
+    # A verb that refers to another one may say what it leaves out.
+    known |= options_of(SHARED[verb][0]) if verb in SHARED else set()
+
+    assert set() == options_in(section(document, verb)) - known
+
+
+def test_every_verb_has_a_section(document: str) -> None:
+    """In the order of the help."""
+    titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
+
+    assert list(cli.commands) == titles
+
+
+def defaults_of(verb: str) -> dict[str, str]:
+    """Returns the defaults that click knows, as a document writes them."""
+    defaults = {}
+    for parameter in cli.commands[verb].params:
+        default = parameter.to_info_dict()["default"]
+        is_value = isinstance(default, (str, int, float, Path))
+        if isinstance(parameter, click.Option) and is_value and default is not False:
+            text = f"{default:g}" if isinstance(default, float) else str(default)
+            defaults[parameter.opts[-1]] = text
+    return defaults
+
+
+def documented_defaults(table: str) -> dict[str, str]:
+    """Returns the last column of a table of options."""
+    return {
+        option: line.rsplit("|", 2)[1].strip().strip("`")
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for option in options_in(line.split("|")[1])
+    }
+
+
+@pytest.mark.parametrize("verb", ["sweep", "resume", "report"])
+def test_documented_defaults_are_the_defaults(verb: str, document: str) -> None:
+    """Where click knows a default, the table has it."""
+    documented = documented_defaults(section(document, verb))
+    expected = defaults_of(verb)
+
+    assert "runs" == expected["--runs-dir"]
+    assert expected == {name: documented.get(name) for name in expected}
+
+
+def test_the_exit_codes_are_the_documented_ones(document: str) -> None:
+    """Each code has a row, and each row is a code."""
+    codes = {v for k, v in vars(exit_codes).items() if k.isupper()}
+    rows = re.findall(r"^\| (\d+) \|", section(document, "Exit codes"), re.MULTILINE)
+
+    assert codes == {int(row) for row in rows}
+
+
+def test_an_undocumented_option_would_be_noticed(document: str) -> None:
+    """The comparison is not empty: taking a row away is seen."""
+    rows = section(document, "sweep").splitlines()
+    without = "\n".join(row for row in rows if "`--repeats`" not in row)
+
+    assert {"--repeats"} == options_of("sweep") - options_in(without)
