@@ -98,13 +98,17 @@ class Replicator(abc.ABC):
           A nest of tensors of the per-replica shapes.
 
         Raises:
-          ValueError: Unknown ``op``.
+          ValueError: Unknown ``op``, or the mean of integers.
         """
         context_lib.check_reduce_op(op)
 
         def reduce_leaf(leaf: Any) -> Any:
             if not isinstance(leaf, PerReplica):
                 return leaf
+            if leaf[0] is None:
+                return None
+            if op == "mean":
+                context_lib.check_mean(leaf[0], "reduce")
             if len(leaf) == 1:
                 return leaf[0]
             with tf.device("CPU:0"):

@@ -47,16 +47,7 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     for leaf in leaves if op == "mean" else ():
-        dtype = (
-            tf.convert_to_tensor(leaf).dtype
-            if not hasattr(leaf, "dtype")
-            else (tf.as_dtype(leaf.dtype))
-        )
-        if not (dtype.is_floating or dtype.is_complex):
-            raise ValueError(
-                f"all_reduce 'mean' of {dtype.name} would have to round; use 'sum', or "
-                "tf.cast the value to a floating type first"
-            )
+        context_lib.check_mean(leaf, "all_reduce")
     dense = [
         tf.convert_to_tensor(leaf)
         for leaf in leaves
@@ -128,9 +119,15 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
 
     Raises:
       CollectiveContextError: Called outside a step function.
+      TypeError: ``source_replica_id`` is not an int.
       ValueError: ``source_replica_id`` is out of range.
     """
     context = context_lib.require("broadcast")
+    if isinstance(source_replica_id, bool) or not isinstance(source_replica_id, int):
+        raise TypeError(
+            f"source_replica_id {source_replica_id!r} must be a Python int: the source "
+            "is linked when the step is traced"
+        )
     if not 0 <= source_replica_id < context.num_replicas:
         raise ValueError(
             f"source_replica_id {source_replica_id!r} is out of range: there are "

@@ -7,12 +7,12 @@ import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from replicator.errors import CollectiveContextError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import tensorflow as tf
 
 REDUCE_OPS = ("sum", "mean", "min", "max")
 
@@ -93,7 +93,7 @@ def require(caller: str) -> ReplicaContext:
         raise CollectiveContextError(
             f"{caller}() was called in cross-replica context, but it needs a replica: "
             "call it inside the step function that you pass to run(); outside, use "
-            "replicator.reduce(op, per_replica_value) on what run() returns"
+            "repl.reduce(op, per_replica_value) on what run() returns"
         )
     return _STACK.contexts[-1]
 
@@ -109,3 +109,18 @@ def check_reduce_op(op: Any) -> str:
             f"unknown reduction {op!r}; use one of {', '.join(map(repr, REDUCE_OPS))}"
         )
     return str(op)
+
+
+def check_mean(value: Any, caller: str) -> None:
+    """Refuses the mean of integers.
+
+    Raises:
+      ValueError: The value is not of a floating or complex type.
+    """
+    has_type = hasattr(value, "dtype")
+    dtype = tf.as_dtype(value.dtype if has_type else tf.convert_to_tensor(value).dtype)
+    if not (dtype.is_floating or dtype.is_complex):
+        raise ValueError(
+            f"{caller} 'mean' of {dtype.name} would have to round; use 'sum', or "
+            "tf.cast the value to a floating type first"
+        )

@@ -105,8 +105,14 @@ def _explicit(
 
 
 def _full_name(device: str) -> str:
-    name = device if device.startswith("/") else f"/device:{device}"
-    spec = tf.DeviceSpec.from_string(name)
+    name = device if str(device).startswith("/") else f"/device:{device}"
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except (TypeError, ValueError) as error:
+        raise DeviceError(
+            f"device {device!r} is not a device name; use names such as 'CPU:0' or "
+            "'GPU:1'"
+        ) from error
     spec = tf.DeviceSpec(job="localhost", replica=0, task=0).make_merged_spec(spec)
     return str(spec.to_string())
 

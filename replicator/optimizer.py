@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+_OWN_ATTRIBUTES = frozenset({"wrapped", "uses_fused_update", "_num_replicas"})
+
+
 class ReplicatedOptimizer:
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
@@ -42,6 +45,13 @@ class ReplicatedOptimizer:
         if name == "wrapped":  # not yet set while unpickling or copying
             raise AttributeError(name)
         return getattr(self.wrapped, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
+        if name in _OWN_ATTRIBUTES:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.wrapped, name, value)
 
     def build(self, variables: Iterable[Any]) -> None:
         """Makes the optimizer's state for ``variables``; optional, run does it."""

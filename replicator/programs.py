@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from replicator.errors import RetraceLimitError
 from replicator.inputs import InputIterator, is_per_replica_nest
-from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+
+    from replicator.per_replica import PerReplica
 
 MAX_FUNCTIONS_PER_CODE = 16
 

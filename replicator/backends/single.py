@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import base, context, creation, loop, programs
+from replicator import devices as device_lib
 from replicator.errors import DeviceError
 from replicator.inputs import InputIterator
 from replicator.per_replica import PerReplica
@@ -60,7 +61,9 @@ class SingleDeviceReplicator(base.Replicator):
                 "InGraphReplicator for several"
             )
         self.num_replicas = 1
-        self.device = devices[0] if devices else None
+        self.device = (
+            device_lib.resolve(1, devices, distinct=False)[0] if devices else None
+        )
         self._programs = programs.ProgramCache()
 
     def run(

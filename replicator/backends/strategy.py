@@ -211,7 +211,8 @@ class StrategyReplicator(base.Replicator):
             def flat_step() -> list[tf.Tensor]:
                 outputs = one_step(source)
                 structure[0] = outputs
-                return [v for leaf in tf.nest.flatten(outputs) for v in local(leaf)]
+                leaves = [x for x in tf.nest.flatten(outputs) if x is not None]
+                return [value for leaf in leaves for value in local(leaf)]
 
             if num_steps == 1:
                 return flat_step()
@@ -220,7 +221,12 @@ class StrategyReplicator(base.Replicator):
         def program(source: Any) -> Any:
             flat = iter(flat_program(source))
             return tf.nest.map_structure(
-                lambda _: PerReplica([next(flat) for _ in range(self.num_replicas)]),
+                lambda leaf: PerReplica(
+                    [
+                        None if leaf is None else next(flat)
+                        for _ in range(self.num_replicas)
+                    ]
+                ),
                 structure[0],
             )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.engine.variables import outside_value, replica_value, state
+from replicator.engine.variables import bits, outside_value, replica_value, state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,20 +50,24 @@ class Coherence:
             by_type.setdefault(entry.seen.dtype, []).append(entry)
         differs = [
             tf.reduce_any(
-                tf.not_equal(
-                    _pack([state(e.variable, e.kind) for e in entries]),
-                    _pack([tf.identity(e.seen) for e in entries]),
-                )
+                bits(_pack([state(e.variable, e.kind) for e in entries]))
+                != bits(_pack([tf.identity(e.seen) for e in entries]))
             )
             for entries in by_type.values()
         ]
         return tf.reduce_any(tf.stack(differs))
 
     def _reset(self) -> tf.Tensor:
+        # One variable that changed must leave the copies of the others as they are.
         for entry in self.entries:
+            now = state(entry.variable, entry.kind)
+            is_changed = tf.reduce_any(bits(now) != bits(tf.identity(entry.seen)))
             for replica_id, copy in enumerate(entry.copies):
                 if copy is not entry.variable:
-                    copy.assign(replica_value(entry.variable, entry.kind, replica_id))
+                    fresh = replica_value(
+                        entry.variable, entry.kind, replica_id, len(entry.copies)
+                    )
+                    copy.assign(tf.where(is_changed, fresh, copy))
         return tf.constant(0)
 
 

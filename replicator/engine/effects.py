@@ -21,7 +21,25 @@ READ_OPS = frozenset(
         "VarIsInitializedOp",
     }
 )
-_WRITE_PREFIXES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+_WRITE_PREFIXES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+_CALL_OPS = frozenset(
+    {
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "While",
+    }
+)
 _PASS_THROUGH = frozenset({"Identity", "IdentityN"})
 _ARG_TYPES = (types_pb2.DT_RESOURCE,)
 
@@ -57,10 +75,12 @@ class EffectTable:
           num_data_inputs: How many data inputs it has.
         """
         called = self._called(proto)
-        if called:
+        if called and (proto.op in _CALL_OPS or proto.op in self._functions):
             return self._of_call(proto, called)
         definition = _tf_compat.op_def(proto.op)
         is_random = "seed" in proto.attr and bool(definition and definition.is_stateful)
+        # Datasets and the like: inputs are not those of the functions they call.
+        is_random |= any(self.has_random(name) for name in called)
         if proto.op in READ_OPS or proto.op in _PASS_THROUGH:
             return Effects(is_pure=True, writes=frozenset(), is_random=False)
         if proto.op.startswith(_WRITE_PREFIXES):
@@ -69,6 +89,7 @@ class EffectTable:
             everything = frozenset(range(num_data_inputs))
             return Effects(is_pure=True, writes=everything, is_random=False)
         is_pure = definition is not None and not definition.is_stateful
+        is_pure &= all(self._of_function(name).is_pure for name in called)
         writes = frozenset() if is_pure else frozenset(range(num_data_inputs))
         return Effects(is_pure=is_pure, writes=writes, is_random=is_random)
 

@@ -173,7 +173,7 @@ class Linker:
     def _unpack(
         self, name: str, ref: Tensor, sizes: list[int], dtype: tf.DType, device: str
     ) -> list[Ref]:
-        lengths = self._const(f"{name}/sizes", np.array(sizes, np.int64), device)
+        lengths = self._const(f"{name}/sizes", np.array(sizes, np.int32), device)
         axis = self._const(f"{name}/axis", np.int32(0), device)
         split = self._add(
             name,
@@ -181,7 +181,7 @@ class Linker:
             [ref, lengths, axis],
             device,
             "output:0",
-            {"num_split": len(sizes), "T": dtype, "Tlen": tf.int64},
+            {"num_split": len(sizes), "T": dtype, "Tlen": tf.int32},
         )
         return [Ref(node=split.node, port=f"output:{i}") for i in range(len(sizes))]
 

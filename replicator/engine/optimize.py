@@ -71,6 +71,41 @@ def cut(traced: TracedStep) -> Any:
     return graph_def
 
 
+def own_functions(graph_def: Any, owner: str) -> None:
+    """Gives every function of a graph a name that no other graph uses.
+
+    The optimizer changes functions, and names the changed ones alike in every graph;
+    TensorFlow keeps functions of all graphs in one table, by name.
+
+    Args:
+      graph_def: Changed in place: its library and all references to it.
+      owner: A unique name, which functions get as a suffix.
+    """
+    names = {
+        function.signature.name: f"{function.signature.name}_of_{owner}"
+        for function in graph_def.library.function
+    }
+    functions = (function.node_def for function in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *functions):
+        node.op = names.get(node.op, node.op)
+        for called in called_functions(node):
+            called.name = names.get(called.name, called.name)
+    for function in graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+
+
+def called_functions(node: Any) -> list[Any]:
+    """The references to functions among a node's attributes, as ``NameAttrList``."""
+    called = []
+    for attr in node.attr.values():
+        kind = attr.WhichOneof("value")
+        if kind == "func":
+            called.append(attr.func)
+        elif kind == "list":
+            called += attr.list.func
+    return called
+
+
 def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     """Says whether loops and branches may become cyclic graphs.
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import tensorflow as tf
+
 from replicator import devices as device_lib
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 # bucket; above, tensors go alone.
 FUSE_BELOW_BYTES = 64 * 1024
 BUCKET_BYTES = 1024 * 1024
+# What the op takes; bfloat16 is not among them.
+_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +72,7 @@ def make_plan(
     Returns:
       One plan per collective.
     """
-    fuses = not device_lib.shares_memory(devices)
+    fuses = len(devices) > 1 and not device_lib.shares_memory(devices)
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
@@ -133,9 +137,7 @@ def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
     distinct_gpus = len(set(devices)) == len(devices) and all(
         device_lib.is_gpu(device) for device in devices
     )
-    has_kernel = all(
-        d.is_floating or d.name in ("int32", "int64") for d in collective.dtypes
-    )
+    has_kernel = all(dtype in _NCCL_DTYPES for dtype in collective.dtypes)
     return "nccl" if distinct_gpus and has_kernel else "add_n"
 
 

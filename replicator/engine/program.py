@@ -12,7 +12,7 @@ from replicator.engine import body as body_lib
 from replicator.engine import invariance, plan
 from replicator.engine.coherence import Coherence
 from replicator.engine.link import Linker
-from replicator.engine.optimize import optimize
+from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.replicate import Replicas
 from replicator.engine.trace import trace
 from replicator.engine.variables import Kind
@@ -48,7 +48,9 @@ class Program:
         self._table = table
         self._name = f"replicated_{next(_COUNTER)}"
         self._traced = trace(step_fn, specs, len(self._devices))
-        self._body = body_lib.from_graph_def(optimize(self._traced))
+        optimized = optimize(self._traced)
+        own_functions(optimized, self._name)
+        self._body = body_lib.from_graph_def(optimized)
         self._invariance = self._analyze()
         self.entries = self._require_variables()
         self._version = table.version
@@ -79,13 +81,13 @@ class Program:
         if num_steps not in self._functions:
             self._functions[num_steps] = self._make_function(num_steps)
         with _tf_compat.graph_optimizer_off():
-            flat = self._functions[num_steps](source)
-        size = len(self._traced.output_specs)
+            flat = iter(self._functions[num_steps](source))
         return [
-            tf.nest.pack_sequence_as(
-                self._traced.structure, flat[r * size : (r + 1) * size]
+            tf.nest.map_structure(
+                lambda leaf: None if leaf is None else next(flat),
+                self._traced.structure,
             )
-            for r in range(len(self._devices))
+            for _ in range(len(self._devices))
         ]
 
     def _analyze(self) -> invariance.Invariance:
@@ -163,8 +165,7 @@ class Program:
             function.control_ret[f"control_{index}"] = name
         function.node_def.extend([*self._replica_ids, *self._linker.nodes, *nodes])
         for library_function in replicas.library:
-            if not _tf_compat.has_function(library_function.signature.name):
-                _tf_compat.add_function(library_function)
+            _tf_compat.add_function(library_function)
         _tf_compat.add_function(function)
 
     def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
@@ -229,7 +230,10 @@ class Program:
                 batch = [] if source is None else deal(source, num_replicas)
                 outputs = _tf_compat.call_function(
                     self._name,
-                    [*self._captured, *tf.nest.flatten(batch)],
+                    [
+                        *self._captured,
+                        *tf.nest.flatten(batch, expand_composites=True),
+                    ],
                     [spec.dtype for spec in specs],
                 )
                 for output, spec in zip(outputs, specs, strict=True):

@@ -15,6 +15,7 @@ import tensorflow as tf
 from replicator import _tf_compat
 from replicator.engine.body import Ref
 from replicator.engine.effects import EffectTable
+from replicator.engine.optimize import called_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -127,13 +128,9 @@ class Replicas:
     def _fold_seeds(self, proto: Any, replica_id: int) -> None:
         if "seed2" in proto.attr and "seed" in proto.attr:
             _fold_seed(proto, replica_id)
-        for attr in proto.attr.values():
-            kind = attr.WhichOneof("value")
-            called = [attr.func] if kind == "func" else []
-            called += list(attr.list.func) if kind == "list" else []
-            for function in called:
-                if function.name and self._is_cloned(function.name):
-                    function.name = _clone_name(function.name, replica_id)
+        for called in called_functions(proto):
+            if self._is_cloned(called.name):
+                called.name = _clone_name(called.name, replica_id)
         if self._is_cloned(proto.op):
             proto.op = _clone_name(proto.op, replica_id)
 

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
 _FOLD_63 = 0x1E3779B97F4A7C15
+# Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
+_MIX_1 = 0x3F58476D1CE4E5B9
+_MIX_2 = 0x14D049BB133111EB
 # Integer types by width in bytes.
 _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 
@@ -112,7 +115,7 @@ class VariableTable:
             with tf.device(device):
                 copies.append(
                     tf.Variable(
-                        replica_value(variable, kind, replica_id),
+                        replica_value(variable, kind, replica_id, num_replicas),
                         trainable=False,
                         dtype=variable.dtype,
                         shape=variable.shape,
@@ -134,9 +137,15 @@ def declared_kind(variable: Any) -> Kind:
     return Kind.MIRRORED
 
 
-def replica_value(variable: Any, kind: Kind, replica_id: int) -> tf.Tensor:
+def replica_value(
+    variable: Any, kind: Kind, replica_id: int, num_replicas: int
+) -> tf.Tensor:
     """What a replica's copy becomes when the user has set the variable."""
     value = tf.identity(variable)
+    if kind is Kind.LOCAL and _is_summed(variable):
+        # Copies must sum to the value; replica 0 takes what is left of a division.
+        share = tf.zeros_like(value) if num_replicas == 1 else value // num_replicas
+        return value - share * (num_replicas - 1) if replica_id == 0 else share
     if kind is not Kind.RANDOM or replica_id == 0:
         return value
     # Keras: [seed, counter]; tf.random.Generator: [counter, counter, key].
@@ -156,24 +165,44 @@ def state(variable: Any, kind: Kind) -> tf.Tensor:
     return _fingerprint(value) if kind is Kind.MIRRORED else value
 
 
-def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """A checksum of the bits, cheap where memory is fast (GPUs)."""
+def bits(value: tf.Tensor) -> tf.Tensor:
+    """The value as a vector of integers: equal bits compare equal, even NaN."""
     flat = tf.reshape(value, [-1])
     if value.dtype == tf.bool:
-        bits = tf.cast(flat, tf.int64)
-    else:
-        bits = tf.cast(tf.bitcast(flat, _BITS[value.dtype.size]), tf.int64)
-    # Weights by position, so that exchanged elements change the sum.
-    places = tf.range(tf.size(bits, out_type=tf.int64), dtype=tf.int64) * 2 + 1
-    return tf.reduce_sum(bits * places)
+        return tf.cast(flat, tf.int64)
+    if value.dtype == tf.string:
+        return tf.strings.to_hash_bucket_fast(flat, 1 << 62)
+    width = min(value.dtype.size, 8)  # of complex128: two halves
+    return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
+
+
+def _fingerprint(value: tf.Tensor) -> tf.Tensor:
+    """A checksum of the bits, cheap where memory is fast (GPUs)."""
+    # Scrambled first (as in splitmix64): a sum of plain bits by position would take
+    # [3, 0] for [0, 1]. Weights by position, so that exchanged elements change it.
+    mixed = bits(value) * _MIX_1
+    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29))
+    mixed *= _MIX_2
+    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 32))
+    places = tf.range(tf.size(mixed, out_type=tf.int64), dtype=tf.int64) * 2 + 1
+    return tf.reduce_sum(mixed * places)
 
 
 def outside_value(entry: Entry) -> tf.Tensor:
     """What the user's own variable reads as between steps: mean, or replica 0."""
     copies = [tf.identity(copy) for copy in entry.copies]
-    if entry.kind is Kind.LOCAL and entry.variable.dtype.is_floating:
-        if entry.variable.aggregation == tf.VariableAggregation.SUM:
-            return tf.add_n(copies)
-        if entry.variable.aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA:
-            return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
-    return copies[0]
+    if entry.kind is not Kind.LOCAL:
+        return copies[0]
+    if _is_summed(entry.variable):
+        return tf.add_n(copies)
+    is_first = entry.variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    if is_first or not entry.variable.dtype.is_floating:
+        return copies[0]
+    return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
+
+
+def _is_summed(variable: Any) -> bool:
+    dtype = variable.dtype
+    return variable.aggregation == tf.VariableAggregation.SUM and (
+        dtype.is_floating or dtype.is_integer
+    )
