@@ -1,0 +1,80 @@
+"""What the documents point to exists."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
+PATHS = sorted(
+    [*ROOT.glob("*.md"), *(p for f in FOLDERS for p in (ROOT / f).rglob("*.md"))]
+)
+
+_FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\]\((?P<target>[^)\s]+)\)")
+_FILE = re.compile(
+    r"`(?P<target>[A-Za-z_.][\w./-]*/[\w.-]+\.(py|md|json|toml|yaml|j2|css|svg|png))`"
+)
+# Made by a run, so not in the tree.
+_MADE = ("runs/", "report/")
+
+
+def targets_in(text: str) -> list[str]:
+    """Returns relative link targets, and files named in backquotes by their path."""
+    prose = _FENCE.sub("", text)
+    links = [m["target"].partition("#")[0] for m in _LINK.finditer(prose)]
+    files = [m["target"] for m in _FILE.finditer(prose)]
+    return [
+        target
+        for target in (*links, *files)
+        if target and ":" not in target and not target.startswith(_MADE)
+    ]
+
+
+def missing_targets(text: str, folder: Path) -> list[str]:
+    """Returns the targets that are neither beside the document nor below the root."""
+    return [
+        target
+        for target in targets_in(text)
+        if not (folder / target).exists() and not (ROOT / target).exists()
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_what_a_document_points_to_exists(path: Path) -> None:
+    """Links and files; files may be named from the root or from the document."""
+    text = path.read_text(encoding="utf-8")
+
+    assert [] == missing_targets(text, path.parent)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_documents_hold_no_path_of_one_machine(path: Path) -> None:
+    """A path that only its author has is of no use to a reader."""
+    found = re.findall(
+        r"(?<![\w.])/(?:home|root|work|tmp|Users)/\S*", path.read_text(encoding="utf-8")
+    )
+
+    assert [] == found
+
+
+def test_decision_records_are_numbered_without_gaps_and_listed() -> None:
+    """The index has each record once, in order."""
+    folder = ROOT / "docs" / "decisions"
+    names = sorted(p.name for p in folder.glob("[0-9]*.md"))
+    listed = re.findall(
+        r"\((\d{4}-[\w-]+\.md)\)", (folder / "README.md").read_text(encoding="utf-8")
+    )
+
+    assert names == listed
+    assert [f"{n:04d}" for n in range(1, len(names) + 1)] == [n[:4] for n in names]
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    """Both kinds; what a code block says is code."""
+    text = "[a](gone.md) and `harness/gone.py`\n```\n[b](c.md)\n```\n`runs/x/plan.json`"
+
+    assert ["gone.md", "harness/gone.py"] == missing_targets(text, tmp_path)
