@@ -162,8 +162,8 @@ class TraceContext(context.ReplicaContext):
         raise CollectiveControlFlowError(
             f"{kind} was called inside {where}; replicas could take different paths, "
             "so it cannot be linked to the other replicas: move it out (compute "
-            "inside, communicate outside), write the loop as a Python loop, or drop the inner "
-            "@tf.function"
+            "inside, communicate outside), write the loop as a Python loop, or drop "
+            "the inner @tf.function"
         )
 
 
