@@ -73,6 +73,17 @@ def test_decision_records_are_numbered_without_gaps_and_listed() -> None:
     assert [f"{n:04d}" for n in range(1, len(names) + 1)] == [n[:4] for n in names]
 
 
+def test_every_section_of_the_report_is_in_its_document() -> None:
+    """In reading order."""
+    package = ROOT / "reports" / "sections" / "__init__.py"
+    order = package.read_text(encoding="utf-8").partition("SECTIONS = (")[2]
+    sections = re.findall(r"^    (\w+),$", order, re.MULTILINE)
+    document = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")
+
+    assert len(sections) > 1
+    assert sections == re.findall(r"^\| `(\w+)\.py` \|", document, re.MULTILINE)
+
+
 def test_a_dead_link_is_found(tmp_path: Path) -> None:
     """Both kinds; what a code block says is code."""
     text = "[a](gone.md) and `harness/gone.py`\n```\n[b](c.md)\n```\n`runs/x/plan.json`"
