@@ -1,6 +1,6 @@
 """Prints how long ``--help`` and a plan of 1,000 trials take, as a user sees it.
 
-python benchmarks/bench_cli.py
+python -m benchmarks.bench_cli
 """
 
 from __future__ import annotations

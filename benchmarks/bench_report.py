@@ -1,4 +1,4 @@
-"""Times the report of 1,000 trials: ``python benchmarks/bench_report.py``.
+"""Times the report of 1,000 trials: ``python -m benchmarks.bench_report``.
 
 Prints one line per stage and the budget of the whole: 15 s, imports included.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 
-import synthetic
+from benchmarks import synthetic
 
 NUM_REPEATS = 84  # 12 cases, so 1,008 trials
 BUDGET_SEC = 15.0

@@ -1,0 +1,1 @@
+"""Programs that measure this project; `make bench` runs them all."""

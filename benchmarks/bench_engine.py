@@ -1,0 +1,89 @@
+"""Costs of the engine itself, by pytest-benchmark.
+
+python -m pytest benchmarks/bench_engine.py
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.engine import body, optimize, plan, trace
+
+NUM_COLLECTIVES = 100
+
+
+def _many_collectives() -> Any:
+    """A step of 100 collectives, each of which depends on the one before."""
+
+    def step(x: Any) -> Any:
+        for _ in range(NUM_COLLECTIVES):
+            x = replicator.all_mean(tf.tanh(x))
+        return x
+
+    return trace.trace(step, [tf.TensorSpec([64])], 8)
+
+
+def test_trace_100_collectives(benchmark: Any) -> None:
+    """Python tracing of the step function."""
+    benchmark.pedantic(_many_collectives, rounds=5, warmup_rounds=1)
+
+
+def test_optimize_and_read_100_collectives(benchmark: Any) -> None:
+    """Graph optimization and conversion, once per step function."""
+    traced = _many_collectives()
+    benchmark.pedantic(
+        lambda: body.from_graph_def(optimize.optimize(traced)),
+        rounds=5,
+        warmup_rounds=1,
+    )
+
+
+def test_plan_100_collectives_over_8_replicas(benchmark: Any) -> None:
+    """Owners and buckets."""
+    traced = _many_collectives()
+    devices = [f"/device:GPU:{index}" for index in range(8)]
+    benchmark(plan.make_plan, traced.collectives, devices)
+
+
+@pytest.mark.parametrize("name", ["plain tf.function", "single", "in_graph x4"])
+def test_one_tiny_step(benchmark: Any, name: str) -> None:
+    """Dispatch of a step that computes almost nothing."""
+    weight = tf.Variable(1.0)
+    if name == "plain tf.function":
+
+        @tf.function
+        def plain() -> Any:
+            weight.assign_add(0.001)
+            return weight.read_value()
+
+        benchmark(lambda: float(plain()))
+        return
+    backend, _, replicas = name.partition(" x")
+    repl = replicator.create(backend, num_replicas=int(replicas or 1))
+
+    def step() -> Any:
+        weight.assign_add(0.001)
+        return weight.read_value()
+
+    benchmark(lambda: float(repl.run(step)[0]))
+
+
+def test_16_tiny_steps_in_one_dispatch(benchmark: Any) -> None:
+    """The same 16 times in one call: divide by 16 for the cost of a step."""
+    repl = replicator.create("in_graph", num_replicas=4)
+    with repl.context():
+        weight = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step() -> Any:
+        with tf.GradientTape() as tape:
+            loss = weight * weight
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    benchmark(lambda: float(repl.run(step, num_steps=16)[0]))
