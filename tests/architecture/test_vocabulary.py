@@ -13,7 +13,7 @@ PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
 
 # Word of an identifier -> what the glossary has in its place.
 BANNED_WORDS = {
-    "burnin": "num_warmup_steps",
+    "burn": "num_warmup_steps",
     "campaign": "sweep",
     "clone": "replica",
     "clones": "replicas",
