@@ -1,0 +1,109 @@
+"""Lists in the documents are complete: what is added to the code is added to them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import replicator.catalog
+import workloads.catalog
+from results import schema
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read(root: Path, name: str) -> str:
+    """Returns a text file of the project."""
+    return (root / name).read_text(encoding="utf-8")
+
+
+def first_cells(text: str) -> list[str]:
+    """Returns the first cell of each row of all tables, without backquotes."""
+    rows = re.findall(r"^\| *(.*?) *\|", text, re.MULTILINE)
+    return [row.replace("`", "") for row in rows]
+
+
+def test_every_make_target_is_described(root: Path) -> None:
+    """The table of CONTRIBUTING.md has the targets of the Makefile."""
+    targets = re.findall(r"^([a-z]+):.*##", read(root, "Makefile"), re.MULTILINE)
+    rows = first_cells(read(root, "CONTRIBUTING.md"))
+    described = {row.removeprefix("make ") for row in rows if row.startswith("make ")}
+
+    assert len(targets) > 1
+    assert {*targets, "help"} == described
+
+
+def test_every_folder_of_tests_is_described(root: Path) -> None:
+    """The table of CONTRIBUTING.md has the folders."""
+    folders = {
+        f"tests/{path.name}/"
+        for path in (root / "tests").iterdir()
+        if any(path.glob("test_*.py"))
+    }
+    cells = ", ".join(first_cells(read(root, "CONTRIBUTING.md")))
+
+    assert folders == set(re.findall(r"tests/\w+/", cells))
+
+
+def test_every_backend_is_described(root: Path) -> None:
+    """The table of the replicator's README has the catalogue, and nothing else."""
+    text = read(root, "replicator/README.md")
+    section = text.partition("## Backends")[2].partition("\n## ")[0]
+    names = [cell for cell in first_cells(section) if re.fullmatch(r"[a-z_]+", cell)]
+
+    assert sorted(replicator.catalog.BACKENDS) == sorted(set(names) - {"name"})
+
+
+def test_every_public_name_is_described(root: Path) -> None:
+    """The replicator's README mentions what the package exports."""
+    text = read(root, "replicator/README.md")
+    words = set(re.findall(r"\w+", text))
+    public = set(replicator.__all__)
+
+    assert set() == public - words
+
+
+@pytest.mark.parametrize("package", ["results"])
+def test_every_module_is_described(root: Path, package: str) -> None:
+    """The table of files has the modules."""
+    modules = {
+        path.name
+        for path in (root / package).glob("*.py")
+        if path.name not in ("__init__.py", "errors.py")
+    }
+    text = read(root, f"{package}/README.md").partition("## Files")[2]
+
+    assert modules == set(re.findall(r"`(\w+\.py)`", text))
+
+
+def test_every_record_is_described(root: Path) -> None:
+    """The table of records has their files and schemas."""
+    text = read(root, "results/README.md")
+
+    for kind, model in schema.MODELS.items():
+        row = f"| `{kind}.json` | `{model.__name__}` | `docs/schema/{kind}.schema.json`"
+        assert row in text
+
+
+@pytest.mark.parametrize("name", sorted(workloads.catalog.WORKLOADS))
+def test_every_workload_says_how_far_it_is_the_paper(root: Path, name: str) -> None:
+    """Its README has a section on fidelity and names its presets."""
+    text = read(root, f"workloads/{name}/README.md")
+
+    assert "## Fidelity" in text
+    for preset in workloads.catalog.WORKLOADS[name].presets:
+        assert preset.name in text
+
+
+def test_the_changelog_has_the_version_of_the_project(root: Path) -> None:
+    """A release moves "Unreleased" under its number."""
+    project = read(root, "pyproject.toml")
+    version = re.search(r'^version = "(.+)"$', project, re.MULTILINE)
+    assert version is not None
+    headings = re.findall(r"^## (.+)$", read(root, "CHANGELOG.md"), re.MULTILINE)
+
+    assert "Unreleased" == headings[0]
+    assert headings[1].startswith(f"{version[1]} - ")
