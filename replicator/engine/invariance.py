@@ -13,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from replicator.engine.body import Ref
 from replicator.engine.effects import READ_OPS, EffectTable
 from replicator.errors import UnsynchronisedUpdateError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from replicator.engine.body import Body
+    from replicator.engine.body import Body, Node
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,21 +107,57 @@ def _pass(
     effects: EffectTable,
 ) -> tuple[set[str], dict[str, str]]:
     mirrored = handles - local
-    same = invariant_inputs | mirrored
+    known = _Known(invariant_inputs | mirrored, handles)
     varying_writes: dict[str, str] = {}
     invariant: set[str] = set()
-    alias = {handle: handle for handle in handles}
     for node in body.nodes:
-        if node.op == "Identity" and node.inputs[0].node in alias:
-            alias[node.name] = alias[node.inputs[0].node]
+        known.look_through(node)
         of_node = effects.of(node.proto, len(node.inputs))
-        if of_node.is_pure and all(ref.node in same for ref in node.inputs):
-            same.add(node.name)
+        if of_node.is_pure and all(map(known.is_same, node.inputs)):
+            known.same.add(node.name)
             invariant.add(node.name)
             continue
         for position in of_node.writes:
             if position < len(node.inputs) and node.op not in READ_OPS:
-                origin = alias.get(node.inputs[position].node)
+                origin = known.origin(node.inputs[position])
                 if origin in mirrored:
-                    varying_writes.setdefault(origin, node.name)
+                    varying_writes.setdefault(str(origin), node.name)
     return invariant, varying_writes
+
+
+class _Known:
+    """What one pass knows of the tensors that it has seen.
+
+    Attributes:
+      same: Nodes and placeholders all of whose outputs are equal on every replica.
+    """
+
+    def __init__(self, same: set[str], handles: set[str]) -> None:
+        self.same = same
+        self._handles = handles
+        self._same_outputs: set[Ref] = set()
+        self._alias: dict[Ref, str] = {}
+
+    def is_same(self, ref: Ref) -> bool:
+        """Whether a tensor is equal on every replica."""
+        return ref.node in self.same or ref in self._same_outputs
+
+    def origin(self, ref: Ref) -> str | None:
+        """The placeholder of the variable that a tensor is the handle of, if any."""
+        return ref.node if ref.node in self._handles else self._alias.get(ref)
+
+    def look_through(self, node: Node) -> None:
+        """Lets identities pass on what is known: output i is input i.
+
+        Gradients of collectives pass results and operands through one ``IdentityN``,
+        and only the former are the same on every replica.
+        """
+        if node.op not in ("Identity", "IdentityN"):
+            return
+        for index, ref in enumerate(node.inputs):
+            output = Ref(node=node.name, port=f"output:{index}")
+            origin = self.origin(ref)
+            if origin is not None:
+                self._alias[output] = origin
+            if self.is_same(ref):
+                self._same_outputs.add(output)

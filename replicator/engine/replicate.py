@@ -122,7 +122,10 @@ class Replicas:
         if node.proto.device:
             asked = tf.DeviceSpec.from_string(node.proto.device)
             if asked.device_type not in (None, mine.device_type):
-                return str(mine.make_merged_spec(asked).to_string())
+                # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
+                index = asked.device_index or 0
+                other = mine.replace(device_type=asked.device_type, device_index=index)
+                return str(other.to_string())
         return self._devices[replica_id]
 
     def _fold_seeds(self, proto: Any, replica_id: int) -> None:

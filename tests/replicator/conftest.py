@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
 from replicator import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
 
 NUM_VIRTUAL_DEVICES = 4
 

@@ -166,7 +166,7 @@ def test_a_variable_that_becomes_local_is_local_in_earlier_steps_too(in_graph):
 
 
 def test_local_training_must_be_asked_for(in_graph, per_replica):
-    """An unwrapped optimizer would train replicas apart: the message says what to do."""
+    """An unwrapped optimizer would train replicas apart: the message says so."""
     with in_graph.context():
         weight = tf.Variable([1.0], name="weight")
     optimizer = keras.optimizers.SGD(0.1)

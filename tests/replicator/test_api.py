@@ -1,0 +1,94 @@
+"""The public names of the package, and what importing it costs."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+import replicator
+from replicator import catalog, errors
+
+
+def test_public_names_are_sorted_and_all_there():
+    """``__all__``, ``dir()`` and the table of homes say the same."""
+    assert sorted(replicator.__all__) == list(replicator.__all__)
+    assert list(replicator.__all__) == dir(replicator)
+    assert set(replicator.__all__) == set(replicator._HOMES)
+
+
+@pytest.mark.parametrize("name", replicator.__all__)
+def test_every_public_name_is_documented_and_lives_where_it_says(name):
+    """It has a docstring of one sentence at least, and its home's name."""
+    thing = getattr(replicator, name)
+
+    assert inspect.getdoc(thing)
+    assert f"replicator.{replicator._HOMES[name]}" == thing.__module__
+
+
+@pytest.mark.parametrize(
+    "kind", [n for n in replicator.__all__ if inspect.isclass(getattr(replicator, n))]
+)
+def test_every_public_method_is_documented(kind):
+    """Also where a subclass overrides it."""
+    missing = [
+        name
+        for name, member in inspect.getmembers(getattr(replicator, kind))
+        if not name.startswith("_")
+        and (inspect.isfunction(member) or isinstance(member, property))
+        and not inspect.getdoc(member)
+    ]
+
+    assert [] == missing
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    """As in any module."""
+    with pytest.raises(
+        AttributeError, match=r"module 'replicator' has no attribute 'tower'"
+    ):
+        _ = replicator.tower
+
+
+def test_planning_tools_load_no_tensorflow():
+    """Importing the package and its catalogue is free; the first name is not."""
+    code = (
+        "import sys, replicator, replicator.catalog, replicator.errors\n"
+        "heavy = {'tensorflow', 'keras', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert dir(replicator) == list(replicator.__all__)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
+
+    assert "" == done.stderr
+    assert 0 == done.returncode
+
+
+@pytest.mark.parametrize("name", catalog.BACKENDS)
+def test_every_backend_of_the_catalogue_exists(name):
+    """Its target is a replicator class, and its name is its key."""
+    info = catalog.BACKENDS[name]
+    module, _, kind = info.target.partition(":")
+
+    assert name == info.name
+    assert issubclass(
+        getattr(importlib.import_module(module), kind), replicator.Replicator
+    )
+
+
+def test_the_tree_of_errors_in_the_documentation_is_complete():
+    """Every error derives from ReplicatorError and stands in the module's docstring."""
+    kinds = [
+        kind
+        for _, kind in inspect.getmembers(errors, inspect.isclass)
+        if kind.__module__ == errors.__name__
+    ]
+
+    assert all(issubclass(kind, errors.ReplicatorError) for kind in kinds)
+    assert [] == [k.__name__ for k in kinds if k.__name__ not in errors.__doc__]
