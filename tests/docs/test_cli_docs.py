@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import click
@@ -135,3 +136,37 @@ def test_an_undocumented_option_would_be_noticed(document: str) -> None:
     without = "\n".join(row for row in rows if "`--repeats`" not in row)
 
     assert {"--repeats"} == options_of("sweep") - options_in(without)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+_COMMAND = re.compile(r"^ *(?:\$ )?python -m harness +(?P<arguments>.+)$", re.MULTILINE)
+COMMANDS = sorted(
+    {
+        match["arguments"]
+        for folder in (
+            ".",
+            "docs",
+            "harness",
+            "reports",
+            "results",
+            "workloads/resnet50",
+        )
+        for path in (ROOT / folder).glob("*.md")
+        for match in _COMMAND.finditer(path.read_text(encoding="utf-8"))
+    }
+)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_the_commands_of_the_documents_parse(arguments: str) -> None:
+    """Verb, options and values are known; nothing is run."""
+    verb, *rest = shlex.split(arguments, comments=True)
+
+    assert cli.commands[verb].make_context(verb, rest).params
+
+
+def test_commands_are_found_and_a_wrong_one_is_refused() -> None:
+    """The pattern sees the first command of the harness's document."""
+    assert "sweep --workload resnet50" in COMMANDS
+    with pytest.raises(click.UsageError, match="No such option"):
+        cli.commands["sweep"].make_context("sweep", ["--workloads", "resnet50"])
