@@ -119,7 +119,7 @@ def _momentum(optimizer: Any) -> Apply:
                 accum=_tf_compat.handle(slot),
                 lr=tf.cast(rate, grad.dtype),
                 grad=grad,
-                momentum=tf.constant(optimizer.momentum, grad.dtype),
+                momentum=keras.ops.cast(optimizer.momentum, grad.dtype.name),
                 use_nesterov=optimizer.nesterov,
             )
         optimizer.iterations.assign_add(1)
@@ -144,8 +144,9 @@ def _adam(optimizer: Any) -> Apply:
                 var=_tf_compat.handle(variable),
                 m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
                 v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
-                beta1_power=tf.pow(beta_1, step),
-                beta2_power=tf.pow(beta_2, step),
+                # By way of float32, as Keras: float64 would be another number.
+                beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
+                beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
                 lr=tf.cast(rate, dtype),
                 beta1=beta_1,
                 beta2=beta_2,
