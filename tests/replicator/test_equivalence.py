@@ -22,6 +22,9 @@ OPTIMIZERS = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "accumulated": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, gradient_accumulation_steps=2
+    ),
     "schedule": lambda: keras.optimizers.SGD(
         keras.optimizers.schedules.PiecewiseConstantDecay([4, 8], [0.1, 0.05, 0.01]),
         momentum=0.9,
