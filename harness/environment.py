@@ -20,6 +20,7 @@ RECORDED_PREFIXES = (
     "CUDA_",
     "KERAS_",
     "KMP_",
+    "MALLOC_",
     "MKL_",
     "NCCL_",
     "OMP_",

@@ -15,6 +15,7 @@ from harness import (
     aggregate,
     canary,
     environment,
+    foreign_load,
     gpus,
     launch,
     placement,
@@ -150,13 +151,17 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     core = place.cpusets[0][0]
     env = env.model_copy(update={"canary_before_sec": settings.canary(core)})
     store.write_env(trial_id, env)
+    clock = foreign_load.read_clock()
     trial_exit = launch.run_tree(
         trial_dir,
         variables,
         timeout_sec=settings.timeout_sec,
         command=settings.worker_command,
     )
+    load = foreign_load.between(clock, foreign_load.read_clock(), env.num_logical_cores)
     after = {
+        "foreign_cpu_fraction": load.foreign_fraction,
+        "stolen_cpu_fraction": load.stolen_fraction,
         "load_average_after": os.getloadavg()[0],
         "canary_after_sec": settings.canary(core),
     }

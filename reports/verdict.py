@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 NUM_KEY_FINDINGS = 4
 INCONCLUSIVE = "inconclusive"
 
+QUIET_FRACTION = 0.05
+"""Above this share of CPU time used by others, a trial counts as disturbed."""
+
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
 
@@ -233,6 +236,18 @@ def _unknowns(view: View) -> Iterator[str]:
         yield (
             "Replicas run on cores of one machine and share its memory bandwidth and "
             "caches, so the figures say nothing about separate machines or devices."
+        )
+    disturbed = [
+        env.foreign_cpu_fraction or 0.0
+        for env in environments
+        if (env.foreign_cpu_fraction or 0.0) > QUIET_FRACTION
+    ]
+    if disturbed:
+        yield (
+            f"The machine was not quiet: in {len(disturbed)} of {len(environments)} "
+            "trials other processes used more than "
+            f"{formats.percent(QUIET_FRACTION)} of the CPU time (up to "
+            f"{formats.percent(max(disturbed))}), so the figures are theirs too."
         )
     machines = {env.fingerprint for env in environments}
     if len(machines) > 1:

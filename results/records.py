@@ -137,6 +137,12 @@ class Environment(Record):
     load_average_after: float | None = None
     canary_before_sec: float | None = None
     canary_after_sec: float | None = None
+    foreign_cpu_fraction: float | None = Field(
+        default=None, description="CPU time of other processes during the trial, 0..1"
+    )
+    stolen_cpu_fraction: float | None = Field(
+        default=None, description="CPU time given to other guests of the hypervisor"
+    )
     placement: Placement
 
 

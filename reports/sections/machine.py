@@ -47,6 +47,16 @@ def render(view: View) -> Markup:
                 for env in environments
                 if env.load_average_before is not None
             ],
+            "foreign": [
+                env.foreign_cpu_fraction
+                for env in environments
+                if env.foreign_cpu_fraction is not None
+            ],
+            "stolen": [
+                env.stolen_cpu_fraction
+                for env in environments
+                if env.stolen_cpu_fraction is not None
+            ],
         }
         for fingerprint, environments in records.items()
     ]

@@ -154,9 +154,7 @@ def test_overlap_with_one_is_inconclusive(
 
     assert "no difference can be told" in findings
     assert "includes 1, inconclusive" in findings
-    assert re.search(
-        r"Whether in_graph gains .* is inconclusive: the", findings
-    )
+    assert re.search(r"Whether in_graph gains .* is inconclusive: the", findings)
     assert "inconclusive</b>" in build.build_report(store)
 
 
@@ -261,3 +259,20 @@ def test_seconds_turn_into_milliseconds() -> None:
     """Below one second."""
     assert _plain(formats.seconds(0.3021)) == "302 ms"
     assert _plain(formats.seconds(12.34)) == "12.3 s"
+
+
+def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """Trials beside other processes are counted, with the worst share."""
+    store = synthetic.make_store(tmp_path)
+    _, _, quiet = _judge(store)
+    disturbed = [trial for trial in store.trials() if trial.env is not None][:2]
+    for share, trial in zip((0.31, 0.07), disturbed, strict=True):
+        env = trial.env.model_copy(update={"foreign_cpu_fraction": share})
+        store.write_env(trial.trial_id, env)
+
+    _, _, unknowns = _judge(store)
+
+    assert "not quiet" not in quiet
+    assert re.search(
+        r"not quiet: in 2 of \d+ trials .* more than 5 % .*\(up to 31 %\)", unknowns
+    )
