@@ -41,7 +41,7 @@ class _Group(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
         "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
-        " 130 interrupted (the same command resumes)."
+        " 70 fault of the harness, 130 interrupted (the same command resumes)."
     ),
 )
 def cli() -> None:
@@ -211,10 +211,25 @@ def main(
     except (click.ClickException, ValueError) as error:
         message = _user_message(error)
         if message is None:
-            raise
+            return _tell_fault(error)
         click.echo(f"error: {' '.join(message.split())}", err=True)
         return exit_codes.USAGE
+    except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
+        return _tell_fault(error)
     return int(code or exit_codes.OK)
+
+
+def _tell_fault(error: Exception) -> int:
+    """Prints the traceback of a fault of ours and returns its exit code."""
+    import traceback
+
+    traceback.print_exception(error)
+    click.echo(
+        "error: this is a fault of the harness, not of the request; what was measured "
+        "is kept, and the same command goes on from there",
+        err=True,
+    )
+    return exit_codes.INTERNAL_FAULT
 
 
 def _user_message(error: Exception) -> str | None:

@@ -20,5 +20,8 @@ SOME_TRIALS_FAILED: Final = 4
 NOTHING_MEASURED: Final = 5
 """Not a single trial is ok: there is no result to speak of."""
 
+INTERNAL_FAULT: Final = 70
+"""A fault of the harness itself (EX_SOFTWARE); records written before it are kept."""
+
 INTERRUPTED: Final = 130
 """Stopped from outside; the same command resumes."""

@@ -386,3 +386,21 @@ def test_code_digest_covers_the_measured_code_only(tmp_path: Path) -> None:
 
     assert digests[0] == digests[1]
     assert len(set(digests)) == 3
+
+
+def test_a_fault_of_ours_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code 1 means a regression, so a crash must not use it."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise RuntimeError("broken inside")
+
+    monkeypatch.setattr(cli.cli, "main", crash)
+
+    code = cli.main(["list"])
+
+    told = capsys.readouterr().err
+    assert exit_codes.INTERNAL_FAULT == code
+    assert "RuntimeError: broken inside" in told
+    assert "fault of the harness, not of the request" in told
