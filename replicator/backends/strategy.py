@@ -154,7 +154,20 @@ class StrategyReplicator(base.Replicator):
         return StrategyInputIterator(input_fn, mode, self.strategy)
 
     def wrap_optimizer(self, optimizer: Any) -> ReplicatedOptimizer:
-        """Leaves reduction to Keras; see ``StrategyOptimizer``."""
+        """Leaves reduction to Keras; see ``StrategyOptimizer``.
+
+        Raises:
+          ValueError: The optimizer accumulates gradients, which Keras does in a branch
+            where a stock strategy cannot communicate.
+        """
+        num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
+        if num_accumulated:
+            raise ValueError(
+                f"gradient_accumulation_steps={num_accumulated!r} does not work under "
+                f"{type(self.strategy).__name__}: Keras reduces gradients in a branch "
+                "there, which tf.distribute refuses; use the in_graph backend, or "
+                "gradient_accumulation_steps=None"
+            )
         return StrategyOptimizer(optimizer, num_replicas=self.num_replicas)
 
     def run(

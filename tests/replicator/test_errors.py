@@ -198,6 +198,17 @@ def test_an_optimizer_of_another_kind_is_refused(repl):
         repl.wrap_optimizer("sgd")
 
 
+def test_a_stock_strategy_does_not_accumulate_gradients():
+    """It would fail deep in a branch of Keras; the message names the way out."""
+    repl = replicator.create("tf_mirrored", num_replicas=1, devices=["CPU:0"])
+    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+
+    with pytest.raises(
+        ValueError, match=r"gradient_accumulation_steps=2 does not work under Mirrored"
+    ):
+        repl.wrap_optimizer(optimizer)
+
+
 def test_updates_belong_in_a_step(repl):
     """Outside, there are no replicas to average over."""
     optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))

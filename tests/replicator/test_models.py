@@ -159,8 +159,10 @@ def _adversaries(repl, num_rounds):
     )
     losses = []
     for _ in range(num_rounds):
-        for step in (train_critic, train_critic, train_generator):
-            losses.append(float(repl.reduce("mean", repl.run(step, values))))
+        losses += [
+            float(repl.reduce("mean", repl.run(step, values)))
+            for step in (train_critic, train_critic, train_generator)
+        ]
     repl.assert_in_sync()
     return losses
 
