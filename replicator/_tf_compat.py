@@ -1,6 +1,6 @@
 """The only place that touches private names of TensorFlow and Keras.
 
-Each function says which version it was written for and which test notices when it
+Each function names in brackets the test of tests/replicator that notices when it
 breaks. Written for TensorFlow 2.21 and Keras 3.12 to 3.15.
 """
 
@@ -40,7 +40,7 @@ _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGr
 
 
 def handle(variable: Any) -> tf.Tensor:
-    """The resource handle of a Keras or TensorFlow variable (tests/unit/test_fused).
+    """The resource handle of a Keras or TensorFlow variable (test_fused).
 
     Raw ops do not tell the graph which variable a handle belongs to; this does.
     """
@@ -58,32 +58,32 @@ def unwrap(variable: Any) -> Any:
 
 
 def slot_index(optimizer: Any, variable: Any) -> int:
-    """Where a Keras optimizer keeps the slots of a variable (tests/unit/test_fused)."""
+    """Where a Keras optimizer keeps the slots of a variable (test_fused)."""
     return int(optimizer._get_variable_index(variable))  # noqa: SLF001
 
 
 def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
-    """First and second moments of Keras Adam (tests/unit/test_fused)."""
+    """First and second moments of Keras Adam (test_fused)."""
     return optimizer._momentums, optimizer._velocities  # noqa: SLF001
 
 
 def current_graph() -> Any:
-    """The graph that ops are being added to (tests/unit/test_collective_errors)."""
+    """The graph that ops are being added to (test_collectives)."""
     return tf.compat.v1.get_default_graph()
 
 
 def is_control_flow_graph(graph: Any) -> bool:
-    """Whether a graph is a branch or loop body (tests/unit/test_collective_errors)."""
+    """Whether a graph is a branch or loop body (test_collectives)."""
     return isinstance(graph, _CONTROL_FLOW_GRAPHS)
 
 
 def is_function_graph(graph: Any) -> bool:
-    """Whether a graph is that of a function (tests/unit/test_collective_errors)."""
+    """Whether a graph is that of a function (test_collectives)."""
     return isinstance(graph, FuncGraph)
 
 
 def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
-    """Traces a Python function once, with AutoGraph (tests/unit/test_trace).
+    """Traces a Python function once, with AutoGraph (test_state).
 
     ``tf.function`` traces a second time when the first trace made variables, and then
     converts the graph to a function that nobody would call.
@@ -96,7 +96,7 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
     """A stock strategy whose collectives cannot meet those of another one.
 
     Two strategies of one process use the same group keys, so the second one fails with
-    shape mismatches against the first (tests/replicator: every test makes its own).
+    shape mismatches against the first (every test makes its own).
     """
     base = 1000 * next(_STRATEGY_COUNT)
     kind = type(
@@ -108,29 +108,24 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
 
 
 def op_def(name: str) -> Any:
-    """The definition of a built-in op, or None (tests/unit/test_body)."""
+    """The definition of a built-in op, or None (test_engine_body)."""
     return op_def_registry.get(name)
 
 
 def add_function(function_def: Any) -> None:
-    """Registers a function with the eager runtime (tests/equivalence)."""
+    """Registers a function with the eager runtime (test_equivalence)."""
     eager_context.context().add_function_def(function_def)
 
 
 def has_function(name: str) -> bool:
-    """Whether the eager runtime knows a function (tests/equivalence)."""
+    """Whether the eager runtime knows a function (test_equivalence)."""
     return bool(eager_context.context().has_function(name))
-
-
-def remove_function(name: str) -> None:
-    """Forgets a function (tests/unit/test_memory)."""
-    eager_context.context().remove_function(name)
 
 
 def optimize_graph(
     graph_def: Any, keep: Sequence[str], *, disabled: Sequence[str] = ()
 ) -> Any:
-    """Runs TensorFlow's graph optimizer once over a graph (tests/unit/test_optimize).
+    """Runs TensorFlow's graph optimizer once over a graph (test_engine_optimize).
 
     Args:
       graph_def: The graph; placeholders are its inputs.
@@ -155,7 +150,7 @@ def optimize_graph(
 def call_function(
     name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
-    """Emits a call of a registered function in the graph (tests/equivalence)."""
+    """Emits a call of a registered function in the graph (test_equivalence)."""
     outputs = tf.raw_ops.StatefulPartitionedCall(
         args=list(args),
         Tout=list(output_dtypes),
@@ -170,7 +165,7 @@ def graph_optimizer_off() -> Iterator[None]:
     """Calls functions as they are, without optimizing their graph again.
 
     The function's graph was optimized before it was replicated; doing it again costs
-    time that grows with the number of replicas (tests/unit/test_optimize).
+    time that grows with the number of replicas (test_engine_optimize).
     """
     context = eager_context.context()
     before = context.function_call_options
