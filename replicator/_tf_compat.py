@@ -117,11 +117,6 @@ def add_function(function_def: Any) -> None:
     eager_context.context().add_function_def(function_def)
 
 
-def has_function(name: str) -> bool:
-    """Whether the eager runtime knows a function (test_equivalence)."""
-    return bool(eager_context.context().has_function(name))
-
-
 def optimize_graph(
     graph_def: Any, keep: Sequence[str], *, disabled: Sequence[str] = ()
 ) -> Any:
