@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.engine.variables import bits, outside_value, replica_value, state
+from replicator.engine.variables import Kind, bits, outside_value, replica_value, state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,13 @@ class Coherence:
     def refresh(self) -> None:
         """Emits the check for outside changes and the reset that follows one."""
         if self.entries:
-            tf.cond(self._is_changed(), self._reset, lambda: tf.constant(0))
+            # Not inlined: an untaken branch costs one node a step instead of thousands.
+            reset = tf.function(
+                self._reset,
+                autograph=False,
+                experimental_attributes={"_noinline": True},
+            )
+            tf.cond(self._is_changed(), reset, lambda: tf.constant(0))
 
     def publish(self) -> None:
         """Emits the update of the user's variables and remembers what they hold."""
@@ -60,14 +66,17 @@ class Coherence:
     def _reset(self) -> tf.Tensor:
         # One variable that changed must leave the copies of the others as they are.
         for entry in self.entries:
-            now = state(entry.variable, entry.kind)
-            is_changed = tf.reduce_any(bits(now) != bits(tf.identity(entry.seen)))
+            is_mirrored = entry.kind is Kind.MIRRORED  # its copies are equal anyway
+            is_changed = is_mirrored or tf.reduce_any(
+                bits(state(entry.variable, entry.kind)) != bits(tf.identity(entry.seen))
+            )
             for replica_id, copy in enumerate(entry.copies):
-                if copy is not entry.variable:
-                    fresh = replica_value(
-                        entry.variable, entry.kind, replica_id, len(entry.copies)
-                    )
-                    copy.assign(tf.where(is_changed, fresh, copy))
+                if copy is entry.variable:
+                    continue
+                fresh = replica_value(
+                    entry.variable, entry.kind, replica_id, len(entry.copies)
+                )
+                copy.assign(fresh if is_mirrored else tf.where(is_changed, fresh, copy))
         return tf.constant(0)
 
 

@@ -179,7 +179,8 @@ def bits(value: tf.Tensor) -> tf.Tensor:
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:
     """A checksum of the bits, cheap where memory is fast (GPUs)."""
     # Scrambled first (as in splitmix64): a sum of plain bits by position would take
-    # [3, 0] for [0, 1]. Weights by position, so that exchanged elements change it.
+    # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
+    # position, so that exchanged elements change the sum.
     mixed = bits(value) * _MIX_1
     mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29))
     mixed *= _MIX_2

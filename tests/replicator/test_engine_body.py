@@ -118,7 +118,9 @@ def test_an_unknown_op_is_named():
         node=[_node("a", "NoSuchOp"), _node("b", "Identity", "a")]
     )
 
-    with pytest.raises(ValueError, match=r"op 'NoSuchOp' of node 'a' is not regist"):
+    with pytest.raises(
+        ValueError, match=r"op 'NoSuchOp' of node 'a' is not registered"
+    ):
         body.from_graph_def(graph_def)
 
 
