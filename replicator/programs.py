@@ -63,7 +63,8 @@ class ProgramCache:
         code = getattr(step_fn, "__code__", None)
         if code is None:
             return
-        seen = self._functions[code]
+        # Methods of different objects are different functions with the same code.
+        seen = self._functions[code, id(getattr(step_fn, "__self__", None))]
         seen.add(id(step_fn))
         if len(seen) > MAX_FUNCTIONS_PER_CODE:
             raise RetraceLimitError(

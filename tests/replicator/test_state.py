@@ -282,3 +282,19 @@ def test_memory_does_not_grow_over_ten_thousand_steps(name):
     gc.collect()
 
     assert process.memory_info().rss - before < 8 * 2**20
+
+
+def test_methods_of_many_objects_are_no_retracing():
+    """A step method of each of 20 agents is 20 functions, each passed once."""
+    repl = replicator.create("single")
+
+    class Agent:
+        def __init__(self, index):
+            self.index = index
+
+        def step(self):
+            return tf.constant(self.index)
+
+    results = [int(repl.run(Agent(index).step)[0]) for index in range(20)]
+
+    assert list(range(20)) == results
