@@ -30,8 +30,9 @@ NUM_STEPS = 20
 NUM_WARMUP_STEPS = 3
 
 KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**32),
+    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc accepts
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_TOP_PAD_": str(2**28),
 }
 
 CASES = {
