@@ -15,8 +15,10 @@ setup: $(STAMP)  ## Install the locked versions, checked by hash, into .venv.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: {sys.executable} is Python {sys.version.split()[0]}, but 3.10 to 3.13 is needed; run make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	@# The lock is complete, so nothing is resolved: old versions of pip trip over extras.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m pip check
 	@touch $@
 
 sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the report's path.
