@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import rich.box
 import rich.console
 import rich.table
 import rich.text
@@ -12,28 +13,30 @@ from reports import formats, verdict
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from results.scaling import Point
     from results.statistics import Estimate
     from results.store import Store
 
 
-def _interval(estimate: Estimate | None, *, is_percent: bool = False) -> str:
-    if estimate is None or estimate.low is None or estimate.high is None:
+def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
+    """The interval on a line of its own, so that a table fits 80 columns."""
+    if estimate.low is None or estimate.high is None:
         return ""
-    if is_percent:
-        return f"[{100 * estimate.low:.0f}, {100 * estimate.high:.0f}]"
-    return formats.interval(estimate.low, estimate.high, formats.ratio)
+    return f"\n{formats.interval(estimate.low, estimate.high, write)}"
 
 
 def _cells(point: Point) -> tuple[str, ...]:
-    throughput = formats.ABSENT
+    throughput = speedup = efficiency = formats.ABSENT
     if point.throughput is not None:
         throughput = formats.significant(point.throughput.value)
-    speedup, efficiency = formats.ABSENT, formats.ABSENT
+        throughput += _interval(point.throughput, formats.significant)
     if point.speedup is not None and point.efficiency is not None:
-        speedup = f"{formats.times(point.speedup.value)} {_interval(point.speedup)}"
-        share = formats.percent(point.efficiency.value)
-        efficiency = f"{share} {_interval(point.efficiency, is_percent=True)}"
+        speedup = formats.times(point.speedup.value)
+        speedup += _interval(point.speedup, formats.ratio)
+        efficiency = formats.percent(point.efficiency.value)
+        efficiency += _interval(point.efficiency, _percent_digits)
     elif point.is_baseline and point.throughput is not None:
         speedup = "baseline"
     replicas = f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}"
@@ -42,15 +45,24 @@ def _cells(point: Point) -> tuple[str, ...]:
         point.mode.value,
         replicas,
         throughput,
-        speedup.rstrip(),
-        efficiency.rstrip(),
+        speedup,
+        efficiency,
         f"{len(point.trial_ids)}/{len(point.case.entries)}",
     )
 
 
+def _percent_digits(value: float) -> str:
+    return f"{100 * value:.0f}"
+
+
 def summary_table(view: View) -> rich.table.Table:
     """Returns the table of points: one row per case and scaling mode."""
-    table = rich.table.Table(title=view.study.plan.study, title_justify="left")
+    table = rich.table.Table(
+        title=view.study.plan.study,
+        title_justify="left",
+        box=rich.box.HORIZONTALS,  # the narrowest with rules between the modes
+        padding=(0, 1, 0, 0),
+    )
     for name, justify in (
         ("backend", "left"),
         ("mode", "left"),

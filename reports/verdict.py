@@ -32,12 +32,14 @@ class Finding:
 
     Attributes:
       figure: The number, large.
+      interval: Its interval in brackets, or why there is none.
       label: What it is, short.
       sentence: The whole statement with its interval.
       trial_ids: The trials behind it.
     """
 
     figure: str
+    interval: str
     label: str
     sentence: str
     trial_ids: tuple[str, ...]
@@ -98,6 +100,7 @@ def _scaling_finding(point: Point) -> Finding:
         )
     return Finding(
         figure=formats.times(point.speedup.value) if is_told else INCONCLUSIVE,
+        interval=interval_text(point.speedup),
         label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
         sentence=sentence,
         trial_ids=point.ratio_trial_ids,
@@ -135,6 +138,7 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     is_told = comparison.ratio.excludes(1.0)
     return Finding(
         figure=formats.times(comparison.ratio.value) if is_told else INCONCLUSIVE,
+        interval=interval_text(comparison.ratio),
         label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
         sentence=compare_text(comparison),
         trial_ids=comparison.trial_ids,

@@ -234,7 +234,11 @@ def test_terminal_summary_has_verdict_table_and_unknowns(
     text.print_summary(store, rich.console.Console(file=stream, width=200))
     told = _plain(stream.getvalue())
 
-    assert re.search(r"in_graph\W+weak\W+2\W+46\.8\W+1\.81. \[1\.77, 1\.85\]", told)
+    assert re.search(
+        r"in_graph\W+weak\W+2\W+46\.8\W+1\.81.\W+91 %\W+3/3\s*\n"
+        r"\s+\[[\d.]+, [\d.]+\]\s+\[1\.77, 1\.85\]\s+\[89, 93\]",
+        told,
+    )
     assert re.search(r"tf_mirrored\W+weak\W+4 \*\W+30\.2\W+1\.23.\W+31 %\W+1/3", told)
     assert "* oversubscribed: more replicas than cores" in told
     assert "5 planned trials of 33 gave no number" in told
@@ -276,3 +280,17 @@ def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
     assert re.search(
         r"not quiet: in 2 of \d+ trials .* more than 5 % .*\(up to 31 %\)", unknowns
     )
+
+
+def test_the_table_fits_a_terminal_of_80_columns(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """No number is cut off where a terminal is narrow."""
+    store = synthetic.make_store(tmp_path)
+    table = text.summary_table(view.view_store(store))
+    stream = io.StringIO()
+
+    rich.console.Console(file=stream, width=80).print(table)
+
+    assert "…" not in stream.getvalue()
+    assert "[1.77, 1.85]" in _plain(stream.getvalue())
