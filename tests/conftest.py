@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-SOURCE = pathlib.Path(__file__).parents[2] / "benchmarks" / "synthetic.py"
+SOURCE = pathlib.Path(__file__).parents[1] / "benchmarks" / "synthetic.py"
 
 
 @pytest.fixture(scope="session")
