@@ -42,7 +42,7 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 types: setup  ## Check types.
 	$(BIN)/mypy
 
-bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 15 minutes).
+bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks
 
 lock: setup  ## Resolve the newest allowed versions again and write the lock.
