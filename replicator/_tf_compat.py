@@ -117,15 +117,12 @@ def add_function(function_def: Any) -> None:
     eager_context.context().add_function_def(function_def)
 
 
-def optimize_graph(
-    graph_def: Any, keep: Sequence[str], *, disabled: Sequence[str] = ()
-) -> Any:
+def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:
     """Runs TensorFlow's graph optimizer once over a graph (test_engine_optimize).
 
     Args:
       graph_def: The graph; placeholders are its inputs.
       keep: Names of tensors and nodes that must survive.
-      disabled: Names of optimizers to leave out, as in ``RewriterConfig`` fields.
 
     Returns:
       The optimized graph; kept nodes have their names.
@@ -137,8 +134,6 @@ def optimize_graph(
     rewrite = config.graph_options.rewrite_options
     rewrite.min_graph_nodes = -1
     rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    for name in disabled:
-        setattr(rewrite, name, rewriter_config_pb2.RewriterConfig.OFF)
     return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
 
 
@@ -164,9 +159,7 @@ def graph_optimizer_off() -> Iterator[None]:
     """
     context = eager_context.context()
     before = context.function_call_options
-    context.function_call_options = eager_context.FunctionCallOptions(
-        config_proto=_UNOPTIMIZED
-    )
+    context.function_call_options = _UNOPTIMIZED_CALL
     try:
         yield
     finally:
@@ -180,3 +173,5 @@ def _unoptimized_config() -> Any:
 
 
 _UNOPTIMIZED = _unoptimized_config()
+# Made once: every step's dispatch uses it.
+_UNOPTIMIZED_CALL = eager_context.FunctionCallOptions(config_proto=_UNOPTIMIZED)

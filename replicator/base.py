@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import context as context_lib
+from replicator import programs
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 
 class Replicator(abc.ABC):
@@ -61,7 +62,6 @@ class Replicator(abc.ABC):
         check_mode(mode)
         return InputIterator(input_fn, mode, self.num_replicas)
 
-    @abc.abstractmethod
     def run(
         self,
         step_fn: Callable[..., Any],
@@ -85,6 +85,28 @@ class Replicator(abc.ABC):
         Raises:
           ReplicatorError: Misuse inside the step; the message says how to mend it.
           tf.errors.OutOfRangeError: An input pipeline came to its end.
+        """
+        check_num_steps(num_steps, inputs)
+        signature, specs = programs.split_inputs(inputs, self.num_replicas)
+        return self._run(step_fn, inputs, signature, specs, num_steps)
+
+    @abc.abstractmethod
+    def _run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+    ) -> Any:
+        """Runs steps over inputs that were checked; see ``run``.
+
+        Args:
+          step_fn: Single-device code.
+          inputs: As in ``run``.
+          signature: What a program for such inputs is known by.
+          specs: The nests of ``tf.TypeSpec`` that ``step_fn`` takes: one, or none.
+          num_steps: Steps to run.
         """
 
     def reduce(self, op: str, value: Any) -> Any:

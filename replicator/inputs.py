@@ -12,7 +12,7 @@ from replicator.errors import SplitBatchError
 from replicator.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 
 class InputReplicationMode(enum.Enum):
@@ -74,9 +74,6 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
     return share
 
 
-InputFn = "Callable[[InputContext], tf.data.Dataset]"
-
-
 class InputIterator:
     """The pipelines of one job and their position, ready for ``run``.
 
@@ -87,6 +84,7 @@ class InputIterator:
         batch of one replica.
       element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
       num_replicas: Replicas that are fed.
+      signature: Hashable; equal where a step traced for one serves the other.
     """
 
     def __init__(
@@ -111,6 +109,12 @@ class InputIterator:
         )
         specs = [pipeline.element_spec for pipeline in self.pipelines]
         self.element_spec: Any = _common_spec(specs)
+        # Here and not in run(), which would do it again in every step.
+        self.signature = (
+            "iterator",
+            num_pipelines,
+            spec_signature(self.element_spec),
+        )
         self.iterators: tuple[Any, ...] = ()
         self.reinitialize()
 
@@ -140,6 +144,12 @@ def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
         # One pipeline is dealt in turn; reads of one iterator keep program order.
         return [next(source[0]) for _ in range(num_replicas)]
     return list(source)
+
+
+def spec_signature(spec: Any) -> Hashable:
+    """Returns what a nest of ``tf.TypeSpec`` is known by: its structure and leaves."""
+    structure = str(tf.nest.map_structure(lambda _: 0, spec))
+    return structure, tuple(tf.nest.flatten(spec, expand_composites=False))
 
 
 def is_per_replica_nest(value: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.errors import RetraceLimitError
-from replicator.inputs import InputIterator, is_per_replica_nest
+from replicator.inputs import InputIterator, is_per_replica_nest, spec_signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -92,9 +92,8 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
     if inputs is None:
         return None, []
     if isinstance(inputs, InputIterator):
-        spec = inputs.element_spec
-        kind = ("iterator", len(inputs.pipelines))
-    elif is_per_replica_nest(inputs):
+        return inputs.signature, [inputs.element_spec]
+    if is_per_replica_nest(inputs):
         for leaf in tf.nest.flatten(inputs):
             if len(leaf) != num_replicas:
                 raise ValueError(
@@ -102,14 +101,11 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
                     f"{num_replicas} replicas; pass one value per replica"
                 )
         spec = tf.nest.map_structure(_common_leaf_spec, inputs)
-        kind = ("values", num_replicas)
-    else:
-        raise TypeError(
-            f"inputs must be an InputIterator from make_input_iterator(), a nest of "
-            f"PerReplica, or None; got {type(inputs).__name__!r}"
-        )
-    flat = tuple(tf.nest.flatten(spec, expand_composites=False))
-    return (kind, str(tf.nest.map_structure(lambda _: 0, spec)), flat), [spec]
+        return ("values", spec_signature(spec)), [spec]
+    raise TypeError(
+        f"inputs must be an InputIterator from make_input_iterator(), a nest of "
+        f"PerReplica, or None; got {type(inputs).__name__!r}"
+    )
 
 
 def _common_leaf_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:

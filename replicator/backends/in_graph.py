@@ -21,7 +21,7 @@ from replicator.inputs import InputIterator
 from replicator.per_replica import regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 _PLACEMENTS = ("auto", "shared", "mirrored")
 
@@ -64,16 +64,14 @@ class InGraphReplicator(base.Replicator):
         self._table = VariableTable(self.devices, is_shared=self._is_shared)
         self._programs = programs.ProgramCache()
 
-    def run(
+    def _run(
         self,
         step_fn: Callable[..., Any],
-        inputs: InputIterator | Any = None,
-        *,
-        num_steps: int = 1,
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
     ) -> Any:
-        """Runs the step function; see ``Replicator.run``."""
-        base.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas)
 
         def build() -> Program:
             return Program(

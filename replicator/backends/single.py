@@ -13,7 +13,7 @@ from replicator.inputs import InputIterator
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
 
 class SingleReplicaContext(context.ReplicaContext):
@@ -66,16 +66,14 @@ class SingleDeviceReplicator(base.Replicator):
         )
         self._programs = programs.ProgramCache()
 
-    def run(
+    def _run(
         self,
         step_fn: Callable[..., Any],
-        inputs: InputIterator | Any = None,
-        *,
-        num_steps: int = 1,
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
     ) -> Any:
-        """Runs the step function; see ``Replicator.run``."""
-        base.check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas)
         program = self._programs.get(
             step_fn,
             (signature, num_steps),

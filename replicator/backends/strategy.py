@@ -21,7 +21,7 @@ from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 _TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
 
@@ -170,16 +170,15 @@ class StrategyReplicator(base.Replicator):
             )
         return StrategyOptimizer(optimizer, num_replicas=self.num_replicas)
 
-    def run(
+    def _run(
         self,
         step_fn: Callable[..., Any],
-        inputs: InputIterator | Any = None,
-        *,
-        num_steps: int = 1,
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
     ) -> Any:
-        """Runs the step function; see ``Replicator.run``."""
-        base.check_num_steps(num_steps, inputs)
-        signature, _ = programs.split_inputs(inputs, self.num_replicas)
+        del specs  # the strategy takes them from its distributed inputs
         if isinstance(inputs, InputIterator):
             source = inputs.iterators[0]
         elif inputs is None:

@@ -95,7 +95,9 @@ class Program:
         handles = traced.variables
         results = {m for c in traced.collectives for m in c.markers}
         tensors = {
-            name for name, outer in traced.captures if outer.dtype != tf.resource
+            name
+            for name, outer in traced.captures.items()
+            if outer.dtype != tf.resource
         }
         local = {
             name
@@ -140,7 +142,7 @@ class Program:
         function.signature.name = self._name
         function.signature.is_stateful = True
         outputs = [
-            (replica_id, self._traced_ref(replica_id, name), spec)
+            (self._traced_ref(replica_id, name), spec)
             for replica_id in range(len(self._devices))
             for name, spec in zip(
                 self._traced.output_names, self._traced.output_specs, strict=True
@@ -151,7 +153,7 @@ class Program:
             _add_argument(function, f"capture_{index}", outer.dtype)
         for name, dtype in batch:
             _add_argument(function, name, dtype)
-        for index, (_, ref, spec) in enumerate(outputs):
+        for index, (ref, spec) in enumerate(outputs):
             arg = function.signature.output_arg.add(name=f"output_{index}")
             arg.type = spec.dtype.as_datatype_enum
             function.ret[f"output_{index}"] = str(ref)
@@ -169,16 +171,10 @@ class Program:
         _tf_compat.add_function(function)
 
     def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
-        dtypes = [
-            tf.as_dtype(node.attr["dtype"].type)
-            for name in self._traced.argument_names
-            for node in self._traced.graph_def.node
-            if node.name == name
-        ]
         return [
             (f"batch_{replica_id}_{index}", dtype)
             for replica_id in range(len(self._devices))
-            for index, dtype in enumerate(dtypes)
+            for index, dtype in enumerate(self._traced.argument_dtypes)
         ]
 
     def _traced_ref(self, replica_id: int, name: str) -> Ref | str:
@@ -196,7 +192,7 @@ class Program:
             return f"batch_{replica_id}_{index}"
         entry = self.entries.get(placeholder)
         if entry is None:
-            outer = dict(self._traced.captures)[placeholder]
+            outer = self._traced.captures[placeholder]
             return self._argument((-1, placeholder), outer)
         copy = entry.copies[replica_id]
         owner = -1 if copy is entry.variable else replica_id

@@ -56,7 +56,8 @@ class TracedStep:
     Attributes:
       graph_def: The graph; inputs are placeholders, collectives are marker nodes.
       argument_names: Placeholder nodes of the per-replica batch, flat.
-      captures: Placeholder node and outer tensor of everything the step closes over.
+      argument_dtypes: Their types.
+      captures: The outer tensor of all that the step closes over, by placeholder node.
       variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
       output_names: Tensor names of the flat results.
       output_specs: Their shapes and dtypes.
@@ -68,7 +69,8 @@ class TracedStep:
 
     graph_def: Any
     argument_names: tuple[str, ...]
-    captures: tuple[tuple[str, Any], ...]
+    argument_dtypes: tuple[tf.DType, ...]
+    captures: dict[str, Any]
     variables: dict[str, Any]
     output_names: tuple[str, ...]
     output_specs: tuple[tf.TensorSpec, ...]
@@ -195,21 +197,17 @@ def trace(
     with creation.forbidden_in_steps():
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
-    outer_tensors = [outer for outer, _ in graph.captures]
-    captured = [placeholder for _, placeholder in graph.captures]
-    arguments = list(graph.inputs)[: len(graph.inputs) - len(captured)]
+    captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
+    arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     by_handle = {id(v.handle): v for v in graph.variables}
-    captures = tuple(
-        (placeholder.op.name, outer)
-        for placeholder, outer in zip(captured, outer_tensors, strict=True)
-    )
     return TracedStep(
         graph_def=graph.as_graph_def(),
         argument_names=tuple(tensor.op.name for tensor in arguments),
+        argument_dtypes=tuple(tensor.dtype for tensor in arguments),
         captures=captures,
         variables={
             name: by_handle[id(outer)]
-            for name, outer in captures
+            for name, outer in captures.items()
             if id(outer) in by_handle
         },
         output_names=tuple(tensor.name for tensor in graph.outputs),
