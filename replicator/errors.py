@@ -10,6 +10,13 @@ ReplicatorError
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
 +-- RetraceLimitError          a new step function object in every call
++-- ClusterError               processes that do not work together
+    +-- ClusterConfigError     TF_CONFIG is missing, partial or wrong
+    +-- PortInUseError         another process listens at this one's address
+    +-- UnreachableError       processes that do not answer
+    +-- LocalClusterError      processes on this machine that fail or do not end
+    +-- WorkerLostError        a worker ended, or came too late to a step
+    +-- DisagreementError      workers are about to run different programs
 """
 
 from __future__ import annotations
@@ -57,3 +64,31 @@ class DeviceError(ReplicatorError):
 
 class RetraceLimitError(ReplicatorError):
     """A fresh step function object is passed on every call, so each call retraces."""
+
+
+class ClusterError(ReplicatorError):
+    """Processes of a cluster do not work together."""
+
+
+class ClusterConfigError(ClusterError):
+    """What describes the cluster (``TF_CONFIG``) is missing, partial or wrong."""
+
+
+class PortInUseError(ClusterError):
+    """Another process listens at this process's address."""
+
+
+class UnreachableError(ClusterError):
+    """Processes of the cluster do not answer."""
+
+
+class LocalClusterError(ClusterError):
+    """Processes that were started on this machine failed or did not end."""
+
+
+class WorkerLostError(ClusterError):
+    """A worker ended, or did not come to a step in time."""
+
+
+class DisagreementError(ClusterError):
+    """Workers are about to run different programs."""
