@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from replicator.audit import InputAudit
     from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
@@ -25,14 +26,17 @@ if TYPE_CHECKING:
         broadcast,
     )
     from replicator.context import ReplicaContext, get_replica_context
+    from replicator.data_options import default_data_options
     from replicator.errors import ReplicatorError
     from replicator.inputs import InputContext, InputIterator, InputReplicationMode
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.per_replica import PerReplica
     from replicator.registry import backend_names, create
+    from replicator.uneven import mean_over_examples, split_global_batches
 
 _HOMES = {
     "InGraphReplicator": "backends.in_graph",
+    "InputAudit": "audit",
     "InputContext": "inputs",
     "InputIterator": "inputs",
     "InputReplicationMode": "inputs",
@@ -54,11 +58,15 @@ _HOMES = {
     "backend_names": "registry",
     "broadcast": "collectives",
     "create": "registry",
+    "default_data_options": "data_options",
     "get_replica_context": "context",
+    "mean_over_examples": "uneven",
+    "split_global_batches": "uneven",
 }
 
 __all__ = (
     "InGraphReplicator",
+    "InputAudit",
     "InputContext",
     "InputIterator",
     "InputReplicationMode",
@@ -80,7 +88,10 @@ __all__ = (
     "backend_names",
     "broadcast",
     "create",
+    "default_data_options",
     "get_replica_context",
+    "mean_over_examples",
+    "split_global_batches",
 )
 
 

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import audit, programs
 from replicator import context as context_lib
-from replicator import programs
-from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.inputs import (
+    InputContext,
+    InputIterator,
+    InputReplicationMode,
+    pipeline_contexts,
+)
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import PerReplica
 
@@ -61,6 +66,44 @@ class Replicator(abc.ABC):
         """
         check_mode(mode)
         return InputIterator(input_fn, mode, self.num_replicas)
+
+    def audit_inputs(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        key_fn: Callable[[Any], Any],
+        num_examples: int | None = None,
+    ) -> audit.InputAudit:
+        """Reads one epoch and checks that each example is fed exactly once.
+
+        All pipelines of the whole job are read in this process, one after the other,
+        before anything trains; the epoch ends where ``run`` would end it. Every key is
+        held in memory.
+
+        Args:
+          input_fn: As for ``make_input_iterator``, without ``repeat``.
+          mode: As for ``make_input_iterator``.
+          key_fn: Takes a per-replica batch, returns one key per example (integers or
+            strings): a vector of shape ``[examples]``.
+          num_examples: Examples that there are. None takes those that were read, so
+            that examples which no pipeline reads go unnoticed.
+
+        Returns:
+          The counts; print it for one line.
+
+        Raises:
+          InputAuditError: Examples are missing or repeated; says which pipelines, and
+            how to mend it; its ``audit`` has the counts.
+        """
+        check_mode(mode)
+        return audit.audit(
+            input_fn,
+            pipeline_contexts(mode, self.num_replicas),
+            self.num_replicas,
+            key_fn=key_fn,
+            num_examples=num_examples,
+        )
 
     def run(
         self,

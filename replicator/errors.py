@@ -7,6 +7,7 @@ ReplicatorError
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
 +-- SplitBatchError            a global batch that replicas cannot share evenly
++-- InputAuditError            an epoch that misses or repeats examples
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
 +-- RetraceLimitError          a new step function object in every call
@@ -20,6 +21,8 @@ ReplicatorError
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class ReplicatorError(Exception):
@@ -52,6 +55,17 @@ class ReplicasOutOfSyncError(ReplicatorError):
 
 class SplitBatchError(ReplicatorError):
     """A global batch does not divide by the number of replicas."""
+
+
+class InputAuditError(ReplicatorError):
+    """An epoch does not feed every example exactly once.
+
+    ``audit``, where the epoch could be read to its end, has the counts.
+    """
+
+    def __init__(self, message: str, audit: Any = None) -> None:
+        super().__init__(message)
+        self.audit = audit
 
 
 class UnknownBackendError(ReplicatorError):

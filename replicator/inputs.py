@@ -74,6 +74,34 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
     return share
 
 
+def pipeline_contexts(
+    mode: InputReplicationMode, num_replicas: int, num_workers: int = 1
+) -> list[InputContext]:
+    """Lists what every call of an input function in the whole job is told.
+
+    Args:
+      mode: How many pipelines there are.
+      num_replicas: Replicas of the whole job.
+      num_workers: Worker processes that feed equal numbers of them.
+
+    Returns:
+      One context per pipeline; pipeline p feeds the p-th equal share of the replicas.
+    """
+    num_pipelines = {
+        InputReplicationMode.PER_WORKER: num_workers,
+        InputReplicationMode.PER_REPLICA: num_replicas,
+        InputReplicationMode.SINGLE: 1,
+    }[mode]
+    return [
+        InputContext(
+            num_input_pipelines=num_pipelines,
+            input_pipeline_id=index,
+            num_replicas_in_sync=num_replicas,
+        )
+        for index in range(num_pipelines)
+    ]
+
+
 class InputIterator:
     """The pipelines of one job and their position, ready for ``run``.
 
@@ -93,19 +121,11 @@ class InputIterator:
         mode: InputReplicationMode,
         num_replicas: int,
     ) -> None:
-        num_pipelines = num_replicas if mode is InputReplicationMode.PER_REPLICA else 1
+        contexts = pipeline_contexts(mode, num_replicas)
+        num_pipelines = len(contexts)
         self.num_replicas = num_replicas
         self.pipelines: tuple[tf.data.Dataset, ...] = tuple(
-            _check_dataset(
-                input_fn(
-                    InputContext(
-                        num_input_pipelines=num_pipelines,
-                        input_pipeline_id=index,
-                        num_replicas_in_sync=num_replicas,
-                    )
-                )
-            )
-            for index in range(num_pipelines)
+            check_dataset(input_fn(context)) for context in contexts
         )
         specs = [pipeline.element_spec for pipeline in self.pipelines]
         self.element_spec: Any = _common_spec(specs)
@@ -158,7 +178,12 @@ def is_per_replica_nest(value: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
 
 
-def _check_dataset(dataset: Any) -> tf.data.Dataset:
+def check_dataset(dataset: Any) -> tf.data.Dataset:
+    """Returns what an input function made, if it is a dataset.
+
+    Raises:
+      TypeError: It is something else.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"input_fn returned {type(dataset).__name__!r}, but it must return a "

@@ -1,0 +1,182 @@
+"""The audit of input pipelines sees what an epoch misses, repeats and leaves over."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import InputReplicationMode, errors
+
+PER_WORKER = InputReplicationMode.PER_WORKER
+PER_REPLICA = InputReplicationMode.PER_REPLICA
+SINGLE = InputReplicationMode.SINGLE
+
+
+def _identity(x):
+    return x
+
+
+def _examples(num_examples):
+    return tf.data.Dataset.range(num_examples)
+
+
+def _shares(num_examples, per_replica_batch_size, **options):
+    """An input_fn in which each pipeline takes its own share."""
+
+    def input_fn(ctx):
+        share = _examples(num_examples).shard(
+            ctx.num_input_pipelines, ctx.input_pipeline_id
+        )
+        return share.batch(per_replica_batch_size, **options)
+
+    return input_fn
+
+
+@pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA, SINGLE])
+def test_shares_that_come_out_even_pass(in_graph, mode):
+    """Sixteen examples in batches of two are 4 steps of two replicas, each once."""
+    audit = in_graph.audit_inputs(
+        _shares(16, 2), mode, key_fn=_identity, num_examples=16
+    )
+
+    assert audit.is_exact
+    assert 16 == audit.num_fed
+    assert 4 == audit.num_steps
+    assert "16 of 16 examples fed, 0 missing, 0 repeated" in str(audit)
+
+
+@pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA])
+def test_split_global_batches_are_exact_for_any_number_of_examples(repl, mode):
+    """A partial last step and empty parts feed every example once, on all replicas."""
+    num_examples = 17
+
+    def input_fn(ctx):
+        return replicator.split_global_batches(_examples(num_examples), ctx, 8)
+
+    audit = repl.audit_inputs(
+        input_fn, mode, key_fn=_identity, num_examples=num_examples
+    )
+    inputs = repl.make_input_iterator(input_fn, mode)
+    seen = []
+    for _ in range(audit.num_steps):
+        seen += [int(x) for part in repl.run(_identity, inputs) for x in part.numpy()]
+
+    assert -(-num_examples // 8) == audit.num_steps
+    assert list(range(num_examples)) == sorted(seen)
+    with pytest.raises(tf.errors.OutOfRangeError):
+        repl.run(_identity, inputs)
+
+
+def test_pipelines_that_all_read_everything_are_told_to_take_a_share(in_graph):
+    """Every example comes twice: the message has the pipelines and the call to add."""
+    with pytest.raises(
+        errors.InputAuditError,
+        match=r"8 repeated; 8 \(0, 1, 2, 3, 4, \.\.\.\) came more than once \(example "
+        r"0 from pipelines 0, 1\): .*dataset\.shard\(ctx\.num_input_pipelines, "
+        r"ctx\.input_pipeline_id\)",
+    ) as caught:
+        in_graph.audit_inputs(
+            lambda _: _examples(8).batch(2), PER_REPLICA, key_fn=_identity
+        )
+
+    assert dict.fromkeys(range(8), (0, 1)) == caught.value.audit.repeated
+
+
+def test_uneven_shares_name_what_the_last_step_leaves_over():
+    """Four pipelines of 9 examples: three have two, so example 8 finds no step."""
+    repl = replicator.create("in_graph", num_replicas=4)
+
+    with pytest.raises(
+        errors.InputAuditError,
+        match=r"8 of 9 examples fed, 1 missing, .*1 \(8\) were read, but step 3 had no "
+        r"batch for every replica \(pipelines yielded 3, 2, 2, 2 batches\).*"
+        r"split_global_batches",
+    ) as caught:
+        repl.audit_inputs(_shares(9, 1), PER_REPLICA, key_fn=_identity, num_examples=9)
+
+    assert {8: (0,)} == caught.value.audit.unfed
+
+
+def test_a_partial_last_batch_that_only_one_replica_gets_is_left_over(in_graph):
+    """Nine examples in batches of two are five batches: two replicas use four."""
+    with pytest.raises(errors.InputAuditError, match=r"1 \(8\) were read, but step 3"):
+        in_graph.audit_inputs(_shares(9, 2), key_fn=_identity, num_examples=9)
+
+
+def test_examples_that_nobody_reads_are_counted(in_graph):
+    """drop_remainder loses one of nine; without num_examples nobody could know."""
+    input_fn = _shares(9, 2, drop_remainder=True)
+
+    with pytest.raises(
+        errors.InputAuditError,
+        match=r"1 were never read by any pipeline: .*drop_remainder=False",
+    ):
+        in_graph.audit_inputs(input_fn, key_fn=_identity, num_examples=9)
+    assert in_graph.audit_inputs(input_fn, key_fn=_identity).is_exact
+
+
+def test_fewer_examples_than_there_are_is_said(in_graph):
+    """num_examples=2 for four examples is a mistake of the caller."""
+    with pytest.raises(
+        errors.InputAuditError, match=r"num_examples=2 is less than the pipelines hold"
+    ):
+        in_graph.audit_inputs(_shares(4, 2), key_fn=_identity, num_examples=2)
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        lambda ds: ds.repeat(),
+        lambda ds: ds.repeat().filter(lambda _: True),  # cardinality unknown
+    ],
+)
+def test_a_pipeline_without_an_end_is_refused(in_graph, endless):
+    """The audit stops after a few passes, even where tf.data does not know."""
+    with pytest.raises(
+        errors.InputAuditError, match=r"pipeline 0 has no end.*leave out \.repeat\(\)"
+    ):
+        in_graph.audit_inputs(
+            lambda _: endless(_examples(8)).batch(2), key_fn=_identity
+        )
+
+
+def test_keys_must_be_one_per_example(in_graph):
+    """A scalar key for a batch is refused with its shape."""
+    with pytest.raises(
+        errors.InputAuditError, match=r"key_fn returned shape \[\].*key per example"
+    ):
+        in_graph.audit_inputs(_shares(8, 2), key_fn=tf.reduce_sum)
+
+
+@pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("num_examples", [1, 7, 24, 25])
+def test_equal_numbers_of_steps_for_every_replica(num_replicas, num_examples):
+    """Whatever the number of examples, every pipeline has as many batches."""
+    repl = replicator.create("in_graph", num_replicas=num_replicas)
+
+    audit = repl.audit_inputs(
+        lambda ctx: replicator.split_global_batches(_examples(num_examples), ctx, 24),
+        PER_REPLICA,
+        key_fn=_identity,
+        num_examples=num_examples,
+    )
+
+    assert {-(-num_examples // 24)} == set(audit.num_batches)
+
+
+def test_strings_are_keys_too(in_graph):
+    """File names identify examples as well as numbers do."""
+
+    def input_fn(_):
+        return _examples(8).map(lambda i: {"name": tf.strings.as_string(i)}).batch(2)
+
+    audit = in_graph.audit_inputs(input_fn, key_fn=lambda batch: batch["name"])
+
+    assert 8 == audit.num_fed
+
+
+def test_the_audit_is_of_a_dataset(in_graph):
+    """What is not a dataset is refused as by make_input_iterator."""
+    with pytest.raises(TypeError, match=r"input_fn returned 'list'"):
+        in_graph.audit_inputs(lambda _: [1], key_fn=_identity)

@@ -1,0 +1,151 @@
+"""Steps whose replicas hold different numbers of examples average as one batch."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import InputContext, InputReplicationMode, errors
+
+
+def _data(num_examples):
+    rng = np.random.default_rng(0)
+    return (
+        rng.normal(size=(num_examples, 3)).astype(np.float32),
+        rng.normal(size=num_examples).astype(np.float32),
+    )
+
+
+def _train(repl, num_examples, mode=InputReplicationMode.PER_WORKER):
+    """One epoch of linear regression, global batch 8; returns losses and weights."""
+    with repl.context():
+        weight = tf.Variable([0.1, 0.2, 0.3])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    dataset = tf.data.Dataset.from_tensor_slices(_data(num_examples))
+    inputs = repl.make_input_iterator(
+        lambda ctx: replicator.split_global_batches(dataset, ctx, 8), mode
+    )
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            error = tf.linalg.matvec(x, weight) - y
+            loss = replicator.mean_over_examples(error**2)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    num_steps = -(-num_examples // 8)
+    losses = [
+        float(repl.reduce("mean", repl.run(step, inputs))) for _ in range(num_steps)
+    ]
+    return losses, weight.numpy()
+
+
+def _reference(num_examples):
+    """The same by NumPy, on whole global batches."""
+    xs, ys = _data(num_examples)
+    weight, velocity = np.float32([0.1, 0.2, 0.3]), np.zeros(3, np.float32)
+    losses = []
+    for start in range(0, num_examples, 8):
+        x, y = xs[start : start + 8], ys[start : start + 8]
+        error = x @ weight - y
+        losses.append(np.mean(error**2))
+        velocity = 0.9 * velocity - 0.1 * (2 * x.T @ error / len(x))
+        weight = weight + velocity
+    return losses, weight
+
+
+@pytest.mark.parametrize("num_examples", [16, 9])
+def test_an_epoch_with_a_partial_last_step_equals_the_single_device(repl, num_examples):
+    """Losses and weights are those of whole global batches, to 1e-6."""
+    losses, weight = _train(repl, num_examples)
+    expected_losses, expected_weight = _reference(num_examples)
+
+    np.testing.assert_allclose(expected_losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(expected_weight, weight, rtol=0, atol=1e-6)
+
+
+def test_pipelines_of_each_replica_average_the_same(in_graph):
+    """PER_REPLICA parts are those that one pipeline would deal."""
+    losses, _ = _train(in_graph, 19, InputReplicationMode.PER_REPLICA)
+
+    np.testing.assert_allclose(_reference(19)[0], losses, rtol=1e-5)
+
+
+def test_a_plain_partial_last_batch_runs_on_every_backend(repl):
+    """batch() without drop_remainder: replicas weigh equally, whatever they hold."""
+    num_replicas = repl.num_replicas
+    num_examples = 4 * num_replicas - 1  # the last replica's second batch has one
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.range(num_examples).batch(2)
+    )
+
+    def step(x):
+        return tf.reduce_mean(tf.cast(x, tf.float32)), tf.size(x)
+
+    repl.run(step, inputs)
+    means, sizes = repl.run(step, inputs)
+
+    expected = [
+        np.arange(num_examples)[2 * i : 2 * i + 2].mean()
+        for i in range(num_replicas, 2 * num_replicas)
+    ]
+    assert [2] * (num_replicas - 1) + [1] == [int(v) for v in sizes]
+    assert expected == [float(v) for v in means]
+    assert np.mean(expected) == pytest.approx(float(repl.reduce("mean", means)))
+
+
+def test_a_step_without_any_example_is_zero_and_not_nan(repl):
+    """All parts empty: nothing to learn from, and nothing broken."""
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.from_tensors(tf.zeros([0])).repeat()
+    )
+
+    out = repl.run(replicator.mean_over_examples, inputs)
+
+    assert [0.0] * repl.num_replicas == [float(v) for v in out]
+
+
+def test_values_must_be_one_per_example(repl):
+    """A reduced loss, or integers, are refused with what they are."""
+    with pytest.raises(
+        ValueError, match=r"one floating value per example.*got float32 of shape \(\)"
+    ):
+        repl.run(lambda: replicator.mean_over_examples(tf.constant(1.0)))
+
+
+def test_it_belongs_in_a_replica():
+    """Outside a step there are no replicas to count examples of."""
+    with pytest.raises(
+        errors.CollectiveContextError, match=r"mean_over_examples\(\) was called in"
+    ):
+        replicator.mean_over_examples(tf.constant([1.0]))
+
+
+def test_pipelines_must_feed_equal_numbers_of_replicas():
+    """Three replicas on two pipelines cannot take turns evenly."""
+    ctx = InputContext(num_input_pipelines=2, num_replicas_in_sync=3)
+
+    with pytest.raises(
+        errors.SplitBatchError, match=r"3 replicas cannot be fed evenly by 2 input"
+    ):
+        replicator.split_global_batches(tf.data.Dataset.range(3), ctx, 3)
+
+
+def test_recommended_options_are_what_they_say():
+    """Order is kept, a stock strategy takes no second share, threads are as asked."""
+    options = replicator.default_data_options(num_threads=2)
+    shared = replicator.default_data_options()
+    dataset = tf.data.Dataset.range(3).with_options(options)
+
+    off = tf.data.experimental.AutoShardPolicy.OFF
+    assert dataset.options().deterministic
+    assert off == dataset.options().experimental_distribute.auto_shard_policy
+    assert 2 == dataset.options().threading.private_threadpool_size
+    assert 1 == dataset.options().threading.max_intra_op_parallelism
+    assert shared.threading.private_threadpool_size is None
+    with pytest.raises(ValueError, match=r"num_threads 0 must be an integer of at"):
+        replicator.default_data_options(num_threads=0)
