@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from replicator.data_options import default_data_options
     from replicator.errors import ReplicatorError
     from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+    from replicator.logical import logical_device
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.per_replica import PerReplica
     from replicator.registry import backend_names, create
@@ -60,6 +61,7 @@ _HOMES = {
     "create": "registry",
     "default_data_options": "data_options",
     "get_replica_context": "context",
+    "logical_device": "logical",
     "mean_over_examples": "uneven",
     "split_global_batches": "uneven",
 }
@@ -90,6 +92,7 @@ __all__ = (
     "create",
     "default_data_options",
     "get_replica_context",
+    "logical_device",
     "mean_over_examples",
     "split_global_batches",
 )

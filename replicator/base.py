@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import audit, programs
+from replicator import audit, logical, programs
 from replicator import context as context_lib
 from replicator.inputs import (
     InputContext,
@@ -30,20 +30,49 @@ class Replicator(abc.ABC):
     ``context()``; call ``run`` in a loop. All methods belong in cross-replica context.
 
     Attributes:
-      num_replicas: Copies of the computation.
+      num_replicas: Copies of the computation, in the whole job.
+      num_local_replicas: Those that this process runs; ``run`` returns their values.
+      first_replica_id: Id of the first of them.
+      num_workers: Machines (worker processes) of the job.
+      worker_id: Which of them this process is.
+      logical_devices_per_replica: Devices that one replica is split over.
     """
 
     num_replicas: int
+    first_replica_id: int = 0
+    num_workers: int = 1
+    worker_id: int = 0
+    logical_devices_per_replica: int = 1
 
     @property
     def num_replicas_in_sync(self) -> int:
         """Replicas whose updates are aggregated each step."""
         return self.num_replicas
 
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what the job writes once: checkpoints, logs."""
+        return self.worker_id == 0
+
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
         """Makes variables created inside it belong to this replicator."""
-        yield self
+        with context_lib.enter_replicator(self):
+            yield self
+
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Places variables on a logical device; see ``replicator.logical_device``.
+
+        Raises:
+          DeviceError: No such logical device.
+        """
+        logical.check_index(index, self.logical_devices_per_replica)
+        return contextlib.nullcontext()
 
     def make_input_iterator(
         self,
@@ -130,7 +159,7 @@ class Replicator(abc.ABC):
           tf.errors.OutOfRangeError: An input pipeline came to its end.
         """
         check_num_steps(num_steps, inputs)
-        signature, specs = programs.split_inputs(inputs, self.num_replicas)
+        signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
         return self._run(step_fn, inputs, signature, specs, num_steps)
 
     @abc.abstractmethod

@@ -26,10 +26,12 @@ class ReplicaContext(abc.ABC):
     Attributes:
       num_replicas: Copies of the computation.
       num_replicas_in_sync: Copies whose updates are aggregated each step.
+      num_logical_devices: Devices that one replica is split over.
     """
 
     num_replicas: int
     num_replicas_in_sync: int
+    num_logical_devices: int = 1
 
     @property
     @abc.abstractmethod
@@ -50,10 +52,15 @@ class ReplicaContext(abc.ABC):
     ) -> list[tf.Tensor]:
         """Gives every replica the tensors of one replica."""
 
+    @abc.abstractmethod
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Places ops on one of this replica's devices; see ``logical_device``."""
+
 
 class _Stack(threading.local):
     def __init__(self) -> None:
         self.contexts: list[ReplicaContext] = []
+        self.replicators: list[Any] = []
 
 
 _STACK = _Stack()
@@ -67,6 +74,21 @@ def enter(context: ReplicaContext) -> Iterator[ReplicaContext]:
         yield context
     finally:
         _STACK.contexts.pop()
+
+
+@contextlib.contextmanager
+def enter_replicator(replicator: Any) -> Iterator[None]:
+    """Makes ``replicator`` the one whose ``context()`` is open in this thread."""
+    _STACK.replicators.append(replicator)
+    try:
+        yield
+    finally:
+        _STACK.replicators.pop()
+
+
+def current_replicator() -> Any:
+    """The replicator whose ``context()`` is open in this thread, or None."""
+    return _STACK.replicators[-1] if _STACK.replicators else None
 
 
 def get_replica_context() -> ReplicaContext:

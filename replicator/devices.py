@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -49,6 +49,50 @@ def resolve(
     return split_cpu(num_replicas)
 
 
+def resolve_logical(
+    num_replicas: int,
+    num_logical_devices: int,
+    devices: Sequence[str] | Sequence[Sequence[str]] | None,
+) -> list[list[str]]:
+    """Returns the full names of the devices of each replica, by logical device.
+
+    Args:
+      num_replicas: Copies of the computation.
+      num_logical_devices: Devices that one replica is split over.
+      devices: One list per replica, or all of them in that order; None takes GPUs if
+        there are any, else the CPU, split where a replica needs several devices.
+
+    Returns:
+      ``num_replicas`` lists of ``num_logical_devices`` names.
+
+    Raises:
+      DeviceError: A device does not exist, or there are too few.
+    """
+    count = num_logical_devices
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise DeviceError(
+            f"logical_devices_per_replica {count!r} must be an integer of at least 1"
+        )
+    flat: Any = devices
+    if isinstance(devices, (list, tuple)):
+        flat = [
+            name
+            for names in devices
+            for name in (names if isinstance(names, (list, tuple)) else [names])
+        ]
+    if count == 1:
+        names = resolve(num_replicas, flat, distinct=False)
+        return [[name] for name in names]
+    try:
+        names = resolve(num_replicas * count, flat, distinct=True)
+    except DeviceError as error:
+        raise DeviceError(
+            f"{num_replicas} replicas of {count} logical devices need "
+            f"{num_replicas * count} devices: {error}"
+        ) from error
+    return [names[r * count : (r + 1) * count] for r in range(num_replicas)]
+
+
 def split_cpu(num_devices: int) -> list[str]:
     """Splits the CPU into virtual devices unless there are enough already.
 
@@ -71,11 +115,18 @@ def split_cpu(num_devices: int) -> list[str]:
     return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
 
 
-def shares_memory(devices: Sequence[str]) -> bool:
-    """Whether all devices read the same host memory without a copy."""
-    return all(_kind(device) == "CPU" for device in devices) and (
-        len({_host(device) for device in devices}) == 1
-    )
+def memory(device: str) -> str:
+    """What names the memory that a device computes on.
+
+    All CPU devices of one process read the same; every other device has its own.
+    """
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a device is a CPU."""
+    return _kind(device) == "CPU"
 
 
 def is_gpu(device: str) -> bool:
@@ -119,11 +170,6 @@ def _full_name(device: str) -> str:
 
 def _kind(device: str) -> str:
     return str(tf.DeviceSpec.from_string(device).device_type)
-
-
-def _host(device: str) -> tuple[str | None, int | None]:
-    spec = tf.DeviceSpec.from_string(device)
-    return spec.job, spec.task
 
 
 def _short(device: str) -> str:

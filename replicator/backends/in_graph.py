@@ -7,11 +7,12 @@ across the copies.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, programs
+from replicator import base, logical, programs
 from replicator import devices as device_lib
 from replicator.engine import plan
 from replicator.engine.program import Program
@@ -19,9 +20,12 @@ from replicator.engine.variables import Kind, VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs import InputIterator
 from replicator.per_replica import regroup
+from replicator.topology import make_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.topology import Topology
 
 _PLACEMENTS = ("auto", "shared", "mirrored")
 
@@ -35,7 +39,8 @@ class InGraphReplicator(base.Replicator):
     replica; outside steps the user's variable reads as their mean.
 
     Attributes:
-      devices: Full device name of each replica.
+      topology: Where the replicas are.
+      devices: Full device name of each replica (of its logical device 0).
       variable_placement: ``shared`` or ``mirrored``.
     """
 
@@ -43,7 +48,8 @@ class InGraphReplicator(base.Replicator):
         self,
         *,
         num_replicas: int,
-        devices: Sequence[str] | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
     ) -> None:
         if variable_placement not in _PLACEMENTS:
@@ -51,18 +57,37 @@ class InGraphReplicator(base.Replicator):
                 f"variable_placement {variable_placement!r} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
-        self.devices = device_lib.resolve(num_replicas, devices, distinct=False)
-        self.num_replicas = num_replicas
-        can_share = device_lib.shares_memory(self.devices)
-        if variable_placement == "shared" and not can_share:
+        names = device_lib.resolve_logical(
+            num_replicas, logical_devices_per_replica, devices
+        )
+        self._set_topology(
+            make_topology(names, is_mirrored=variable_placement == "mirrored")
+        )
+        if variable_placement == "shared" and not self.topology.is_shared:
             raise DeviceError(
                 f"variable_placement='shared' needs devices that share memory, but "
                 f"{self.devices} do not; use 'mirrored' or 'auto'"
             )
-        self._is_shared = can_share and variable_placement != "mirrored"
-        self.variable_placement = "shared" if self._is_shared else "mirrored"
-        self._table = VariableTable(self.devices, is_shared=self._is_shared)
+
+    def _set_topology(self, topology: Topology) -> None:
+        self.topology = topology
+        self.devices = list(topology.replica_devices)
+        self.num_replicas = topology.num_replicas
+        self.logical_devices_per_replica = topology.num_logical_devices
+        self.variable_placement = "shared" if topology.is_shared else "mirrored"
+        self._table = VariableTable(topology)
         self._programs = programs.ProgramCache()
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[InGraphReplicator]:
+        """Makes variables, those outside other scopes on replica 0's device."""
+        with super().context(), tf.device(self.devices[0]):
+            yield self
+
+    def logical_device(self, index: int) -> Any:
+        """Places variables on a logical device; see ``replicator.logical_device``."""
+        place = logical.check_index(index, self.logical_devices_per_replica)
+        return tf.device(self.topology.devices[0][place])
 
     def _run(
         self,
@@ -74,9 +99,7 @@ class InGraphReplicator(base.Replicator):
     ) -> Any:
 
         def build() -> Program:
-            return Program(
-                step_fn, specs, self.devices, self._table, is_shared=self._is_shared
-            )
+            return Program(step_fn, specs, self.topology, self._table)
 
         program = self._programs.get(step_fn, signature, build)
         if program.is_stale():
@@ -93,7 +116,7 @@ class InGraphReplicator(base.Replicator):
             tf.nest.map_structure(
                 lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs
             )
-            for r in range(self.num_replicas)
+            for r in range(self.num_local_replicas)
         ]
 
     def explain(self) -> str:
@@ -103,7 +126,7 @@ class InGraphReplicator(base.Replicator):
             return "no step was traced yet; call run() first"
         return "\n\n".join(
             f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
-            f"variables\n{plan.explain(program.plans, self.devices)}"
+            f"variables\n{plan.explain(program.plans, self.topology)}"
             for name, program in steps
         )
 

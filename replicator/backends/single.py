@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, context, creation, loop, programs
+from replicator import base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
 from replicator.errors import DeviceError
 from replicator.inputs import InputIterator
@@ -21,6 +21,10 @@ class SingleReplicaContext(context.ReplicaContext):
 
     num_replicas = 1
     num_replicas_in_sync = 1
+
+    def __init__(self, devices: Sequence[str] = ()) -> None:
+        self._devices = tuple(devices)
+        self.num_logical_devices = max(len(self._devices), 1)
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -43,28 +47,52 @@ class SingleReplicaContext(context.ReplicaContext):
         del source_replica_id
         return list(tensors)
 
+    def logical_device(self, index: int) -> Any:
+        """The device itself: there is one replica."""
+        place = logical.check_index(index, self.num_logical_devices)
+        return tf.device(self._devices[place] if self._devices else None)
+
 
 class SingleDeviceReplicator(base.Replicator):
     """Runs the step on one device; the baseline that others are compared with.
+
+    With ``logical_devices_per_replica`` it is the baseline of model parallelism: one
+    replica over several devices.
 
     Attributes:
       device: Where ops without a device of their own run.
     """
 
     def __init__(
-        self, *, num_replicas: int = 1, devices: Sequence[str] | None = None
+        self,
+        *,
+        num_replicas: int = 1,
+        devices: Sequence[str] | None = None,
+        logical_devices_per_replica: int = 1,
     ) -> None:
-        if num_replicas != 1 or (devices is not None and len(devices) != 1):
+        count = logical_devices_per_replica
+        if num_replicas != 1 or (
+            devices is not None and count == 1 and len(devices) != 1
+        ):
             raise DeviceError(
                 f"SingleDeviceReplicator has one replica on one device, not "
                 f"num_replicas={num_replicas!r}, devices={devices!r}; use "
                 "InGraphReplicator for several"
             )
         self.num_replicas = 1
-        self.device = (
-            device_lib.resolve(1, devices, distinct=False)[0] if devices else None
+        self.logical_devices_per_replica = count
+        self._devices = (
+            device_lib.resolve_logical(1, count, devices)[0]
+            if devices or count != 1
+            else []
         )
+        self.device = self._devices[0] if self._devices else None
         self._programs = programs.ProgramCache()
+
+    def logical_device(self, index: int) -> Any:
+        """Places variables on a logical device; see ``replicator.logical_device``."""
+        place = logical.check_index(index, self.logical_devices_per_replica)
+        return tf.device(self._devices[place] if self._devices else None)
 
     def _run(
         self,
@@ -91,7 +119,8 @@ class SingleDeviceReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Any:
         def step(*batch: Any) -> Any:
-            with context.enter(SingleReplicaContext()), tf.device(self.device):
+            replica = SingleReplicaContext(self._devices)
+            with context.enter(replica), tf.device(self.device):
                 return programs.check_outputs(step_fn(*batch), step_fn)
 
         with creation.forbidden_in_steps():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf_compat, base, context, creation, loop, programs
+from replicator import _tf_compat, base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
@@ -86,6 +86,11 @@ class StrategyReplicaContext(context.ReplicaContext):
         masked = [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
         return self.all_reduce(masked, "sum")
 
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Only device 0: a stock strategy does not split a replica."""
+        logical.check_index(index, self.num_logical_devices)
+        return contextlib.nullcontext()
+
 
 class StrategyInputIterator(InputIterator):
     """Pipelines that a strategy distributes to its replicas."""
@@ -141,7 +146,11 @@ class StrategyReplicator(base.Replicator):
             self._mirrored[id(variable)] = variable
             return variable
 
-        with self.strategy.scope(), tf.variable_creator_scope(creator):
+        with (
+            super().context(),
+            self.strategy.scope(),
+            tf.variable_creator_scope(creator),
+        ):
             yield self
 
     def make_input_iterator(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.engine.variables import Entry
+    from replicator.topology import Topology
 
 
 class Coherence:
@@ -28,8 +29,9 @@ class Coherence:
       entries: Variables with copies of their own.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
+    def __init__(self, entries: Sequence[Entry], topology: Topology) -> None:
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
+        self._topology = topology
 
     def refresh(self) -> None:
         """Emits the check for outside changes and the reset that follows one."""
@@ -70,11 +72,15 @@ class Coherence:
             is_changed = is_mirrored or tf.reduce_any(
                 bits(state(entry.variable, entry.kind)) != bits(tf.identity(entry.seen))
             )
-            for replica_id, copy in enumerate(entry.copies):
-                if copy is entry.variable:
+            for replica, copy in enumerate(entry.copies):
+                is_held = is_mirrored and self._topology.holders[replica] != replica
+                if copy is entry.variable or is_held:
                     continue
                 fresh = replica_value(
-                    entry.variable, entry.kind, replica_id, len(entry.copies)
+                    entry.variable,
+                    entry.kind,
+                    self._topology.replica_id(replica),
+                    self._topology.num_replicas,
                 )
                 copy.assign(fresh if is_mirrored else tf.where(is_changed, fresh, copy))
         return tf.constant(0)

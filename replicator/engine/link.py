@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.plan import Bucket, CollectivePlan
+    from replicator.topology import Topology
 
     # (replica_id, operand node) -> the operand on that replica
     Tensor = Ref | str  # a node's output, or a function argument
@@ -29,10 +30,13 @@ class Linker:
       results: By marker name, the result on each replica.
     """
 
-    def __init__(self, devices: Sequence[str], prefix: str) -> None:
+    def __init__(self, topology: Topology, prefix: str) -> None:
         self.nodes: list[Any] = []
         self.results: dict[str, tuple[Tensor, ...]] = {}
-        self._devices = tuple(devices)
+        self._topology = topology
+        self._devices = topology.replica_devices
+        # The first replica of each memory stands for all that read it.
+        self._memories = tuple(dict.fromkeys(topology.memories))
         self._prefix = prefix
 
     def link(self, plan: CollectivePlan, operand: Operand) -> None:
@@ -52,57 +56,110 @@ class Linker:
         node = collective.operands[position]
         operands = [operand(r, node) for r in range(len(self._devices))]
         dtype = collective.dtypes[position]
-        self.results[collective.markers[position]] = self._combine(
-            plan, bucket.owner, name, operands, dtype
-        )
+        if plan.algorithm == "wire":
+            source = operands[collective.source_replica_id]
+            results = (source,) * len(operands)
+        elif plan.algorithm == "pack":
+            attrs = {"N": len(operands), "T": dtype, "axis": 0}
+            device = self._devices[bucket.owner]
+            packed = self._add(name, "Pack", operands, device, "output:0", attrs)
+            results = (packed,) * len(operands)
+        else:
+            partials = self._reduce_memories(plan, f"{name}/local", operands, dtype)
+            combined = self._combine(plan, bucket.owner, name, partials, dtype)
+            results = self._hand_out(combined)
+        self.results[collective.markers[position]] = results
 
     def _link_fused(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
     ) -> None:
+        """Links a reduction of several tensors that travel as one."""
         collective = plan.collective
         dtype = collective.dtypes[bucket.positions[0]]
         sizes = [int(collective.shapes[p].num_elements()) for p in bucket.positions]
-        packed = []
-        for replica_id, device in enumerate(self._devices):
-            flat = [
-                self._reshape(
-                    f"{name}/pack_{replica_id}_{p}",
-                    operand(replica_id, collective.operands[p]),
-                    [-1],
-                    dtype,
-                    device,
-                )
-                for p in bucket.positions
+        flat: dict[int, list[Ref]] = {memory: [] for memory in self._memories}
+        for p in bucket.positions:
+            operands = [
+                operand(r, collective.operands[p]) for r in range(len(self._devices))
             ]
-            axis = self._const(f"{name}/axis_{replica_id}", np.int32(0), device)
+            partials = self._reduce_memories(plan, f"{name}/local_{p}", operands, dtype)
+            for memory, partial in zip(self._memories, partials, strict=True):
+                flat[memory].append(
+                    self._reshape(
+                        f"{name}/pack_{memory}_{p}",
+                        partial,
+                        [-1],
+                        dtype,
+                        self._devices[memory],
+                    )
+                )
+        packed = []
+        for memory in self._memories:
+            device = self._devices[memory]
+            axis = self._const(f"{name}/axis_{memory}", np.int32(0), device)
             packed.append(
                 self._add(
-                    f"{name}/bucket_{replica_id}",
+                    f"{name}/bucket_{memory}",
                     "ConcatV2",
-                    [*flat, axis],
+                    [*flat[memory], axis],
                     device,
                     "output:0",
-                    {"N": len(flat), "T": dtype, "Tidx": tf.int32},
+                    {"N": len(sizes), "T": dtype, "Tidx": tf.int32},
                 )
             )
         combined = self._combine(plan, bucket.owner, name, packed, dtype)
-        # Each replica unpacks its own copy, so that one transfer moves the bucket.
+        # Each memory unpacks its own copy, so that one transfer moves the bucket.
         unpacked = [
-            self._unpack(f"{name}/unpack_{r}", combined[r], sizes, dtype, device)
-            for r, device in enumerate(self._devices)
+            self._unpack(f"{name}/unpack_{m}", ref, sizes, dtype, self._devices[m])
+            for m, ref in zip(self._memories, combined, strict=True)
         ]
         for index, position in enumerate(bucket.positions):
             shape = list(collective.shapes[position])
-            self.results[collective.markers[position]] = tuple(
-                self._reshape(
-                    f"{name}/result_{r}_{position}",
-                    unpacked[r][index],
-                    shape,
-                    dtype,
-                    device,
-                )
-                for r, device in enumerate(self._devices)
+            self.results[collective.markers[position]] = self._hand_out(
+                [
+                    self._reshape(
+                        f"{name}/result_{memory}_{position}",
+                        refs[index],
+                        shape,
+                        dtype,
+                        self._devices[memory],
+                    )
+                    for memory, refs in zip(self._memories, unpacked, strict=True)
+                ]
             )
+
+    def _reduce_memories(
+        self,
+        plan: CollectivePlan,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+    ) -> list[Tensor]:
+        """Reduces among replicas that share memory: one operand per memory is left."""
+        if len(self._memories) == 1:
+            return list(operands)  # nothing else follows: one reduction does all
+        partials = []
+        for memory in self._memories:
+            mine = [operands[r] for r in self._topology.members(memory)]
+            partials.append(
+                mine[0]
+                if len(mine) == 1
+                else self._reduce(
+                    plan.collective.op,
+                    f"{name}_{memory}",
+                    mine,
+                    dtype,
+                    self._devices[memory],
+                )
+            )
+        return partials
+
+    def _hand_out(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gives every replica the result of its memory."""
+        if len(by_memory) == 1:
+            return (by_memory[0],) * len(self._devices)
+        of_memory = dict(zip(self._memories, by_memory, strict=True))
+        return tuple(of_memory[memory] for memory in self._topology.memories)
 
     def _combine(
         self,
@@ -111,35 +168,41 @@ class Linker:
         name: str,
         operands: Sequence[Tensor],
         dtype: tf.DType,
-    ) -> tuple[Tensor, ...]:
-        """Emits the reduction itself; returns the result on each replica."""
-        collective, device = plan.collective, self._devices[owner]
-        num_replicas = len(operands)
-        if plan.algorithm == "wire":
-            return (operands[collective.source_replica_id],) * num_replicas
-        if plan.algorithm == "pack":
-            attrs = {"N": num_replicas, "T": dtype, "axis": 0}
-            packed = self._add(name, "Pack", operands, device, "output:0", attrs)
-            return (packed,) * num_replicas
-        if plan.algorithm == "pairwise":
+    ) -> Sequence[Tensor]:
+        """Emits the reduction between memories; returns the result on each."""
+        op = plan.collective.op
+        if plan.algorithm == "nccl":
+            return self._nccl(op, name, operands, dtype)
+        device = self._devices[owner]
+        total = self._reduce(op, name, operands, dtype, device)
+        if op == "mean":
+            count = plan.collective.num_replicas
+            total = self._scale(f"{name}/mean", total, count, dtype, device)
+        return [total] * len(self._memories)
+
+    def _reduce(
+        self,
+        op: str,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """Emits a sum (of a mean too), a minimum or a maximum on one device."""
+        if op in _PAIRWISE:
             result: Tensor = operands[0]
             for index, other in enumerate(operands[1:], start=1):
                 result = self._add(
                     f"{name}/{index}",
-                    _PAIRWISE[collective.op],
+                    _PAIRWISE[op],
                     [result, other],
                     device,
                     "z:0",
                     {"T": dtype},
                 )
-            return (result,) * num_replicas
-        if plan.algorithm == "nccl":
-            return self._nccl(collective.op, name, operands, dtype)
-        attrs = {"N": num_replicas, "T": dtype}
-        total = self._add(name, "AddN", operands, device, "sum:0", attrs)
-        if collective.op == "mean":
-            total = self._scale(f"{name}/mean", total, num_replicas, dtype, device)
-        return (total,) * num_replicas
+            return result
+        attrs = {"N": len(operands), "T": dtype}
+        return self._add(name, "AddN", operands, device, "sum:0", attrs)
 
     def _nccl(
         self, op: str, name: str, operands: Sequence[Tensor], dtype: tf.DType

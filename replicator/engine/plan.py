@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.engine.trace import Collective
+    from replicator.topology import Topology
 
 # Below this, the fixed cost of a transfer between devices outweighs the copy into a
 # bucket; above, tensors go alone.
@@ -61,18 +62,19 @@ class CollectivePlan:
 
 
 def make_plan(
-    collectives: Sequence[Collective], devices: Sequence[str]
+    collectives: Sequence[Collective], topology: Topology
 ) -> tuple[CollectivePlan, ...]:
     """Decides algorithm, buckets and owners for all collectives of a step.
 
     Args:
       collectives: Calls in order.
-      devices: Device of each replica.
+      topology: Where the replicas are.
 
     Returns:
       One plan per collective.
     """
-    fuses = len(devices) > 1 and not device_lib.shares_memory(devices)
+    devices = topology.replica_devices
+    fuses = len(set(topology.memories)) > 1
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
@@ -94,10 +96,11 @@ def make_plan(
     return tuple(plans)
 
 
-def explain(plans: Sequence[CollectivePlan], devices: Sequence[str]) -> str:
+def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     """Prints a plan: one line per collective, then the bytes per owner device."""
     if not plans:
         return "no collectives"
+    devices = topology.replica_devices
     load = [0] * len(devices)
     lines = []
     for plan in plans:

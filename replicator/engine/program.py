@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator import _tf_compat, loop
 from replicator.engine import body as body_lib
-from replicator.engine import invariance, plan
+from replicator.engine import invariance, placement, plan
 from replicator.engine.coherence import Coherence
 from replicator.engine.link import Linker
 from replicator.engine.optimize import optimize, own_functions
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from replicator.engine.body import Ref
     from replicator.engine.variables import Entry, VariableTable
+    from replicator.topology import Topology
 
 _COUNTER = itertools.count()
 
@@ -39,27 +40,28 @@ class Program:
         self,
         step_fn: Callable[..., Any],
         specs: Sequence[Any],
-        devices: Sequence[str],
+        topology: Topology,
         table: VariableTable,
-        *,
-        is_shared: bool,
     ) -> None:
-        self._devices = tuple(devices)
+        self._topology = topology
+        self._replicas = range(topology.num_local_replicas)
         self._table = table
         self._name = f"replicated_{next(_COUNTER)}"
-        self._traced = trace(step_fn, specs, len(self._devices))
+        self._traced = trace(
+            step_fn, specs, topology.num_replicas, topology.num_logical_devices
+        )
+        placement.place(self._traced, topology)
         optimized = optimize(self._traced)
         own_functions(optimized, self._name)
         self._body = body_lib.from_graph_def(optimized)
         self._invariance = self._analyze()
         self.entries = self._require_variables()
         self._version = table.version
-        self.plans = plan.make_plan(self._traced.collectives, self._devices)
+        self.plans = plan.make_plan(self._traced.collectives, topology)
         self._arguments: dict[tuple[int, str], str] = {}
         self._captured: list[Any] = []
-        self._merged = self._invariance.nodes if is_shared else frozenset()
         self._register()
-        self._coherence = Coherence(list(self.entries.values()))
+        self._coherence = Coherence(list(self.entries.values()), topology)
         self._functions: dict[int, Any] = {}
 
     def is_stale(self) -> bool:
@@ -87,7 +89,7 @@ class Program:
                 lambda leaf: None if leaf is None else next(flat),
                 self._traced.structure,
             )
-            for _ in range(len(self._devices))
+            for _ in self._replicas
         ]
 
     def _analyze(self) -> invariance.Invariance:
@@ -110,7 +112,7 @@ class Program:
             handles=set(handles),
             local=local,
         )
-        invariance.check_trainable(analysis, handles, len(self._devices))
+        invariance.check_trainable(analysis, handles, self._topology.num_replicas)
         return analysis
 
     def _require_variables(self) -> dict[str, Entry]:
@@ -118,32 +120,31 @@ class Program:
         for name, variable in self._traced.variables.items():
             kind = self._table.kind(variable)
             if name in self._invariance.local and kind is Kind.MIRRORED:
-                kind = Kind.LOCAL if len(self._devices) > 1 else Kind.MIRRORED
+                kind = Kind.LOCAL if self._topology.num_replicas > 1 else Kind.MIRRORED
             entries[name] = self._table.require(variable, kind)
         return entries
 
     def _register(self) -> None:
         """Builds the linked function and hands it to TensorFlow."""
-        replicas = Replicas(
+        self._copies = Replicas(
             self._body,
-            self._devices,
-            merged=self._merged,
+            self._topology,
+            merged=self._invariance.nodes,
             resolve=self._resolve,
             handle_device=self._handle_device,
         )
-        self._linker = Linker(self._devices, self._name)
+        self._linker = Linker(self._topology, self._name)
         self._replica_ids: list[Any] = []
-        self._replicas = replicas
         # Later collectives may use results of earlier ones, so they link in order.
         for collective_plan in self.plans:
             self._linker.link(collective_plan, self._traced_ref)
-        nodes = replicas.nodes()
+        nodes = self._copies.nodes()
         function = _tf_compat.FunctionDef()
         function.signature.name = self._name
         function.signature.is_stateful = True
         outputs = [
-            (self._traced_ref(replica_id, name), spec)
-            for replica_id in range(len(self._devices))
+            (self._traced_ref(replica, name), spec)
+            for replica in self._replicas
             for name, spec in zip(
                 self._traced.output_names, self._traced.output_specs, strict=True
             )
@@ -158,45 +159,46 @@ class Program:
             arg.type = spec.dtype.as_datatype_enum
             function.ret[f"output_{index}"] = str(ref)
         controls = {
-            replicas.name(replica_id, name)
-            for replica_id in range(len(self._devices))
+            self._copies.name(replica, name)
+            for replica in self._replicas
             for name in self._traced.control_output_names
         }
         for index, name in enumerate(sorted(controls)):
             function.signature.control_output.append(f"control_{index}")
             function.control_ret[f"control_{index}"] = name
         function.node_def.extend([*self._replica_ids, *self._linker.nodes, *nodes])
-        for library_function in replicas.library:
+        for library_function in self._copies.library:
             _tf_compat.add_function(library_function)
         _tf_compat.add_function(function)
 
     def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
         return [
-            (f"batch_{replica_id}_{index}", dtype)
-            for replica_id in range(len(self._devices))
+            (f"batch_{replica}_{index}", dtype)
+            for replica in self._replicas
             for index, dtype in enumerate(self._traced.argument_dtypes)
         ]
 
-    def _traced_ref(self, replica_id: int, name: str) -> Ref | str:
-        return self._replicas.ref(replica_id, self._body.names.ref(name))
+    def _traced_ref(self, replica: int, name: str) -> Ref | str:
+        return self._copies.ref(replica, self._body.names.ref(name))
 
-    def _resolve(self, replica_id: int, placeholder: str) -> Ref | str:
+    def _resolve(self, replica: int, placeholder: str) -> Ref | str:
         """What stands for an input of the traced graph on one replica."""
         results = self._linker.results.get(placeholder)
         if results is not None:
-            return results[replica_id]
+            return results[replica]
         if placeholder == self._traced.replica_id_name:
-            return self._replica_id(replica_id)
+            return self._replica_id(replica)
         if placeholder in self._traced.argument_names:
             index = self._traced.argument_names.index(placeholder)
-            return f"batch_{replica_id}_{index}"
+            return f"batch_{replica}_{index}"
         entry = self.entries.get(placeholder)
         if entry is None:
             outer = self._traced.captures[placeholder]
             return self._argument((-1, placeholder), outer)
-        copy = entry.copies[replica_id]
-        owner = -1 if copy is entry.variable else replica_id
-        return self._argument((owner, placeholder), copy.handle)
+        # The same copy is one argument, however many replicas use it.
+        copy = entry.copies[replica]
+        first = [id(other) for other in entry.copies].index(id(copy))
+        return self._argument((first, placeholder), copy.handle)
 
     def _argument(self, key: tuple[int, str], outer: Any) -> str:
         if key not in self._arguments:
@@ -204,20 +206,20 @@ class Program:
             self._captured.append(outer)
         return self._arguments[key]
 
-    def _replica_id(self, replica_id: int) -> Ref:
+    def _replica_id(self, replica: int) -> Ref:
+        replica_id = self._topology.replica_id(replica)
         name = f"replica_{replica_id}/replica_id"
         if not any(node.name == name for node in self._replica_ids):
-            self._replica_ids.append(
-                body_lib.make_const(name, replica_id, self._devices[replica_id])
-            )
+            device = self._topology.replica_devices[replica]
+            self._replica_ids.append(body_lib.make_const(name, replica_id, device))
         return body_lib.Ref(node=name, port="output:0")
 
-    def _handle_device(self, replica_id: int, placeholder: str) -> str | None:
+    def _handle_device(self, replica: int, placeholder: str) -> str | None:
         entry = self.entries.get(placeholder)
-        return entry.copies[replica_id].device if entry else None
+        return entry.copies[replica].device if entry else None
 
     def _make_function(self, num_steps: int) -> Any:
-        num_replicas = len(self._devices)
+        num_replicas = len(self._replicas)
         specs = list(self._traced.output_specs) * num_replicas
 
         @tf.function(autograph=False)

@@ -2,8 +2,9 @@
 
 A pure function of graphs: nodes get a ``replica_<r>/`` name, the replica's device and
 the replica's copies of variables; random ops get the replica's seed. Where replicas
-share memory, invariant nodes (same value on every replica) are emitted once; such a
-node waits for whatever it would have waited for on any replica.
+share memory, invariant nodes (same value on every replica) are emitted once per copy
+of the mirrored variables; such a node waits for whatever it would have waited for on
+any replica that uses the copy.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat
+from replicator import _tf_compat, logical
 from replicator.engine.body import Ref
 from replicator.engine.effects import EffectTable
 from replicator.engine.optimize import called_functions
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from replicator.engine.body import Body, Node
+    from replicator.topology import Topology
 
-    # (replica_id, placeholder) -> what stands for it, a Ref or a function argument
+    # (replica, placeholder) -> what stands for it, a Ref or a function argument
     Resolve = Callable[[int, str], Ref | str]
-    # (replica_id, placeholder) -> device of the variable behind a handle, or None
+    # (replica, placeholder) -> device of the variable behind a handle, or None
     HandleDevice = Callable[[int, str], str | None]
 
 _SEED_STEP = 0x9E3779B1
@@ -41,113 +43,147 @@ class Replicas:
     def __init__(
         self,
         body: Body,
-        devices: Sequence[str],
+        topology: Topology,
         *,
         merged: Collection[str],
         resolve: Resolve,
         handle_device: HandleDevice,
     ) -> None:
         self._body = body
-        self._devices = tuple(devices)
-        self._specs = [tf.DeviceSpec.from_string(device) for device in devices]
+        self._topology = topology
+        self._replicas = range(topology.num_local_replicas)
+        self._specs = [
+            tf.DeviceSpec.from_string(device) for device in topology.replica_devices
+        ]
         self._merged = frozenset(merged)
         self._resolve = resolve
         self._handle_device = handle_device
         self._effects = EffectTable(body.library)
-        self.library: list[Any] = list(body.library)
-        for replica_id in range(1, len(self._devices)):
+        self._library_names = {f.signature.name for f in body.library}
+        self._placed = _placed_functions(body.library)
+        self.library: list[Any] = [
+            f for f in body.library if f.signature.name not in self._placed
+        ]
+        for replica in self._replicas:
             self.library += [
-                self._clone_function(function, replica_id)
+                self._clone_function(function, replica)
                 for function in body.library
-                if self._effects.has_random(function.signature.name)
+                if self._is_cloned(function.signature.name, replica)
             ]
 
-    def name(self, replica_id: int, node: str) -> str:
-        """Name of a node on a replica."""
-        owner = 0 if node in self._merged else replica_id
-        return f"replica_{owner}/{node}"
+    def name(self, replica: int, node: str) -> str:
+        """Name of a node on a replica of this program."""
+        owner = self._topology.holders[replica] if node in self._merged else replica
+        return f"replica_{self._topology.replica_id(owner)}/{node}"
 
-    def ref(self, replica_id: int, ref: Ref) -> Ref | str:
+    def ref(self, replica: int, ref: Ref) -> Ref | str:
         """A tensor of the single-device graph as it is on a replica."""
         if ref.node in self._body.placeholders:
-            return self._resolve(replica_id, ref.node)
-        return Ref(node=self.name(replica_id, ref.node), port=ref.port)
+            return self._resolve(replica, ref.node)
+        return Ref(node=self.name(replica, ref.node), port=ref.port)
 
     def nodes(self) -> list[Any]:
         """All nodes of all replicas as ``NodeDef``s."""
         copies = []
+        holders = self._topology.holders
+        sharing = {
+            holder: [r for r in self._replicas if holders[r] == holder]
+            for holder in dict.fromkeys(holders)
+        }
         for node in self._body.nodes:
             if node.name in self._merged:
-                copies.append(self._copy(node, 0, range(len(self._devices))))
-            else:
                 copies += [
-                    self._copy(node, replica_id, [replica_id])
-                    for replica_id in range(len(self._devices))
+                    self._copy(node, holder, replicas)
+                    for holder, replicas in sharing.items()
                 ]
+            else:
+                copies += [self._copy(node, r, [r]) for r in self._replicas]
         return copies
 
-    def _copy(self, node: Node, replica_id: int, waits_for: Sequence[int]) -> Any:
+    def _copy(self, node: Node, replica: int, waits_for: Sequence[int]) -> Any:
         proto = _tf_compat.NodeDef()
         proto.CopyFrom(node.proto)
-        proto.name = self.name(replica_id, node.name)
-        proto.device = self._device(node, replica_id)
+        proto.name = self.name(replica, node.name)
+        proto.device = self._device(node, replica)
         # Colocation is spelled out by devices; names in it would be stale.
         proto.attr.pop("_class", None)
         del proto.input[:]
-        proto.input.extend(str(self.ref(replica_id, ref)) for ref in node.inputs)
+        proto.input.extend(str(self.ref(replica, ref)) for ref in node.inputs)
         proto.input.extend(self._controls(node, waits_for))
-        if replica_id:
-            self._fold_seeds(proto, replica_id)
+        self._fold_seeds(proto, replica)
+        self._rename_calls(proto, replica)
         return proto
 
-    def _controls(self, node: Node, replica_ids: Sequence[int]) -> list[str]:
+    def _controls(self, node: Node, replicas: Sequence[int]) -> list[str]:
         edges: dict[str, None] = {}
         for control in node.controls:
-            for replica_id in replica_ids:
+            for replica in replicas:
                 if control in self._body.placeholders:
-                    target = self._resolve(replica_id, control)
+                    target = self._resolve(replica, control)
                     if isinstance(target, str):
                         continue  # arguments are there before anything runs
                     edges[f"^{target.node}"] = None
                 else:
-                    edges[f"^{self.name(replica_id, control)}"] = None
+                    edges[f"^{self.name(replica, control)}"] = None
         return list(edges)
 
-    def _device(self, node: Node, replica_id: int) -> str:
+    def _device(self, node: Node, replica: int) -> str:
         for ref in node.inputs:
-            device = self._handle_device(replica_id, ref.node)
+            device = self._handle_device(replica, ref.node)
             if device is not None:
                 return device
-        mine = self._specs[replica_id]
-        if node.proto.device:
-            asked = tf.DeviceSpec.from_string(node.proto.device)
-            if asked.device_type not in (None, mine.device_type):
+        return self._own_device(node.proto.device, replica)
+
+    def _own_device(self, asked: str, replica: int) -> str:
+        """The device of a replica that a device of the traced graph stands for."""
+        index = logical.index_of(asked)
+        if index is not None:
+            return self._topology.devices[replica][index]
+        mine = self._specs[replica]
+        if asked:
+            spec = tf.DeviceSpec.from_string(asked)
+            if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
-                index = asked.device_index or 0
-                other = mine.replace(device_type=asked.device_type, device_index=index)
+                place = spec.device_index or 0
+                other = mine.replace(device_type=spec.device_type, device_index=place)
                 return str(other.to_string())
-        return self._devices[replica_id]
+        return self._topology.replica_devices[replica]
 
-    def _fold_seeds(self, proto: Any, replica_id: int) -> None:
-        if "seed2" in proto.attr and "seed" in proto.attr:
+    def _fold_seeds(self, proto: Any, replica: int) -> None:
+        replica_id = self._topology.replica_id(replica)
+        if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
             _fold_seed(proto, replica_id)
+
+    def _rename_calls(self, proto: Any, replica: int) -> None:
         for called in called_functions(proto):
-            if self._is_cloned(called.name):
-                called.name = _clone_name(called.name, replica_id)
-        if self._is_cloned(proto.op):
-            proto.op = _clone_name(proto.op, replica_id)
+            if self._is_cloned(called.name, replica):
+                called.name = self._clone_name(called.name, replica)
+        if self._is_cloned(proto.op, replica):
+            proto.op = self._clone_name(proto.op, replica)
 
-    def _is_cloned(self, name: str) -> bool:
-        known = any(f.signature.name == name for f in self._body.library)
-        return known and self._effects.has_random(name)
+    def _is_cloned(self, name: str, replica: int) -> bool:
+        """Whether a replica needs a function of its own instead of the traced one."""
+        if name not in self._library_names:
+            return False
+        if name in self._placed:
+            return True
+        return bool(self._topology.replica_id(replica)) and self._effects.has_random(
+            name
+        )
 
-    def _clone_function(self, function: Any, replica_id: int) -> Any:
+    def _clone_function(self, function: Any, replica: int) -> Any:
         clone = _tf_compat.FunctionDef()
         clone.CopyFrom(function)
-        clone.signature.name = _clone_name(function.signature.name, replica_id)
+        clone.signature.name = self._clone_name(function.signature.name, replica)
         for proto in clone.node_def:
-            self._fold_seeds(proto, replica_id)
+            if logical.index_of(proto.device) is not None:
+                proto.device = self._own_device(proto.device, replica)
+            self._fold_seeds(proto, replica)
+            self._rename_calls(proto, replica)
         return clone
+
+    def _clone_name(self, name: str, replica: int) -> str:
+        return f"{name}_replica_{self._topology.replica_id(replica)}"
 
 
 def _fold_seed(proto: Any, replica_id: int) -> None:
@@ -159,5 +195,20 @@ def _fold_seed(proto: Any, replica_id: int) -> None:
     proto.attr["seed2"].i = folded if (seed or folded) else replica_id
 
 
-def _clone_name(name: str, replica_id: int) -> str:
-    return f"{name}_replica_{replica_id}"
+def _placed_functions(library: Sequence[Any]) -> frozenset[str]:
+    """Functions that use logical devices, themselves or through those they call."""
+    placed: set[str] = set()
+    while True:
+        found = {
+            function.signature.name
+            for function in library
+            if any(
+                logical.index_of(proto.device) is not None
+                or proto.op in placed
+                or any(called.name in placed for called in called_functions(proto))
+                for proto in function.node_def
+            )
+        }
+        if found == placed:
+            return frozenset(placed)
+        placed = found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, context, creation, programs
+from replicator import _tf_compat, context, creation, logical, programs
 from replicator.errors import CollectiveControlFlowError
 
 if TYPE_CHECKING:
@@ -83,8 +83,9 @@ class TracedStep:
 class TraceContext(context.ReplicaContext):
     """The replica context during a trace: collectives leave markers."""
 
-    def __init__(self, num_replicas: int) -> None:
+    def __init__(self, num_replicas: int, num_logical_devices: int = 1) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
+        self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
@@ -113,6 +114,10 @@ class TraceContext(context.ReplicaContext):
     ) -> list[tf.Tensor]:
         """Leaves markers for a broadcast; see ``ReplicaContext.broadcast``."""
         return self._mark("broadcast", tensors, source_replica_id=source_replica_id)
+
+    def logical_device(self, index: int) -> Any:
+        """A scope that stands for the device until replicas are made."""
+        return logical.traced_scope(index, self.num_logical_devices)
 
     def _mark(
         self,
@@ -173,6 +178,7 @@ def trace(
     step_fn: Callable[..., Any],
     specs: Sequence[Any],
     num_replicas: int,
+    num_logical_devices: int = 1,
 ) -> TracedStep:
     """Traces a step function once for all replicas.
 
@@ -180,6 +186,7 @@ def trace(
       step_fn: Single-device code.
       specs: Nests of ``tf.TypeSpec``, one per argument.
       num_replicas: What ``get_replica_context().num_replicas`` answers.
+      num_logical_devices: Devices that one replica is split over.
 
     Returns:
       The graph and what is known of it.
@@ -187,7 +194,7 @@ def trace(
     Raises:
       ReplicatorError: Misuse inside the step.
     """
-    trace_context = TraceContext(num_replicas)
+    trace_context = TraceContext(num_replicas, num_logical_devices)
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()

@@ -1,7 +1,8 @@
 """Variables: one copy where replicas share memory, one per replica where they do not.
 
-Three kinds. *Mirrored* variables have the same value on every replica; replicas that
-share memory read the user's own variable, others keep a copy each. *Local* variables
+Three kinds. *Mirrored* variables have the same value on every replica; replica 0 uses
+the user's own variable, and so do replicas that share its memory; each other memory
+keeps a copy. *Local* variables
 (batch-norm statistics) have a copy per replica that may differ; outside steps, the
 user's own variable holds their mean. *Random* variables are the state of random
 generators; each replica's copy is the user's state with the replica id folded in, and
@@ -19,7 +20,7 @@ import tensorflow as tf
 from replicator import creation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from replicator.topology import Topology
 
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
@@ -46,7 +47,8 @@ class Entry:
     Attributes:
       variable: The user's own.
       kind: How the copies relate.
-      copies: By replica id; the user's own may be among them.
+      copies: By replica of the program; the user's own may be among them, and
+        replicas that share memory share a copy of a mirrored variable.
       seen: What the copies agree with: the value, or for mirrored variables a
         fingerprint of it, that the user's own variable had last; None if there are no
         other copies.
@@ -65,15 +67,14 @@ class VariableTable:
       version: Grows when a variable changes kind, so that programs built before know.
     """
 
-    def __init__(self, devices: Sequence[str], *, is_shared: bool) -> None:
+    def __init__(self, topology: Topology) -> None:
         self.version = 0
-        self._devices = tuple(devices)
-        self._is_shared = is_shared
+        self._topology = topology
         self._entries: dict[int, Entry] = {}
 
     def kind(self, variable: Any) -> Kind:
         """What is known of a variable: its entry, or what its own flags say."""
-        if len(self._devices) == 1:
+        if self._topology.num_replicas == 1:
             return Kind.MIRRORED
         entry = self._entries.get(id(variable))
         return entry.kind if entry else declared_kind(variable)
@@ -104,18 +105,23 @@ class VariableTable:
         return list(self._entries.values())
 
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
-        num_replicas = len(self._devices)
-        if kind is Kind.MIRRORED and self._is_shared:
-            return (variable,) * num_replicas
-        copies = []
-        for replica_id, device in enumerate(self._devices):
-            if kind is Kind.MIRRORED and replica_id == 0:
+        topology = self._topology
+        copies: list[Any] = []
+        for replica, devices in enumerate(topology.devices):
+            replica_id = topology.replica_id(replica)
+            if kind is Kind.MIRRORED and topology.holders[replica] != replica:
+                copies.append(copies[topology.holders[replica]])
+                continue
+            if kind is Kind.MIRRORED and replica == 0:
                 copies.append(variable)
                 continue
-            with tf.device(device):
+            place = topology.logical_device_of(variable.device)
+            with tf.device(devices[place]):
                 copies.append(
                     tf.Variable(
-                        replica_value(variable, kind, replica_id, num_replicas),
+                        replica_value(
+                            variable, kind, replica_id, topology.num_replicas
+                        ),
                         trainable=False,
                         dtype=variable.dtype,
                         shape=variable.shape,

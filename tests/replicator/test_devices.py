@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import devices, errors
+from replicator import devices, errors, topology
 
 HOST = "/job:localhost/replica:0/task:0"
 
@@ -130,28 +130,43 @@ def test_there_is_no_replicator_without_replicas():
 
 
 @pytest.mark.parametrize(
-    ("names", "expected"),
+    ("names", "memories"),
     [
-        (["CPU:0", "CPU:1"], True),
-        (["CPU:0", "GPU:0"], False),
-        (["GPU:0"], False),
+        (["CPU:0", "CPU:1"], (0, 0)),
+        (["CPU:0", "GPU:0"], (0, 1)),
+        (["GPU:0", "GPU:1", "GPU:0"], (0, 1, 0)),
     ],
 )
-def test_only_cpus_share_memory(names, expected):
-    """A GPU has a memory of its own, even alone."""
+def test_cpus_of_a_process_share_memory_and_gpus_do_not(names, memories):
+    """A GPU has a memory of its own; replicas on one GPU share it."""
     full = [f"{HOST}/device:{name}" for name in names]
 
-    assert expected is devices.shares_memory(full)
+    assert memories == topology.make_topology([[name] for name in full]).memories
     assert [name.startswith("GPU") for name in names] == [
         devices.is_gpu(device) for device in full
     ]
 
 
 def test_cpus_of_two_workers_do_not_share_memory():
-    """They are reached over the network."""
-    names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2)]
+    """They are reached over the network; the replicas of one worker share."""
+    names = [
+        f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)
+    ]
 
-    assert not devices.shares_memory(names)
+    made = topology.make_topology([[name] for name in names])
+
+    assert (0, 0, 2, 2) == made.memories == made.holders
+    assert (2, 3) == made.members(2)
+
+
+def test_split_replicas_share_memory_only_where_all_their_parts_do():
+    """A replica over CPU and GPU 0 shares nothing with one over CPU and GPU 1."""
+    made = topology.make_topology(
+        [[f"{HOST}/device:CPU:0", f"{HOST}/device:GPU:{r}"] for r in range(2)]
+    )
+
+    assert (0, 1) == made.memories
+    assert (f"{HOST}/device:CPU:0",) * 2 == made.replica_devices
 
 
 def test_sharing_variables_needs_shared_memory(gpus):

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf_compat
-from replicator.engine import body, link, plan, program
+from replicator import _tf_compat, topology
+from replicator.engine import body, link, plan
 from replicator.engine.trace import Collective
+from replicator.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
 _CALLS = iter(range(1000))
+
+
+def _on(devices, planned_for=None):
+    memories = make_topology([[d] for d in planned_for or devices]).memories
+    return dataclasses.replace(make_topology([[d] for d in devices]), memories=memories)
 
 
 def _collective(arrays, *, kind="all_reduce", op="sum", source=0, n=2):
@@ -37,8 +45,10 @@ def _operand(replica_id, name):
 def _execute(collective, planned_for, per_replica_arrays):
     """Plans for some devices, links on CPUs, runs; returns results[replica][tensor]."""
     n = len(per_replica_arrays)
-    (planned,) = plan.make_plan([collective], planned_for[:n])
-    linker = link.Linker(CPU[:n], f"linked_{next(_CALLS)}")
+    (planned,) = plan.make_plan([collective], _on(planned_for[:n]))
+    linker = link.Linker(
+        _on(CPU[:n], planned_for=planned_for[:n]), f"linked_{next(_CALLS)}"
+    )
     linker.link(planned, _operand)
     function = _tf_compat.FunctionDef()
     function.signature.name = f"link_test_{next(_CALLS)}"
@@ -164,8 +174,8 @@ def test_gpus_meet_in_one_kernel_per_transfer(op):
     """One NCCL node per replica, on its device, under a name no other transfer has."""
     arrays = [np.zeros(4, np.float32), np.zeros(50_000, np.float32), np.float32(0)]
     call = _collective(arrays, op=op, n=3)
-    (planned,) = plan.make_plan([call], GPU[:3])
-    linker = link.Linker(GPU[:3], "step")
+    (planned,) = plan.make_plan([call], _on(GPU[:3]))
+    linker = link.Linker(_on(GPU[:3]), "step")
 
     linker.link(planned, _operand)
 
@@ -188,8 +198,8 @@ def test_every_node_the_linker_emits_is_well_formed():
     arrays = _arrays(3)
     nodes = []
     for op in ("sum", "mean", "min"):
-        linker = link.Linker(GPU[:3], f"step_{op}")
-        (planned,) = plan.make_plan([_collective(arrays[0], op=op, n=3)], GPU[:3])
+        linker = link.Linker(_on(GPU[:3]), f"step_{op}")
+        (planned,) = plan.make_plan([_collective(arrays[0], op=op, n=3)], _on(GPU[:3]))
         linker.link(planned, _operand)
         nodes += linker.nodes
 
@@ -206,9 +216,14 @@ def test_a_whole_step_gives_the_same_with_and_without_fusing(monkeypatch):
     """Training through buckets follows training without them bit by bit."""
 
     def train(fuse):
-        repl = replicator.InGraphReplicator(
-            num_replicas=2, devices=["CPU:0", "CPU:1"], variable_placement="mirrored"
-        )
+        with monkeypatch.context() as patch:
+            if fuse:  # as if every device had a memory of its own
+                patch.setattr(topology.device_lib, "memory", lambda device: device)
+            repl = replicator.InGraphReplicator(
+                num_replicas=2,
+                devices=["CPU:0", "CPU:1"],
+                variable_placement="mirrored",
+            )
         with repl.context():
             weights = [tf.Variable(tf.ones([i + 1])) for i in range(6)]
 
@@ -220,14 +235,9 @@ def test_a_whole_step_gives_the_same_with_and_without_fusing(monkeypatch):
                 weight.assign_sub(0.05 * grad)
             return loss
 
-        def shares_memory(_devices):
-            return not fuse
-
-        with monkeypatch.context() as patch:
-            patch.setattr(program.plan.device_lib, "shares_memory", shares_memory)
-            xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.5)])
-            for _ in range(3):
-                repl.run(step, xs)
+        xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.5)])
+        for _ in range(3):
+            repl.run(step, xs)
         repl.assert_in_sync()
         return [w.numpy().tolist() for w in weights], repl.explain()
 

@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from replicator import _tf_compat
 from replicator.engine import plan
 from replicator.engine.trace import Collective
+from replicator.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
+
+
+def _on(devices):
+    return make_topology([[device] for device in devices])
 
 
 def _collective(shapes, *, kind="all_reduce", op="sum", n=2, dtypes=None, index=0):
@@ -44,7 +49,7 @@ def test_no_owner_combines_more_than_its_share_and_one_tensor(calls, n):
         for index, sizes in enumerate(calls)
     ]
 
-    plans = plan.make_plan(collectives, CPU[:n])
+    plans = plan.make_plan(collectives, _on(CPU[:n]))
 
     load = [0] * n
     for one in plans:
@@ -67,7 +72,7 @@ def test_every_tensor_travels_once_in_buckets_of_one_type_within_the_limit(
     dtypes = [tf.float64 if d else tf.float32 for d in is_double[: len(sizes)]]
     call = _collective([[size] for size in sizes], dtypes=dtypes)
 
-    (one,) = plan.make_plan([call], GPU[:2])
+    (one,) = plan.make_plan([call], _on(GPU[:2]))
 
     positions = [p for bucket in one.buckets for p in bucket.positions]
     assert list(range(len(sizes))) == sorted(positions)
@@ -87,7 +92,7 @@ def test_only_replicas_with_memories_of_their_own_fuse(devices, num_buckets):
     """CPUs share memory and one replica sends nothing: no copy into a bucket."""
     call = _collective([[8], [8], [8]], n=len(devices))
 
-    (one,) = plan.make_plan([call], devices)
+    (one,) = plan.make_plan([call], _on(devices))
 
     assert num_buckets == len(one.buckets)
 
@@ -95,14 +100,14 @@ def test_only_replicas_with_memories_of_their_own_fuse(devices, num_buckets):
 @pytest.mark.parametrize("kind", ["all_gather", "broadcast"])
 def test_only_reductions_fuse(kind):
     """A gather of a bucket would interleave tensors."""
-    (one,) = plan.make_plan([_collective([[8], [8]], kind=kind, op="")], GPU[:2])
+    (one,) = plan.make_plan([_collective([[8], [8]], kind=kind, op="")], _on(GPU[:2]))
 
     assert [(0,), (1,)] == [bucket.positions for bucket in one.buckets]
 
 
 def test_tensors_of_unknown_shape_go_alone():
     """Their size cannot be known, so they are never packed and count nothing."""
-    (one,) = plan.make_plan([_collective([[None], [8], None, [4]])], GPU[:2])
+    (one,) = plan.make_plan([_collective([[None], [8], None, [4]])], _on(GPU[:2]))
 
     assert {((0,), 0), ((2,), 0), ((1, 3), 48)} == {
         (bucket.positions, bucket.num_bytes) for bucket in one.buckets
@@ -133,7 +138,7 @@ def test_the_algorithm_follows_from_operation_type_and_devices(
     """Each kind of collective has its algorithm on each kind of devices."""
     call = _collective([[4]], kind=kind, op=op, n=len(devices), dtypes=[dtype])
 
-    (one,) = plan.make_plan([call], devices)
+    (one,) = plan.make_plan([call], _on(devices))
 
     assert algorithm == one.algorithm
 
@@ -151,7 +156,7 @@ def test_planning_twice_gives_the_same_plan():
     """Nothing in a plan depends on hashes or on time."""
     calls = [_collective([[i + 1] for i in range(40)], n=4, index=i) for i in range(3)]
 
-    assert plan.make_plan(calls, GPU) == plan.make_plan(calls, GPU)
+    assert plan.make_plan(calls, _on(GPU)) == plan.make_plan(calls, _on(GPU))
 
 
 def test_the_printed_plan_has_sizes_transfers_and_owners():
@@ -161,7 +166,7 @@ def test_the_printed_plan_has_sizes_transfers_and_owners():
         _collective([[3]], kind="all_gather", op="", index=1),
     ]
 
-    text = plan.explain(plan.make_plan(calls, GPU[:2]), GPU[:2])
+    text = plan.explain(plan.make_plan(calls, _on(GPU[:2])), _on(GPU[:2]))
 
     lines = text.splitlines()
     reduced = "2 tensors, 24 bytes per replica, algorithm nccl, 1 transfers of which 1"
@@ -174,12 +179,12 @@ def test_the_printed_plan_has_sizes_transfers_and_owners():
 
 def test_a_step_without_collectives_says_so():
     """An empty plan prints a sentence, not nothing."""
-    assert "no collectives" == plan.explain((), CPU[:2])
+    assert "no collectives" == plan.explain((), _on(CPU[:2]))
 
 
 def test_the_bound_of_the_balance_is_tight_enough_to_matter():
     """Equal tensors over four owners: each combines the same number."""
-    (one,) = plan.make_plan([_collective([[1000]] * 8, n=4)], CPU)
+    (one,) = plan.make_plan([_collective([[1000]] * 8, n=4)], _on(CPU))
 
     owners = [bucket.owner for bucket in one.buckets]
     assert [2, 2, 2, 2] == [owners.count(r) for r in range(4)]

@@ -7,9 +7,14 @@ import pytest
 from replicator import _tf_compat
 from replicator.engine import body, replicate
 from replicator.engine.body import Ref
+from replicator.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
+
+
+def _on(devices):
+    return make_topology([[device] for device in devices])
 
 
 def _node(name, op, *inputs, device="", seeds=None):
@@ -24,7 +29,7 @@ def _copies(nodes, *, merged=(), devices=CPU, library=(), on_device=None, resolv
     graph_def.library.function.extend(library)
     replicas = replicate.Replicas(
         body.from_graph_def(graph_def),
-        devices,
+        _on(devices),
         merged=merged,
         resolve=resolve or (lambda r, name: f"{name}_of_{r}"),
         handle_device=lambda r, name: (on_device or {}).get((r, name)),
