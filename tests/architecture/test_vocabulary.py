@@ -64,7 +64,6 @@ BANNED_NAMES = {
 ALLOWED = {
     ("harness/progress.py", "_task"): "rich's word for a progress bar",
     ("replicator/_tf_compat.py", "meta_optimizer_iterations"): "TensorFlow's field",
-    ("replicator/devices.py", "_host"): "whose memory a device reads: the host's",
     ("replicator/data_options.py", "auto_shard_policy"): "an option of tf.data",
     ("replicator/engine/replicate.py", "_clone_function"): "copies a function",
     ("replicator/engine/replicate.py", "_clone_name"): "copies a function",
