@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from replicator.errors import ReplicatorError
     from replicator.inputs import InputContext, InputIterator, InputReplicationMode
     from replicator.logical import logical_device
+    from replicator.mapping import map_gather, map_reduce
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.per_replica import PerReplica
     from replicator.registry import backend_names, create
@@ -62,6 +63,8 @@ _HOMES = {
     "default_data_options": "data_options",
     "get_replica_context": "context",
     "logical_device": "logical",
+    "map_gather": "mapping",
+    "map_reduce": "mapping",
     "mean_over_examples": "uneven",
     "split_global_batches": "uneven",
 }
@@ -93,6 +96,8 @@ __all__ = (
     "default_data_options",
     "get_replica_context",
     "logical_device",
+    "map_gather",
+    "map_reduce",
     "mean_over_examples",
     "split_global_batches",
 )

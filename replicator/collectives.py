@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import context as context_lib
+from replicator import reducible
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,7 +34,9 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
 
     Args:
       value: A nest of tensors of the same structure and shapes on every replica;
-        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``.
+        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``. Numbers of
+        every type; integer sums wrap around like TensorFlow's; bool under ``min``
+        (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
 
     Returns:
@@ -41,13 +44,14 @@ def all_reduce(value: Any, op: str = "sum") -> Any:
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      ValueError: Unknown ``op``, or the mean of integers.
+      ValueError: Unknown ``op``, the mean of integers, the minimum of complex numbers,
+        or a type that is no number.
     """
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
-    for leaf in leaves if op == "mean" else ():
-        context_lib.check_mean(leaf, "all_reduce")
+    for leaf in leaves:
+        reducible.check(leaf, op, "all_reduce")
     dense = [
         tf.convert_to_tensor(leaf)
         for leaf in leaves
@@ -87,15 +91,22 @@ def all_gather(value: Any) -> Any:
     """Stacks a value over replicas, in the order of ``replica_id``.
 
     Args:
-      value: A nest of dense tensors with the same shapes on every replica.
+      value: A nest of dense tensors of any type, with the same shapes on every replica.
 
     Returns:
       A nest of tensors of shape ``[num_replicas] + dims``, equal on every replica.
 
     Raises:
       CollectiveContextError: Called outside a step function.
+      ValueError: A leaf is ``tf.IndexedSlices``.
     """
     context = context_lib.require("all_gather")
+    for leaf in tf.nest.flatten(value):
+        if isinstance(leaf, tf.IndexedSlices):
+            raise ValueError(  # noqa: TRY004 (as all_reduce says it)
+                "all_gather of tf.IndexedSlices would have to stack dense tensors; use "
+                "tf.convert_to_tensor on the slices, or gather their values and indices"
+            )
 
     def backward(
         _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
@@ -110,8 +121,8 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
     """Gives every replica the value of one replica.
 
     Args:
-      value: A nest of dense tensors with the same shapes on every replica; it is
-        evaluated on all of them.
+      value: A nest of tensors of any type, or ``tf.IndexedSlices``, with the same
+        shapes on every replica; it is evaluated on all of them.
       source_replica_id: A Python int in [0, num_replicas).
 
     Returns:
@@ -143,12 +154,32 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
             for dy in context.all_reduce(dys, "sum")
         ]
 
-    return _map_flat(
-        context,
-        value,
-        lambda xs: context.broadcast(xs, source_replica_id),
-        backward,
+    leaves = tf.nest.flatten(value)
+    # Slices travel as their two tensors; their dense shape is known everywhere.
+    parts = [
+        tf.convert_to_tensor(part)
+        for leaf in leaves
+        for part in (
+            (leaf.values, leaf.indices)
+            if isinstance(leaf, tf.IndexedSlices)
+            else (leaf,)
+        )
+    ]
+    sent = iter(
+        _flat_with_gradient(
+            context,
+            parts,
+            lambda xs: context.broadcast(xs, source_replica_id),
+            backward,
+        )
     )
+    received = [
+        tf.IndexedSlices(next(sent), next(sent), leaf.dense_shape)
+        if isinstance(leaf, tf.IndexedSlices)
+        else next(sent)
+        for leaf in leaves
+    ]
+    return tf.nest.pack_sequence_as(value, received)
 
 
 def _all_reduce_dense(
@@ -164,9 +195,13 @@ def _all_reduce_dense(
         totals = context.all_reduce(dys, "sum")
         return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
 
-    return _flat_with_gradient(
-        context, tensors, lambda xs: context.all_reduce(xs, op), backward
+    reduced = _flat_with_gradient(
+        context,
+        [tf.cast(t, reducible.stand_in(t.dtype)) for t in tensors],
+        lambda xs: context.all_reduce(xs, op),
+        backward,
     )
+    return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
 
 
 def _all_reduce_sparse(
@@ -203,10 +238,14 @@ def _flat_with_gradient(
     forward: FlatFn,
     backward: FlatGradFn,
 ) -> list[tf.Tensor]:
-    """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``."""
+    """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``.
+
+    ``backward`` sees only tensors that gradients flow through; the others have none.
+    """
     if not tensors:
         return []
-    if context.num_replicas == 1 or not any(t.dtype.is_floating for t in tensors):
+    places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
+    if context.num_replicas == 1 or not places:
         # The identity (or a stack of one) needs no special gradient, and integers
         # have none: keep the graph of the single device as it is.
         return forward(tensors)
@@ -216,7 +255,15 @@ def _flat_with_gradient(
         ys = forward(xs)
 
         def gradient(*dys: tf.Tensor) -> Any:
-            return list(backward(xs, ys, dys))
+            grads: list[tf.Tensor | None] = [None] * len(xs)
+            flowing = backward(
+                [xs[i] for i in places],
+                [ys[i] for i in places],
+                [dys[i] for i in places],
+            )
+            for place, grad in zip(places, flowing, strict=True):
+                grads[place] = grad
+            return grads
 
         return tuple(ys), gradient
 

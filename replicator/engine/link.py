@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from replicator.engine import kernels
 from replicator.engine.body import Ref, make_const, make_node
 
 if TYPE_CHECKING:
@@ -268,5 +269,6 @@ class Linker:
         port: str,
         attrs: dict[str, Any],
     ) -> Ref:
+        device = kernels.home(op, attrs.get("T"), device)
         self.nodes.append(make_node(name, op, inputs, device, attrs))
         return Ref(node=name, port=port)

@@ -74,6 +74,7 @@ def cut(traced: TracedStep) -> Any:
 def own_functions(graph_def: Any, owner: str) -> None:
     """Gives every function of a graph a name that no other graph uses.
 
+    Colocation groups go, since replicas that run one function are on many devices.
     The optimizer changes functions, and names the changed ones alike in every graph;
     TensorFlow keeps functions of all graphs in one table, by name.
 
@@ -87,6 +88,9 @@ def own_functions(graph_def: Any, owner: str) -> None:
     }
     functions = (function.node_def for function in graph_def.library.function)
     for node in itertools.chain(graph_def.node, *functions):
+        # Nodes that the optimizer moved here from other functions name groups that all
+        # replicas would share; devices say where nodes are.
+        node.attr.pop("_class", None)
         node.op = names.get(node.op, node.op)
         for called in called_functions(node):
             called.name = names.get(called.name, called.name)

@@ -1,0 +1,220 @@
+"""map_reduce and map_gather: items dealt over replicas, results, gradients, misuse."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+
+WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
+SCALES = [1.0, 3.0, -2.0, 0.5, 4.0]
+
+
+def _variable(repl):
+    with repl.context():
+        return tf.Variable(WEIGHTS)
+
+
+OPS = ("sum", "mean", "min", "max")
+
+
+def test_map_reduce_reduces_over_items(repl):
+    """The results are NumPy's reductions, also with fewer items than replicas."""
+    weight = _variable(repl)
+
+    def fn(scale):
+        return {"x": weight * scale, "n": tf.reduce_sum(weight) * scale}
+
+    def step():
+        return {
+            (op, n): replicator.map_reduce(fn, SCALES[:n], op)
+            for op in OPS
+            for n in (1, 2, 5)
+        }
+
+    out = repl.run(step)
+
+    for (op, n), result in out.items():
+        x = np.stack([WEIGHTS * scale for scale in SCALES[:n]])
+        for r in range(repl.num_replicas):
+            expected = getattr(np, op)(x, axis=0)
+            np.testing.assert_allclose(expected, result["x"][r], rtol=1e-6)
+            expected = getattr(np, op)(x.sum(axis=1))
+            np.testing.assert_allclose(expected, result["n"][r], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_items", [0, 1, 5])
+def test_map_gather_keeps_the_order_of_items(in_graph, num_items):
+    """Results may differ in shape and structure, and come in the order of items."""
+    weight = _variable(in_graph)
+
+    def fn(size):
+        return [weight[0] * tf.ones([size]), tf.constant(size)] if size % 2 else size
+
+    def step():
+        return tuple(replicator.map_gather(list(range(num_items)), fn)), tf.constant(0)
+
+    out, _ = in_graph.run(step)
+
+    assert num_items == len(out)
+    for size, result in enumerate(out):
+        for r in range(in_graph.num_replicas):
+            if size % 2:
+                assert [1.0] * size == result[0][r].numpy().tolist()
+                assert size == int(result[1][r])
+            else:
+                assert size == int(result[r])
+
+
+def _single_device_gradient(loss_fn):
+    weight = tf.Variable(WEIGHTS)
+    with tf.GradientTape() as tape:
+        loss = loss_fn([weight * s for s in SCALES])
+    return tape.gradient(loss, weight).numpy()
+
+
+def test_gradients_are_those_of_one_device(repl):
+    """Averaged over replicas, which ran different items, they are the whole gradient.
+
+    The results of items are weighed differently in the losses.
+    """
+    weight = _variable(repl)
+
+    def weighed(results):
+        return tf.add_n([i * tf.reduce_sum(x**2) for i, x in enumerate(results)])
+
+    def reduced(op, results):
+        return tf.reduce_sum(getattr(tf, f"reduce_{op}")(tf.stack(results), 0) ** 2)
+
+    def step():
+        with tf.GradientTape(persistent=True) as tape:
+            losses = {
+                op: tf.reduce_sum(
+                    replicator.map_reduce(lambda s: weight * s, SCALES, op) ** 2
+                )
+                for op in OPS
+            }
+            items = replicator.map_gather(SCALES, lambda s: weight * s)
+            losses["gather"] = weighed(items)
+        grads = {name: tape.gradient(loss, weight) for name, loss in losses.items()}
+        return replicator.all_mean(grads)
+
+    out = repl.run(step)
+
+    for name, grads in out.items():
+        loss_fn = weighed if name == "gather" else functools.partial(reduced, name)
+        expected = _single_device_gradient(loss_fn)
+        for grad in grads:
+            np.testing.assert_allclose(expected, grad, rtol=1e-5)
+
+
+@pytest.mark.parametrize("which", ["reduce", "gather"])
+def test_each_item_runs_on_one_replica_only(repl, which):
+    """Item i counts on replica i % num_replicas; the counters outside say so."""
+    with repl.context():
+        counts = [
+            tf.Variable(
+                0.0,
+                trainable=False,
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.SUM,
+            )
+            for _ in range(3)
+        ]
+
+    def fn(index):
+        counts[index].assign_add(1.0)
+        replica = tf.cast(replicator.get_replica_context().replica_id, tf.float32)
+        return tf.stack([replica * 10.0**index, 1.0])
+
+    def step():
+        if which == "reduce":
+            return replicator.map_reduce(fn, [0, 1, 2])
+        return tf.add_n(replicator.map_gather([0, 1, 2], fn))
+
+    out = repl.run(step)
+
+    owners = sum(index % repl.num_replicas * 10.0**index for index in range(3))
+    assert [owners, 3.0] == out[0].numpy().tolist()
+    assert [1.0, 1.0, 1.0] == [float(count.numpy()) for count in counts]
+
+
+def test_items_may_be_functions(in_graph):
+    """As in K-FAC's use of the paper's primitive: a list of computations."""
+    thunks = [lambda: tf.constant(1.0), lambda: tf.constant([2.0, 3.0])]
+
+    out = in_graph.run(
+        lambda: tuple(replicator.map_gather(thunks, lambda thunk: thunk()))
+    )
+
+    assert [1.0, [2.0, 3.0]] == [leaf[1].numpy().tolist() for leaf in out]
+
+
+def test_python_branches_on_tensors_work_in_items(in_graph):
+    """``fn`` is single-device code like the step: AutoGraph reaches it."""
+
+    def fn(x):
+        if tf.random.uniform([]) > 2.0:
+            return x * 0.0
+        return x
+
+    out = in_graph.run(lambda: replicator.map_reduce(fn, [tf.constant(2.0)] * 3))
+
+    assert 6.0 == float(out[0])
+
+
+def test_mapping_outside_a_replica_teaches():
+    """It names the function that was called."""
+    with pytest.raises(
+        errors.CollectiveContextError, match=r"map_gather\(\) was called"
+    ):
+        replicator.map_gather([1], lambda x: x)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: replicator.map_reduce(lambda x: x, []),
+            r"map_reduce got no items, .* at least one",
+        ),
+        (
+            lambda: replicator.map_reduce(lambda n: tf.zeros([n]), [2, 3]),
+            r"fn\(items\[1\]\) is float32\[3\], but fn\(items\[0\]\) is float32\[2\]",
+        ),
+        (
+            lambda: replicator.map_reduce(lambda x: x, [1, 2], "mean"),
+            r"map_reduce 'mean' of int32 would have to round",
+        ),
+        (
+            lambda: replicator.map_reduce(lambda x: x, [1, 2], "avg"),
+            r"unknown reduction 'avg'",
+        ),
+        (
+            lambda: replicator.map_reduce(lambda _: None, [1, 2]),
+            r"fn\(items\[0\]\) returned None",
+        ),
+        (
+            lambda: replicator.map_gather(
+                [0], lambda _: tf.random.shuffle(tf.where(tf.random.uniform([4]) > 0.5))
+            )[0],
+            r"fn\(items\[0\]\) has shape \(None, 1\).*tf.ensure_shape",
+        ),
+    ],
+    ids=["no items", "shapes", "mean", "op", "None", "unknown shape"],
+)
+def test_bad_items_and_results_teach(in_graph, call, message):
+    """Each message says which item, what it gave and what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        in_graph.run(call)
+
+
+def test_items_that_are_no_list_are_refused(in_graph):
+    """A tensor is not dealt in silence along some axis."""
+    with pytest.raises(TypeError, match=r"items of type .*Tensor.*tf.unstack"):
+        in_graph.run(lambda: replicator.map_reduce(tf.identity, tf.ones([4])))
