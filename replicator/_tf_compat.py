@@ -68,17 +68,17 @@ def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
 
 
 def current_graph() -> Any:
-    """The graph that ops are being added to (test_collectives)."""
+    """The graph that ops are being added to (test_conformance)."""
     return tf.compat.v1.get_default_graph()
 
 
 def is_control_flow_graph(graph: Any) -> bool:
-    """Whether a graph is a branch or loop body (test_collectives)."""
+    """Whether a graph is a branch or loop body (test_conformance)."""
     return isinstance(graph, _CONTROL_FLOW_GRAPHS)
 
 
 def is_function_graph(graph: Any) -> bool:
-    """Whether a graph is that of a function (test_collectives)."""
+    """Whether a graph is that of a function (test_conformance)."""
     return isinstance(graph, FuncGraph)
 
 
@@ -113,7 +113,7 @@ def op_def(name: str) -> Any:
 
 
 def add_function(function_def: Any) -> None:
-    """Registers a function with the eager runtime (test_equivalence)."""
+    """Registers a function with the eager runtime (test_conformance)."""
     eager_context.context().add_function_def(function_def)
 
 
@@ -140,7 +140,7 @@ def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:
 def call_function(
     name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
-    """Emits a call of a registered function in the graph (test_equivalence)."""
+    """Emits a call of a registered function in the graph (test_conformance)."""
     outputs = tf.raw_ops.StatefulPartitionedCall(
         args=list(args),
         Tout=list(output_dtypes),

@@ -3,6 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# What the conformance suite asks of every backend. A backend has them all, but for
+# those that it says it lacks, and why: a new name is claimed by every backend at once.
+CAPABILITIES: dict[str, str] = {
+    "collectives": "collectives over all replicas of a step, with gradients",
+    "synchronous_training": (
+        "R replicas of b examples train like one replica of R x b examples"
+    ),
+    "sparse_gradients": "tf.IndexedSlices are summed and averaged over replicas",
+    "random_streams": "replicas draw different streams, which a seed repeats",
+    "replica_local_state": (
+        "a variable written with per-replica values keeps a copy per replica"
+    ),
+    "outside_changes": "a variable assigned between steps reaches every replica",
+    "several_steps": "run(num_steps=k) runs k steps in one dispatch",
+    "input_per_worker": "PER_WORKER pipelines",
+    "input_per_replica": "PER_REPLICA pipelines",
+    "input_single": "one SINGLE pipeline for the whole job",
+    "end_of_data": "the end of the data is an error, and a rewind starts again",
+    "whole_steps": "a step that cannot be fed on every replica runs on none",
+    "new_shapes": "batches of new shapes trace the step again and keep its state",
+    "ragged_inputs": "ragged batches reach the replicas as they are",
+    "fixed_inputs": "run() takes a nest of PerReplica instead of an iterator",
+    "control_flow_check": "a collective in control flow is refused with a lesson",
+    "variable_creation_check": "a variable made in a step is refused with a lesson",
+    "unsynchronized_update_check": (
+        "training replicas apart by accident is refused with a lesson"
+    ),
+    "gradient_accumulation": "updates once per k steps with the mean gradient",
+    "explained_plan": "explain() shows bytes and algorithm of each collective",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,6 +50,7 @@ class BackendInfo:
       description: One line.
       kind: ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
       max_replicas: Most replicas it can run, or None.
+      lacks: Capability it does not have -> why not; see ``CAPABILITIES``.
     """
 
     name: str
@@ -22,7 +58,41 @@ class BackendInfo:
     description: str
     kind: str
     max_replicas: int | None = None
+    lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.lacks) - set(CAPABILITIES))
+        if unknown:
+            raise ValueError(
+                f"backend {self.name!r} lacks {unknown[0]!r}, which is no capability; "
+                f"use one of {', '.join(sorted(CAPABILITIES))}"
+            )
+
+    @property
+    def capabilities(self) -> frozenset[str]:
+        """What the backend promises, and the conformance suite holds it to."""
+        return frozenset(CAPABILITIES) - frozenset(self.lacks)
+
+
+# What tf.distribute does not do, whatever its strategy.
+_STOCK_LACKS = {
+    "control_flow_check": "tf.distribute fails in its own words, or not at all",
+    "explained_plan": "tf.distribute does not show its plan",
+    "gradient_accumulation": (
+        "Keras reduces in the branch that accumulates, where a stock strategy refuses "
+        "to communicate"
+    ),
+    "random_streams": (
+        "a random op in a nested tf.function draws the same on every replica"
+    ),
+    "replica_local_state": (
+        "which variables are local is declared, and Keras declares batch-norm "
+        "statistics as averaged in every step"
+    ),
+    "unsynchronized_update_check": (
+        "Keras optimizers sum gradients by themselves under a strategy"
+    ),
+}
 
 BACKENDS: dict[str, BackendInfo] = {
     info.name: info
@@ -33,6 +103,12 @@ BACKENDS: dict[str, BackendInfo] = {
             description="one replica on one device; the identity, and the baseline",
             kind="baseline",
             max_replicas=1,
+            lacks={
+                "control_flow_check": (
+                    "every collective is the identity, in control flow as well"
+                ),
+                "explained_plan": "nothing is communicated",
+            },
         ),
         BackendInfo(
             name="in_graph",
@@ -45,6 +121,7 @@ BACKENDS: dict[str, BackendInfo] = {
             target="replicator.backends.strategy:MirroredReplicator",
             description="tf.distribute.MirroredStrategy behind the same contract",
             kind="peer",
+            lacks=_STOCK_LACKS,
         ),
     )
 }

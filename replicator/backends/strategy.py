@@ -55,8 +55,9 @@ class StrategyReplicaContext(context.ReplicaContext):
         results: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            # TensorFlow keeps int32 on the host, where a stock reduction has no group.
-            wide = tf.int64 if dtype == tf.int32 else dtype
+            # A stock reduction has no group for int32, which TensorFlow keeps on the
+            # host, and none for narrower integers; sums wrap the same after the cast.
+            wide = tf.int64 if dtype.is_integer else dtype
             reduced = replica.all_reduce(
                 op, [tf.cast(tensors[i], wide) for i in places]
             )

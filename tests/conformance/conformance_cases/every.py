@@ -1,0 +1,8 @@
+"""Imports every module of cases, so that all of them are registered."""
+
+from __future__ import annotations
+
+from conformance_cases import collectives, inputs, misuse, state, training
+from conformance_cases.registry import CASES
+
+__all__ = ("CASES", "collectives", "inputs", "misuse", "state", "training")

@@ -1,0 +1,219 @@
+"""Input pipelines: who reads what, in which order, and when it ends."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from conformance_cases.registry import case, on_every, share
+
+import replicator
+from replicator import InputReplicationMode
+
+PER_WORKER = InputReplicationMode.PER_WORKER
+PER_REPLICA = InputReplicationMode.PER_REPLICA
+SINGLE = InputReplicationMode.SINGLE
+
+# A batch says where it comes from: 1e6 x pipelines + 1e3 x pipeline + place in it.
+_OF_JOB, _OF_PIPELINE = 1_000_000, 1_000
+
+
+def _numbered(ctx, num_batches=100):
+    start = _OF_JOB * ctx.num_input_pipelines + _OF_PIPELINE * ctx.input_pipeline_id
+    return tf.data.Dataset.range(start, start + num_batches)
+
+
+def _identity(x):
+    return tf.identity(x)
+
+
+def _expected(topology, mode, step):
+    """What every replica reads in a step, by the definition of the mode."""
+    values = []
+    for replica_id in range(topology.num_replicas):
+        worker_id, local = divmod(replica_id, topology.num_local_replicas)
+        num_pipelines, pipeline, place = {
+            PER_WORKER: (
+                topology.num_workers,
+                worker_id,
+                step * topology.num_local_replicas + local,
+            ),
+            PER_REPLICA: (topology.num_replicas, replica_id, step),
+            SINGLE: (1, 0, step * topology.num_replicas + replica_id),
+        }[mode]
+        start = _OF_JOB * num_pipelines + _OF_PIPELINE * pipeline
+        values.append(np.int64(start + place))
+    return replicator.PerReplica(values)
+
+
+def _steps(mode):
+    return lambda t: [_expected(t, mode, step) for step in range(3)]
+
+
+def _read(repl, mode):
+    inputs = repl.make_input_iterator(_numbered, mode)
+    return [repl.run(_identity, inputs) for _ in range(3)]
+
+
+@case("input_per_worker", reference=_steps(PER_WORKER))
+def reads_per_worker(repl):
+    """A worker's pipeline is dealt to its replicas in turn."""
+    return _read(repl, PER_WORKER)
+
+
+@case("input_per_replica", reference=_steps(PER_REPLICA))
+def reads_per_replica(repl):
+    """Replica r reads pipeline r, in order."""
+    return _read(repl, PER_REPLICA)
+
+
+@case("input_single", reference=_steps(SINGLE))
+def reads_single(repl):
+    """One pipeline is dealt to all replicas of the job in turn."""
+    return _read(repl, SINGLE)
+
+
+@case(
+    "several_steps",
+    "input_per_replica",
+    reference=lambda t: {
+        mode.name: [_expected(t, mode, 3), _expected(t, mode, 4)]
+        for mode in (PER_WORKER, PER_REPLICA)
+    },
+)
+def steps_of_one_dispatch_read_as_many_batches(repl):
+    """run(num_steps=4) then run(): the fifth step's batches come next."""
+    results = {}
+    for mode in (PER_WORKER, PER_REPLICA):
+        inputs = repl.make_input_iterator(_numbered, mode)
+        many = repl.run(_identity, inputs, num_steps=4)
+        results[mode.name] = [many, repl.run(_identity, inputs)]
+    return results
+
+
+def _count(inputs_error, repl, inputs):
+    try:
+        repl.run(_identity, inputs)
+    except inputs_error as error:
+        return type(error).__name__
+    return "no error"
+
+
+@case(
+    "end_of_data",
+    "input_per_replica",
+    reference=lambda t: {
+        "first": _expected(t, PER_REPLICA, 0),
+        "error": "OutOfRangeError",
+        "again": _expected(t, PER_REPLICA, 0),
+    },
+)
+def end_of_data(repl):
+    """OutOfRangeError once a step cannot be fed; a rewind gives batch 0 again."""
+    inputs = repl.make_input_iterator(lambda ctx: _numbered(ctx, 2), PER_REPLICA)
+    first = repl.run(_identity, inputs)
+    repl.run(_identity, inputs)
+    error = _count(tf.errors.OutOfRangeError, repl, inputs)
+    inputs.reinitialize()
+    return {"first": first, "error": error, "again": repl.run(_identity, inputs)}
+
+
+@case(
+    "whole_steps",
+    reference=lambda t: {
+        "total": np.int64(sum(range(t.num_replicas))),
+        "error": "OutOfRangeError",
+    },
+    min_replicas=2,
+)
+def a_step_that_cannot_be_fed_changes_nothing(repl):
+    """2 R - 1 batches feed one step; the second finds too few and does not run."""
+    with repl.context():
+        total = tf.Variable(0, dtype=tf.int64, trainable=False)
+
+    def input_fn(_):
+        return tf.data.Dataset.range(2 * repl.num_replicas - 1)
+
+    inputs = repl.make_input_iterator(input_fn, PER_WORKER)
+
+    def step(x):
+        total.assign_add(replicator.all_sum(x))
+        return x
+
+    repl.run(step, inputs)
+    try:
+        repl.run(step, inputs)
+    except tf.errors.OutOfRangeError as error:
+        return {"total": total.numpy(), "error": type(error).__name__}
+    return {"total": total.numpy(), "error": "no error"}
+
+
+@case(
+    "input_per_worker",
+    reference=lambda t: {
+        "x": _expected(t, PER_WORKER, 0),
+        "y": replicator.PerReplica([-x for x in _expected(t, PER_WORKER, 0)]),
+        "next": _expected(t, PER_WORKER, 1),
+    },
+)
+def batches_can_be_read_without_a_step(repl):
+    """get_next() gives a nest of PerReplica, and run() continues after it."""
+    inputs = repl.make_input_iterator(
+        lambda ctx: _numbered(ctx).map(lambda i: {"x": i, "y": -i})
+    )
+    batch = inputs.get_next()
+
+    def step(x):
+        return x["x"]
+
+    return {"x": batch["x"], "y": batch["y"], "next": repl.run(step, inputs)}
+
+
+_ROWS = [[1, 2], [3], [4, 5, 6], [7]] * 4
+
+
+@case(
+    "ragged_inputs",
+    reference=lambda t: {
+        "sums": replicator.PerReplica(
+            [np.int32([6, 22][r % 2]) for r in range(t.num_replicas)]
+        ),
+        "lengths": replicator.PerReplica(
+            [np.int64([[2, 1], [3, 1]][r % 2]) for r in range(t.num_replicas)]
+        ),
+    },
+)
+def ragged_batches(repl):
+    """Composite tensors are fed as they are: rows [1, 2], [3], then [4, 5, 6], [7]."""
+
+    def input_fn(ctx):
+        rows = tf.data.Dataset.from_tensor_slices(tf.ragged.constant(_ROWS))
+        return rows.batch(2).shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+
+    inputs = repl.make_input_iterator(input_fn)
+
+    def step(x):
+        return {"sums": tf.reduce_sum(x), "lengths": x.row_lengths()}
+
+    return repl.run(step, inputs)
+
+
+@case(
+    "fixed_inputs",
+    reference=lambda t: {
+        "own": replicator.PerReplica(
+            [np.float32(r * 2 + 1) for r in range(t.num_replicas)]
+        ),
+        "sum": on_every(t, np.float32(t.num_replicas**2)),
+    },
+)
+def values_in_place_of_an_iterator(repl):
+    """run() takes one value per replica; the sum of the first R odd numbers is R^2."""
+
+    def step(batch):
+        x = batch["a"] + batch["b"][0]
+        return {"own": x, "sum": replicator.all_sum(x)}
+
+    ids = [np.float32(r) for r in range(repl.num_replicas)]
+    return repl.run(
+        step, {"a": share(repl, ids), "b": (share(repl, [i + 1 for i in ids]),)}
+    )

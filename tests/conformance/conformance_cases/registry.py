@@ -1,0 +1,104 @@
+"""What a conformance case is, and where all of them are kept.
+
+A case is a plain function of a replicator that returns a nest of values. It runs on
+every backend: in the test's own process, or in every process of a cluster, where each
+sees only the replicas of its worker. What it returned is joined and then compared with
+NumPy, or with the same function on a single device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import replicator
+from replicator.catalog import CAPABILITIES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+DEFAULT_RTOL = 1e-5
+DEFAULT_ATOL = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """What a reference needs to know of the job it is compared with."""
+
+    num_replicas: int
+    num_workers: int = 1
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas of one worker."""
+        return self.num_replicas // self.num_workers
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """A function of a replicator, and what must come of it.
+
+    Attributes:
+      name: That of the function.
+      run: Takes a replicator; returns a nest of arrays and ``PerReplica``.
+      needs: Capabilities without which a backend skips the case.
+      reference: Gives the expected nest of a topology.
+      check: Asserts what the joined nest must fulfil.
+      raises: The error that must come, and a pattern of its message.
+      like_single_device: Whether the expected nest is that of one device.
+      min_replicas: Fewest replicas with which it says something.
+      max_replicas: Most replicas with which it says something.
+      rtol: Relative tolerance of floats.
+      atol: Absolute tolerance of floats.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    needs: frozenset[str]
+    reference: Callable[[Topology], Any] | None = None
+    check: Callable[[Topology, Any], None] | None = None
+    raises: tuple[type[Exception], str] | None = None
+    like_single_device: bool = False
+    min_replicas: int = 1
+    max_replicas: int = 1_000_000
+    rtol: float = DEFAULT_RTOL
+    atol: float = DEFAULT_ATOL
+
+    @property
+    def summary(self) -> str:
+        """The first line of the function's docstring."""
+        return str(self.run.__doc__).partition("\n")[0]
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(*needs: str, **options: Any) -> Callable[[Callable[[Any], Any]], Any]:
+    """Makes the decorated function a case; see ``Case`` for the options."""
+    unknown = set(needs) - set(CAPABILITIES)
+    if unknown or not needs:
+        raise ValueError(f"a case names known capabilities, not {sorted(unknown)}")
+    judges = {"reference", "check", "raises", "like_single_device"} & set(options)
+    if len(judges) != 1:
+        raise ValueError(f"a case has exactly one judge, not {sorted(judges)}")
+
+    def register(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        name = function.__name__
+        if name in CASES or not function.__doc__:
+            raise ValueError(f"case {name!r} exists already, or has no docstring")
+        CASES[name] = Case(name=name, run=function, needs=frozenset(needs), **options)
+        return function
+
+    return register
+
+
+def share(repl: Any, values: Sequence[Any]) -> replicator.PerReplica[Any]:
+    """The values of this process' replicas, out of one value per replica of the job."""
+    first = repl.first_replica_id
+    num_local = repl.num_local_replicas
+    return replicator.PerReplica(values[first : first + num_local])
+
+
+def on_every(topology: Topology, value: Any) -> replicator.PerReplica[Any]:
+    """The same value on each replica."""
+    return replicator.PerReplica([value] * topology.num_replicas)

@@ -1,0 +1,162 @@
+"""Running a case on a replicator, joining what workers saw, and judging it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import faulthandler
+import re
+import time
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from conformance_cases.registry import Case, Topology
+
+CASE_TIMEOUT_SEC = 120.0
+
+# Where a hang prints its stacks; a test run sets it to what is not captured.
+WATCHDOG: dict[str, int] = {"file": 2}
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came of a case in one process; made of plain values, to cross a pipe.
+
+    Attributes:
+      value: The nest that the case returned, with NumPy leaves.
+      error_kinds: Names of the error's class and its bases; empty without an error.
+      message: The error's message.
+      trace: Where it came from.
+      duration_sec: Time the case took.
+    """
+
+    value: Any = None
+    error_kinds: tuple[str, ...] = ()
+    message: str = ""
+    trace: str = ""
+    duration_sec: float = 0.0
+
+
+def evaluate(case: Case, repl: Any) -> Outcome:
+    """Runs a case; an error is an outcome, too. A hang ends the process."""
+    keras.utils.set_random_seed(1)
+    start = time.perf_counter()
+    try:
+        with _bounded(CASE_TIMEOUT_SEC):
+            value = _plain(case.run(repl))
+    except Exception as error:  # noqa: BLE001 - whatever came is judged later
+        kinds = tuple(kind.__name__ for kind in type(error).__mro__)
+        return Outcome(
+            None,
+            kinds,
+            str(error),
+            traceback.format_exc(),
+            time.perf_counter() - start,
+        )
+    return Outcome(value, duration_sec=time.perf_counter() - start)
+
+
+@contextlib.contextmanager
+def _bounded(limit_sec: float) -> Iterator[None]:
+    """Prints all stacks and ends the process if the block takes longer."""
+    faulthandler.dump_traceback_later(limit_sec, exit=True, file=WATCHDOG["file"])
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, replicator.PerReplica):
+        return replicator.PerReplica([_plain(leaf) for leaf in value])
+    if isinstance(value, dict):
+        return {key: _plain(leaf) for key, leaf in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_plain(leaf) for leaf in value)
+    if isinstance(value, str) or value is None:
+        return value
+    return np.asarray(value.numpy() if tf.is_tensor(value) else value)
+
+
+def join(outcomes: Sequence[Outcome]) -> Outcome:
+    """Joins the outcomes of all workers, in the order of their ids."""
+    failed = [outcome for outcome in outcomes if outcome.error_kinds]
+    if failed and len(failed) < len(outcomes):
+        states = [o.error_kinds[0] if o.error_kinds else "fine" for o in outcomes]
+        return dataclasses.replace(failed[0], message=f"workers disagree: {states}")
+    if failed:
+        return failed[0]
+    return dataclasses.replace(outcomes[0], value=_join([o.value for o in outcomes]))
+
+
+def _join(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, replicator.PerReplica):
+        return replicator.PerReplica([leaf for value in values for leaf in value])
+    if isinstance(first, dict):
+        return {key: _join([value[key] for value in values]) for key in first}
+    if isinstance(first, (list, tuple)):
+        return type(first)(_join(parts) for parts in zip(*values, strict=True))
+    for value in values[1:]:
+        np.testing.assert_array_equal(first, value, "workers see different values")
+    return first
+
+
+def judge(case: Case, topology: Topology, outcome: Outcome, single: Any) -> None:
+    """Asserts that an outcome is what the case demands.
+
+    Args:
+      case: The case.
+      topology: Of the job that ran it.
+      outcome: Joined over workers.
+      single: What one device made of it; for cases that are compared with one.
+    """
+    if case.raises is not None:
+        kind, pattern = case.raises
+        assert kind.__name__ in outcome.error_kinds, outcome.trace or outcome.value
+        assert re.search(pattern, outcome.message), outcome.message
+        return
+    assert not outcome.error_kinds, f"{outcome.message}\n{outcome.trace}"
+    if case.check is not None:
+        case.check(topology, outcome.value)
+        return
+    expected = single if case.reference is None else case.reference(topology)
+    _compare(case, expected, outcome.value, case.name)
+
+
+def _compare(case: Case, expected: Any, got: Any, place: str) -> None:
+    if isinstance(expected, replicator.PerReplica):
+        expected, got = list(expected), list(got)
+    if isinstance(expected, dict):
+        assert list(expected) == list(got), place
+        for key, value in expected.items():
+            _compare(case, value, got[key], f"{place}.{key}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(expected) == len(got), place
+        for index, (value, other) in enumerate(zip(expected, got, strict=True)):
+            _compare(case, value, other, f"{place}[{index}]")
+    elif isinstance(expected, str) or expected is None:
+        assert expected == got, place
+    else:
+        _compare_arrays(case, np.asarray(expected), got, place)
+
+
+def _compare_arrays(case: Case, expected: Any, got: Any, place: str) -> None:
+    assert expected.dtype == got.dtype, f"{place}: {expected.dtype} != {got.dtype}"
+    assert expected.shape == got.shape, f"{place}: {expected.shape} != {got.shape}"
+    if np.issubdtype(expected.dtype, np.integer):
+        np.testing.assert_array_equal(got, expected, place)
+        return
+    wide = np.float64
+    np.testing.assert_allclose(
+        got.astype(wide), expected.astype(wide), case.rtol, case.atol, err_msg=place
+    )

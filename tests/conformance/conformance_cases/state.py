@@ -1,0 +1,305 @@
+"""Variables between and inside steps, random streams, new shapes, explain."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from conformance_cases.registry import case, share
+
+import replicator
+from replicator import InputReplicationMode
+
+
+def _ones(repl, size=2):
+    """Replica r gets r + 1 everywhere."""
+    return share(
+        repl, [np.full([size], r + 1, np.float32) for r in range(repl.num_replicas)]
+    )
+
+
+def _linear(repl):
+    """A step whose gradient is its input; rate and momentum are 0.5."""
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0], name="weight")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5, momentum=0.5))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    return weight, optimizer, step
+
+
+def _mean_operand(topology):
+    return (topology.num_replicas + 1) / 2
+
+
+@case(
+    "synchronous_training",
+    reference=lambda t: {
+        # Updates 0.5 g, then 0.5 (0.5 g) + 0.5 g, with g the average over replicas.
+        "weight": np.float32([1, 2]) - np.float32(1.25 * _mean_operand(t)),
+        "num_updates": np.int64(2),
+    },
+)
+def wrap_optimizer_averages_exactly_once(repl):
+    """The update is by the sum of gradients over R, at any R."""
+    weight, optimizer, step = _linear(repl)
+    for _ in range(2):
+        repl.run(step, _ones(repl))
+    repl.assert_in_sync()
+    return {
+        "weight": weight.numpy(),
+        "num_updates": np.int64(optimizer.iterations.numpy()),
+    }
+
+
+@case(
+    "synchronous_training",
+    # |average| > 1: clipped, it has norm 1; clipping before would give less.
+    reference=lambda _: np.float32([1.0 - 0.5, 2.0]),
+)
+def clipping_comes_after_reduction(repl):
+    """Gradients that cancel on replicas are averaged first, and then clipped."""
+    n = repl.num_replicas
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5, clipnorm=1.0))
+    # The second components cancel, the first ones average to 2.
+    signs = [0.0] if n == 1 else [(-1.0) ** r for r in range(n)]
+    grads = share(repl, [np.float32([2.0, 50.0 * sign]) for sign in signs])
+
+    def step(grad):
+        optimizer.apply_gradients([(grad, weight)])
+        return tf.constant(0)
+
+    repl.run(step, grads)
+    return weight.numpy()
+
+
+def _statistics(topology):
+    means = np.arange(topology.num_replicas, dtype=np.float32)
+    return {
+        "copies": replicator.PerReplica(list(means + 1)),
+        "outside": np.float32(means.mean() + 1),
+        "after": replicator.PerReplica(list(means + 6)),
+    }
+
+
+@case("replica_local_state", reference=_statistics)
+def local_batch_norm_statistics(repl):
+    """Each replica keeps its own; outside reads the mean, and sets all copies."""
+    with repl.context():
+        layer = keras.layers.BatchNormalization(momentum=0.5)
+        layer.build((None, 1))
+    xs = share(
+        repl, [np.full((4, 1), 2 * r + 2, np.float32) for r in range(repl.num_replicas)]
+    )
+
+    def step(x):
+        return tf.reduce_mean(layer(x, training=True))
+
+    def read():
+        return tf.reshape(layer.moving_mean.value, [])
+
+    repl.run(step, xs)
+    copies = repl.run(read)
+    outside = layer.moving_mean.numpy()[0]
+    layer.moving_mean.assign([10.0])
+    repl.run(step, xs)
+    return {"copies": copies, "outside": outside, "after": repl.run(read)}
+
+
+@case(
+    "outside_changes",
+    reference=lambda t: replicator.PerReplica(
+        [np.float32(300 * (r + 1)) for r in range(t.num_replicas)]
+    ),
+)
+def weights_set_outside_reach_every_replica(repl):
+    """An assignment between steps is what the next step sees, on all replicas."""
+    weight, _, step = _linear(repl)
+    repl.run(step, _ones(repl))
+    weight.assign([100.0, 200.0])
+    losses = repl.run(step, _ones(repl))
+    repl.assert_in_sync()
+    return losses
+
+
+@case(
+    "several_steps",
+    "synchronous_training",
+    like_single_device=True,
+    rtol=1e-6,
+)
+def several_steps_equal_as_many_runs(repl):
+    """run(num_steps=4) gives the weights and the last loss of four runs."""
+    results = {}
+    for name, num_steps in (("runs", 1), ("dispatch", 4)):
+        weight, optimizer, _ = _linear(repl)
+
+        def step(x, weight=weight, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(tf.linalg.matvec(x, weight)))
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+            return loss
+
+        inputs = repl.make_input_iterator(split_in_order(8, *_features()))
+        for _ in range(4 // num_steps):
+            out = repl.run(step, inputs, num_steps=num_steps)
+        results[name] = {
+            "loss": repl.reduce("mean", out),
+            "weight": weight.numpy(),
+        }
+    np.testing.assert_allclose(
+        results["runs"]["weight"], results["dispatch"]["weight"], rtol=1e-6
+    )
+    return results
+
+
+def _features():
+    rng = np.random.default_rng(2)
+    return (rng.normal(size=(32, 2)).astype(np.float32),)
+
+
+def split_in_order(global_batch_size, *arrays):
+    """An input function whose steps see the same global batch on any backend."""
+
+    def input_fn(ctx):
+        size = ctx.get_per_replica_batch_size(global_batch_size)
+        data = arrays[0] if len(arrays) == 1 else arrays
+        return (
+            tf.data.Dataset.from_tensor_slices(data)
+            .repeat()
+            .batch(size, drop_remainder=True)
+            .shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+        )
+
+    return input_fn
+
+
+@case(
+    "new_shapes",
+    "synchronous_training",
+    reference=lambda _: {
+        # Gradient 1 each step, rate and momentum 0.5: 1 - 0.5 - 0.75 - 0.875.
+        "weight": np.float32([-1.125, -0.125]),
+        "num_updates": np.int64(3),
+    },
+)
+def new_shapes_keep_the_state(repl):
+    """A batch of another shape traces the step again, and training goes on."""
+    weight, optimizer, _ = _linear(repl)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    for size in (2, 3, 2):
+        repl.run(
+            step, share(repl, [np.ones((size, 2), np.float32)] * repl.num_replicas)
+        )
+    return {
+        "weight": weight.numpy(),
+        "num_updates": np.int64(optimizer.iterations.numpy()),
+    }
+
+
+def _sources(repl):
+    with repl.context():
+        layer = keras.layers.Dropout(0.5, seed=3)
+        generator = tf.random.Generator.from_seed(5)
+
+    @tf.function
+    def nested():
+        return tf.random.normal([16])
+
+    def loop_body():
+        return tf.while_loop(
+            lambda i, _: i < 3,
+            lambda i, x: (i + 1, x + tf.random.uniform([16])),
+            (0, tf.zeros([16])),
+        )[1]
+
+    return {
+        "op": lambda: tf.random.uniform([16]),
+        "loop_body": loop_body,
+        "nested_function": nested,
+        "keras_dropout": lambda: layer(tf.ones([64]), training=True),
+        "generator": lambda: generator.uniform([16]),
+    }
+
+
+def _check_streams(topology, joined):
+    first, again = joined
+    for name in first[0]:
+        draws = [step[name] for step in first]
+        seen = {value.tobytes() for draw in draws for value in draw}
+        assert len(draws) * topology.num_replicas == len(seen), name
+        repeated = [step[name] for step in again]
+        for draw, other in zip(draws, repeated, strict=True):
+            np.testing.assert_array_equal(list(draw), list(other), err_msg=name)
+
+
+@case("random_streams", check=_check_streams)
+def random_streams(repl):
+    """No two replicas or steps draw the same, and a seed repeats all of it."""
+    rounds = []
+    for _ in range(2):
+        keras.utils.set_random_seed(11)
+        sources = _sources(repl)
+
+        def step(sources=sources):
+            return {name: draw() for name, draw in sources.items()}
+
+        rounds.append([repl.run(step) for _ in range(2)])
+    return rounds
+
+
+@case("explained_plan", check=lambda _, text: _check_plan(text))
+def explain_shows_the_plan(repl):
+    """Once a step was traced, explain() names its collectives and their bytes."""
+
+    def step():
+        return replicator.all_sum(tf.zeros([25]))
+
+    repl.run(step)
+    return repl.explain()
+
+
+def _check_plan(text):
+    assert "step, " in text
+    assert "all_reduce(sum): 1 tensors, 100 bytes" in text
+
+
+@case(
+    "input_per_replica",
+    "collectives",
+    reference=lambda t: replicator.PerReplica(
+        [np.float32(t.num_replicas)] * t.num_replicas
+    ),
+)
+def nested_functions_and_loops_without_collectives(repl):
+    """Inner tf.functions, while loops and conds run, and may read variables."""
+    with repl.context():
+        offset = tf.Variable(1.0, trainable=False)
+
+    @tf.function
+    def halve(x):
+        return tf.cond(x > 0, lambda: x / 2, lambda: -x)
+
+    def step(x):
+        for _ in tf.range(3):
+            x = halve(x)
+        return replicator.all_sum(x * offset)
+
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.from_tensors(tf.constant(8.0)).repeat(),
+        InputReplicationMode.PER_REPLICA,
+    )
+    return repl.run(step, inputs)

@@ -1,0 +1,261 @@
+"""N replicas of b examples train like one device on N x b examples."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from conformance_cases.registry import case, share
+from conformance_cases.state import split_in_order
+
+import replicator
+
+NUM_STEPS = 20
+GLOBAL_BATCH_SIZE = 8
+NUM_EXAMPLES = 32
+
+# Losses are sums over 8 examples in another order, twenty steps deep.
+RTOL_LOSSES = 1e-4
+ATOL_WEIGHTS = 1e-5
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+OTHER_OPTIMIZERS = {
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
+    "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.05),
+    "schedule": lambda: keras.optimizers.SGD(
+        keras.optimizers.schedules.PiecewiseConstantDecay([4, 8], [0.1, 0.05, 0.01]),
+        momentum=0.9,
+    ),
+}
+
+
+class CrossReplicaNorm(keras.layers.Layer):
+    """Batch normalisation over the global batch, by way of all_mean."""
+
+    def call(self, x):
+        """Normalises each channel over batch, space and replicas."""
+        axes = list(range(len(x.shape) - 1))
+        mean = tf.reduce_mean(x, axis=axes)
+        square = tf.reduce_mean(x * x, axis=axes)
+        if replicator.context.in_replica_context():
+            mean, square = replicator.all_mean((mean, square))
+        return (x - mean) / tf.sqrt(square - mean * mean + 1e-3)
+
+
+def _features(*size):
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(NUM_EXAMPLES, *size)).astype(np.float32)
+
+
+def _labels():
+    rng = np.random.default_rng(4)
+    return rng.normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
+
+
+def _dense():
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def _convolutional():
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 1)),
+            # Normalisation takes a bias out again: its gradient is rounding alone,
+            # which Adam would blow up to full steps.
+            keras.layers.Conv2D(4, 3, use_bias=False),
+            CrossReplicaNorm(),
+            keras.layers.Activation("tanh"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def _embedding():
+    return keras.Sequential(
+        [
+            keras.Input((4,), dtype="int32"),
+            keras.layers.Embedding(11, 5),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS):
+    """Trains one copy of a model per optimizer side by side, so that one trace serves.
+
+    Returns:
+      Per optimizer the loss of every step, the final weights and the number of updates.
+    """
+    models, wrapped = {}, {}
+    with repl.context():
+        for name, make_optimizer in optimizers.items():
+            keras.utils.set_random_seed(7)
+            models[name] = make_model()
+            wrapped[name] = repl.wrap_optimizer(make_optimizer())
+    inputs = repl.make_input_iterator(
+        split_in_order(GLOBAL_BATCH_SIZE, features, _labels())
+    )
+
+    def step(batch):
+        x, y = batch
+        losses = {}
+        for name, model in models.items():
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+            weights = model.trainable_variables
+            grads = tape.gradient(loss, weights)
+            wrapped[name].apply_gradients(zip(grads, weights, strict=True))
+            losses[name] = loss
+        return losses
+
+    losses = {name: [] for name in models}
+    for _ in range(num_steps):
+        means = repl.reduce("mean", repl.run(step, inputs))
+        for name, loss in means.items():
+            losses[name].append(float(loss))
+    repl.assert_in_sync()
+    return {
+        name: {
+            "losses": np.float32(losses[name]),
+            "weights": [weight.numpy() for weight in model.weights],
+            "num_updates": np.int64(wrapped[name].iterations.numpy()),
+        }
+        for name, model in models.items()
+    }
+
+
+_LIKE_ONE = {
+    "like_single_device": True,
+    "rtol": RTOL_LOSSES,
+    "atol": ATOL_WEIGHTS,
+    "max_replicas": GLOBAL_BATCH_SIZE,
+}
+
+
+@case("synchronous_training", **_LIKE_ONE)
+def trains_dense(repl):
+    """A dense net with SGD, momentum and Adam: 20 losses, weights, updates."""
+    return train(repl, _dense, OPTIMIZERS, _features(6))
+
+
+@case("synchronous_training", **_LIKE_ONE)
+def trains_dense_with_other_optimizers(repl):
+    """Nesterov, RMSprop, decoupled weight decay, clipping, a schedule."""
+    return train(repl, _dense, OTHER_OPTIMIZERS, _features(6), num_steps=10)
+
+
+@case("synchronous_training", **_LIKE_ONE)
+def trains_convolutional_with_cross_replica_norm(repl):
+    """Gradients flow through the statistics of the global batch."""
+    return train(repl, _convolutional, OPTIMIZERS, _features(6, 6, 1))
+
+
+@case("synchronous_training", "sparse_gradients", **_LIKE_ONE)
+def trains_embedding(repl):
+    """Sparse gradients of an embedding follow the single device."""
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 11, size=(NUM_EXAMPLES, 4)).astype(np.int32)
+    return train(repl, _embedding, OPTIMIZERS, words)
+
+
+@case("synchronous_training", "gradient_accumulation", **_LIKE_ONE)
+def trains_with_keras_accumulation(repl):
+    """Keras' own gradient_accumulation_steps: half as many updates."""
+    optimizers = {
+        "accumulated": lambda: keras.optimizers.SGD(
+            0.1, momentum=0.9, gradient_accumulation_steps=2
+        )
+    }
+    return train(repl, _dense, optimizers, _features(6), num_steps=10)
+
+
+class _Perceptron(tf.Module):
+    """Two matrices in a plain tf.Module."""
+
+    def __init__(self):
+        super().__init__()
+        rng = np.random.default_rng(1)
+        self.first = tf.Variable(rng.normal(size=(6, 5)).astype(np.float32))
+        self.second = tf.Variable(rng.normal(size=(5, 3)).astype(np.float32))
+
+    @property
+    def weights(self):
+        """As a Keras model has them."""
+        return list(self.trainable_variables)
+
+    def __call__(self, x, *, training):
+        """Two linear maps with a tanh between them."""
+        del training
+        return tf.matmul(tf.tanh(tf.matmul(x, self.first)), self.second)
+
+
+@case("synchronous_training", **_LIKE_ONE)
+def trains_a_plain_module(repl):
+    """A tf.Module with bare variables, no Keras layer."""
+    return train(repl, _Perceptron, OPTIMIZERS, _features(6), num_steps=10)
+
+
+def _mixed_precision():
+    policy = keras.mixed_precision.Policy("mixed_bfloat16")
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="relu", dtype=policy),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+    )
+
+
+# bfloat16 keeps 8 bits: sums in another order differ by parts in a thousand.
+@case("synchronous_training", like_single_device=True, rtol=2e-2, atol=2e-3)
+def trains_in_mixed_precision(repl):
+    """bfloat16 activations, float32 weights."""
+    optimizers = {"sgd": OPTIMIZERS["sgd"]}
+    return train(repl, _mixed_precision, optimizers, _features(6), num_steps=8)
+
+
+@case("synchronous_training", "fixed_inputs", **_LIKE_ONE)
+def two_steps_share_variables(repl):
+    """Two players, as in a GAN: each step sees what the other wrote."""
+    with repl.context():
+        generator = tf.Variable([0.5, -0.5], name="generator")
+        critic = tf.Variable([1.0, 2.0], name="critic")
+        of_generator = repl.wrap_optimizer(keras.optimizers.Adam(0.05))
+        of_critic = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.5))
+
+    def train_critic(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x - generator) @ critic[:, None]) + tf.reduce_sum(
+                critic**2
+            )
+        of_critic.apply_gradients([(tape.gradient(loss, critic), critic)])
+        return loss
+
+    def train_generator(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square((x + generator) @ critic[:, None]))
+        of_generator.apply_gradients([(tape.gradient(loss, generator), generator)])
+        return loss
+
+    values = share(repl, np.split(_features(2), repl.num_replicas))
+    losses = [
+        float(repl.reduce("mean", repl.run(step, values)))
+        for _ in range(4)
+        for step in (train_critic, train_critic, train_generator)
+    ]
+    repl.assert_in_sync()
+    return np.float32(losses)

@@ -1,0 +1,148 @@
+"""Every backend keeps every promise of the contract, or says why it makes none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance_cases import matrix, runner
+from conformance_cases.every import CASES
+from conformance_cases.targets import NOT_RUN, TARGETS
+
+import replicator
+from replicator.catalog import BACKENDS, CAPABILITIES
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PAIRS = [
+    (target.name, case.name)
+    for target in TARGETS.values()
+    for case in CASES.values()
+    if target.is_meant(case)
+]
+
+_SINGLE = {}
+
+
+def _of_single_device(case):
+    """What one device makes of a case that is compared with it, once."""
+    if case.like_single_device and case.name not in _SINGLE:
+        outcome = runner.evaluate(case, replicator.create("single"))
+        assert not outcome.error_kinds, outcome.trace
+        _SINGLE[case.name] = outcome.value
+    return _SINGLE.get(case.name)
+
+
+@pytest.mark.parametrize(
+    ("target_name", "case_name"), PAIRS, ids=lambda name: name.replace("-", "_")
+)
+def test_a_backend_conforms(target_name, case_name, record_property):
+    """It gives what NumPy or one device gives, or the error that teaches."""
+    record_property("conformance", (target_name, case_name))
+    target, case = TARGETS[target_name], CASES[case_name]
+    reason = target.why_not(case)
+    if reason is not None:
+        pytest.skip(reason)
+
+    outcome = runner.evaluate(case, target.make(target.num_replicas))
+
+    runner.judge(case, target.topology, outcome, _of_single_device(case))
+
+
+def _lacks():
+    """Capabilities that a backend lacks and that one process can look into."""
+    targets = {
+        target.backend: target
+        for target in TARGETS.values()
+        if target.make is not None and target.num_replicas <= 2
+    }
+    return [
+        (target.name, capability)
+        for backend, target in targets.items()
+        for capability in BACKENDS[backend].lacks
+    ]
+
+
+@pytest.mark.parametrize(("target_name", "capability"), _lacks())
+def test_what_a_backend_lacks_does_not_work(target_name, capability):
+    """Otherwise the entry in the catalogue is stale, and the backend better than said.
+
+    Cases that need something else that is lacking say nothing about this capability.
+    """
+    target = TARGETS[target_name]
+    lacks = set(BACKENDS[target.backend].lacks)
+    cases = [
+        case
+        for case in CASES.values()
+        if case.needs & lacks == {capability} and target.is_meant(case)
+    ]
+    verdicts = []
+    for case in cases:
+        outcome = runner.evaluate(case, target.make(target.num_replicas))
+        try:
+            runner.judge(case, target.topology, outcome, _of_single_device(case))
+        except AssertionError:
+            verdicts.append("fails")
+        else:
+            verdicts.append("works")
+
+    assert "fails" in verdicts, f"remove {capability!r} from what it lacks"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_backend_is_in_the_suite(backend):
+    """It has a target, or a stated reason why it cannot run here."""
+    has_target = any(target.backend == backend for target in TARGETS.values())
+
+    assert has_target or NOT_RUN.get(backend)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_every_capability_is_asked_for(capability):
+    """A name that no case needs would be promised for nothing."""
+    assert any(capability in case.needs for case in CASES.values())
+
+
+def test_a_wrong_value_is_seen():
+    """The comparison looks at values, types and shapes: a tampered nest fails."""
+    target, case = TARGETS["in_graph-2"], CASES["nests_of_mixed_ranks"]
+    outcome = runner.evaluate(case, target.make(2))
+    runner.judge(case, target.topology, outcome, None)
+    outcome.value["gather"]["b"][0][1][1, 0] += 1
+
+    with pytest.raises(AssertionError, match=r"nests_of_mixed_ranks.gather.b\[0\]\[1"):
+        runner.judge(case, target.topology, outcome, None)
+
+
+def test_the_document_shows_the_present_matrix():
+    """``docs/conformance.md`` is generated; the message says how."""
+    written = (ROOT / "docs" / "conformance.md").read_text(encoding="utf-8")
+
+    assert matrix.render_document() == written, (
+        "stale: run python tests/conformance/write_document.py"
+    )
+
+
+def test_an_unknown_capability_in_the_catalogue_is_refused():
+    """A typing error would be a promise that nobody checks."""
+    with pytest.raises(ValueError, match=r"'x' lacks 'colectives', which is no capab"):
+        type(BACKENDS["single"])(
+            name="x", target="", description="", kind="ours", lacks={"colectives": ""}
+        )
+
+
+def test_the_table_of_a_run_shows_the_worst_of_a_backend():
+    """One failing target marks the backend; what was not run is not called passed."""
+    lines = matrix.render_run(
+        {
+            ("in_graph-1", "replica_ids"): "pass",
+            ("in_graph-2", "replica_ids"): "FAIL",
+            ("tf_mirrored-2", "replica_ids"): "lacks",
+        }
+    )
+    row = next(line for line in lines if line.startswith("replica_ids"))
+    columns = dict(zip(BACKENDS, row.split()[1:], strict=True))
+
+    assert ["-", "FAIL", "lacks"] == [
+        columns[name] for name in ("single", "in_graph", "tf_mirrored")
+    ]
