@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from harness.launch import TrialExit
     from results.records import TrialSpec
 
+CONSEQUENCE_TYPES = ("WorkerLostError",)
 OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 _STDERR_TAIL_BYTES = 8_000
 
@@ -63,12 +64,29 @@ def conclude(
         return _failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
         return _timed_out(logs, trial_exit)
-    failed = next((log for log in logs if log.failure is not None), None)
+    failed = _first_cause(logs, trial_exit)
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
-        return _died(_furthest_behind(logs), trial_exit, trial_dir)
+        silent = [log for log in logs if log.failure is None] or logs
+        return _died(_furthest_behind(silent), trial_exit, trial_dir)
     return _complete(trial_id, spec, logs)
+
+
+def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
+    """The recorded failure that explains the others, or None where none does.
+
+    When a rank is killed, the others record that they lost it: its death is the cause.
+    """
+    failed = [log for log in logs if log.failure is not None]
+    causes = [
+        log
+        for log in failed
+        if (log.failure or {}).get("exception_type") not in CONSEQUENCE_TYPES
+    ]
+    if causes:
+        return causes[0]
+    return None if trial_exit.exit_code < 0 or not failed else failed[0]
 
 
 def _complete(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Conclusion:

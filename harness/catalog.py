@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.errors import PlanError
-from replicator.catalog import BACKENDS, BackendInfo
+from replicator.catalog import (
+    BACKENDS,
+    ONE_PROCESS,
+    PARAMETER_SERVERS,
+    SERVED_WORKERS,
+    WORKERS,
+    BackendInfo,
+)
 from workloads import catalog as workload_catalog
 from workloads.catalog import WORKLOADS, PresetInfo, WorkloadInfo
 
@@ -22,6 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
+    "ONE_PROCESS",
+    "PARAMETER_SERVERS",
+    "SERVED_WORKERS",
+    "WORKERS",
     "WORKLOADS",
     "BackendInfo",
     "PresetInfo",
@@ -37,7 +48,13 @@ __all__ = [
 _T = TypeVar("_T")
 
 _MEASURED_PACKAGES = ("replicator", "workloads")
-_MEASURED_HARNESS_FILES = ("measure.py", "memory.py", "rank_file.py", "worker.py")
+_MEASURED_HARNESS_FILES = (
+    "measure.py",
+    "memory.py",
+    "rank_file.py",
+    "ranks.py",
+    "worker.py",
+)
 _MEASURED_DISTRIBUTIONS = ("keras", "numpy", "tensorflow", "tensorflow-datasets")
 
 
@@ -69,9 +86,12 @@ def backend(name: str) -> BackendInfo:
     """Returns a backend's facts.
 
     Raises:
-      PlanError: Unknown name; the message lists the known ones.
+      PlanError: Unknown name, with the known ones, or one that cannot be started here.
     """
-    return _look_up(BACKENDS, name, what="backend")
+    info = _look_up(BACKENDS, name, what="backend")
+    if info.not_swept_because:
+        raise PlanError(f"backend {name!r} cannot be swept: {info.not_swept_because}")
+    return info
 
 
 def preset(info: WorkloadInfo, name: str) -> PresetInfo:

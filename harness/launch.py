@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 WORKER_COMMAND = (sys.executable, "-m", "harness.worker")
 """The trial directory is appended."""
+CLUSTER_COMMAND = (sys.executable, "-m", "harness.ranks")
+"""Starts the processes of a cluster; the worker command and directory are appended."""
 
 _THREAD_VARIABLES = (
     "MKL_NUM_THREADS",

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from harness.processes import Processes
 from results.records import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from harness.topology import CpuTopology, LogicalCpu
+
+_ONE_PROCESS = Processes(members=(), num_ranks=1, num_compute=1)
+_CLUSTER_INTER_OP_THREADS = 2
 
 
 def cores_per_replica(num_available_cores: int, replicas: Iterable[int]) -> int:
@@ -33,33 +37,55 @@ def place(
     num_replicas: int,
     cores_per_replica: int,
     device: Literal["cpu", "gpu"],
+    processes: Processes = _ONE_PROCESS,
 ) -> Placement:
-    """Returns the placement of one trial whose replicas live in one process.
+    """Returns the placement of one trial.
 
     The policy, in one place:
 
-    - The process's cpuset is ``num_replicas * cores_per_replica`` cores, or all that
-      are available when there are fewer (then the trial is oversubscribed).
+    - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
+      when there are fewer (then it is oversubscribed). One process gets them all.
+    - Of a cluster, each process that runs a replica gets ``cores_per_replica`` of them
+      for itself. Coordinators and parameter servers mostly wait and move data: they
+      may use all cores of the trial, and add none.
     - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
       take a core of another replica.
-    - Inter-op threads: one per replica, at most one per core of the cpuset. The
-      replicas are what runs side by side.
-    - Virtual CPU devices share memory bandwidth and caches: ``shared``.
+    - Inter-op threads of one process: one per replica, at most one per core of the
+      cpuset; replicas are what runs side by side. Of a process of a cluster: two, so
+      that it communicates while it computes.
+    - Replicas on the cores of one machine share memory bandwidth and caches:
+      ``shared``.
     """
     slots = _ordered(topology, cores_per_replica)
     num_wanted = num_replicas * cores_per_replica
     num_available = topology.num_available_cores
-    cpuset = tuple(sorted(cpu.cpu for cpu in slots[: min(num_wanted, num_available)]))
+    chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
+    cpusets, num_inter_op_threads = [chosen], min(num_replicas, len(chosen))
+    if processes.is_cluster:
+        num_inter_op_threads = _CLUSTER_INTER_OP_THREADS
+        cpusets = [
+            _own_cores(chosen, index, cores_per_replica)
+            if processes.runs_replicas((kind, index))
+            else chosen
+            for kind, index in processes.members
+        ]
     return Placement(
-        cpusets=(cpuset,),
+        cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
         cores_per_replica=cores_per_replica,
         num_intra_op_threads=cores_per_replica,
-        num_inter_op_threads=min(num_replicas, len(cpuset)),
+        num_inter_op_threads=num_inter_op_threads,
         num_available_cores=num_available,
         cgroup_quota_cores=topology.quota_cores,
         is_oversubscribed=num_wanted > num_available,
         device_sharing="exclusive" if device == "gpu" else "shared",
     )
+
+
+def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:
+    """The cores of one worker; with too few, workers take turns around the cores."""
+    first = index * cores_per_replica
+    places = {(first + i) % len(chosen) for i in range(cores_per_replica)}
+    return [chosen[place] for place in places]
 
 
 def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:

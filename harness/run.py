@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness import (
     aggregate,
     canary,
+    catalog,
     environment,
     foreign_load,
     gpus,
@@ -22,6 +23,7 @@ from harness import (
     process_tree,
 )
 from harness.errors import Interrupted, PlanError
+from harness.processes import processes_of
 from harness.study import now_text
 from results.records import StatusRecord, TrialStatus
 
@@ -137,12 +139,17 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     clean_trial_dir(trial_dir)
     started_at, start = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
+    processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
     place = placement.place(
         settings.topology,
         num_replicas=spec.num_replicas,
         cores_per_replica=spec.cores_per_replica,
         device=spec.device,
+        processes=processes,
     )
+    command = tuple(settings.worker_command)
+    if processes.is_cluster:
+        command = (*launch.CLUSTER_COMMAND, *command)
     gpu_ids = _gpu_ids(spec.num_replicas) if spec.device == "gpu" else ()
     variables = launch.trial_variables(spec, place, trial_dir, gpu_ids=gpu_ids)
     env = environment.read_environment(
@@ -156,7 +163,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         trial_dir,
         variables,
         timeout_sec=settings.timeout_sec,
-        command=settings.worker_command,
+        command=command,
     )
     load = foreign_load.between(clock, foreign_load.read_clock(), env.num_logical_cores)
     after = {
@@ -166,7 +173,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         "canary_after_sec": settings.canary(core),
     }
     store.write_env(trial_id, env.model_copy(update=after))
-    conclusion = aggregate.conclude(trial_id, spec, trial_dir, trial_exit)
+    conclusion = aggregate.conclude(
+        trial_id, spec, trial_dir, trial_exit, num_ranks=processes.num_ranks
+    )
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
     status = StatusRecord(

@@ -2,8 +2,10 @@
 
     python -m harness.worker <trial directory>
 
-Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_0.jsonl``. Exit
-code 0 when the observations are complete, 1 after a failure that is in the file.
+Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``. Exit
+code 0 when the observations are complete, 1 after a failure that is in the file. In a
+trial of several processes (``harness.ranks`` starts them), ``TF_CONFIG`` says which one
+this is; one that is not measured serves the others.
 """
 
 from __future__ import annotations
@@ -15,17 +17,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import die_with_parent, measure
+from harness import catalog, die_with_parent, measure
+from harness.launch import NO_GPU
 from harness.memory import ResidentMemory
+from harness.processes import processes_of
 from harness.rank_file import RankWriter, rank_path
+from replicator.cluster import ClusterConfig
 from results.records import Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.records import Placement
-
-RANK = 0
 
 
 class DeviceMemory:
@@ -62,13 +65,23 @@ def main(argv: Sequence[str]) -> int:
     """Runs the trial whose directory is the only argument; returns the exit code."""
     (trial_dir_text,) = argv
     trial_dir = Path(trial_dir_text)
-    die_with_parent.request_death_signal()
-    die_with_parent.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    # Before TensorFlow is imported: it sizes its thread pools by the affinity mask.
-    os.sched_setaffinity(0, env.placement.cpusets[RANK])
-    writer = RankWriter(rank_path(trial_dir, RANK), time.monotonic_ns)
+    rank: int | None = 0
+    if "TF_CONFIG" in os.environ:  # the launcher of the cluster has pinned and tied us
+        cluster = ClusterConfig.from_tf_config()
+        member = (cluster.kind, cluster.index)
+        processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+        rank = processes.rank(member)
+        _choose_gpu(member)
+    else:
+        die_with_parent.request_death_signal()
+        die_with_parent.watch_pipe(sys.stdin.fileno())
+        # Before TensorFlow is imported: it sizes its thread pools by the affinity mask.
+        os.sched_setaffinity(0, env.placement.cpusets[0])
+    if rank is None:
+        return _serve(env.placement)
+    writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
         run_trial(spec, env.placement, writer)
@@ -77,6 +90,24 @@ def main(argv: Sequence[str]) -> int:
         return 1
     finally:
         writer.close()
+    return 0
+
+
+def _choose_gpu(member: tuple[str, int]) -> None:
+    """Leaves a worker the GPU of its place; the others compute nothing."""
+    ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
+    kind, index = member
+    if ids != [NO_GPU]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ids[index] if kind == "worker" else NO_GPU
+
+
+def _serve(placement: Placement) -> int:
+    """Becomes a TensorFlow server with the threads of the placement."""
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(placement.num_intra_op_threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = str(placement.num_inter_op_threads)
+    from replicator import server
+
+    server.main([])
     return 0
 
 
@@ -121,8 +152,13 @@ def run_trial(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None
         spec,
         writer,
         example_unit=workload.example_unit,
-        memory=DeviceMemory(spec.num_replicas) if is_gpu else ResidentMemory(),
+        memory=_memory_probe(spec) if is_gpu else ResidentMemory(),
     )
+
+
+def _memory_probe(spec: TrialSpec) -> DeviceMemory:
+    is_alone = "TF_CONFIG" not in os.environ
+    return DeviceMemory(spec.num_replicas if is_alone else 1)
 
 
 if __name__ == "__main__":

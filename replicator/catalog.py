@@ -39,6 +39,15 @@ CAPABILITIES: dict[str, str] = {
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
+ONE_PROCESS = "one_process"
+"""All replicas in the process that calls ``create``; no cluster."""
+WORKERS = "workers"
+"""Every worker process runs the user's program (between-graph replication)."""
+SERVED_WORKERS = "served_workers"
+"""Worker 0 runs the user's program; the others run ``python -m replicator.server``."""
+PARAMETER_SERVERS = "parameter_servers"
+"""A chief runs the program; workers and parameter servers run the server."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
@@ -51,6 +60,8 @@ class BackendInfo:
       kind: ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
       max_replicas: Most replicas it can run, or None.
       lacks: Capability it does not have -> why not; see ``CAPABILITIES``.
+      processes: How replicas are spread over processes; one of the constants above.
+      not_swept_because: Why the harness cannot start it by itself, or empty.
     """
 
     name: str
@@ -59,6 +70,8 @@ class BackendInfo:
     kind: str
     max_replicas: int | None = None
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    processes: str = ONE_PROCESS
+    not_swept_because: str = ""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.lacks) - set(CAPABILITIES))

@@ -118,6 +118,10 @@ class LocalCluster:
         """Whether a member has not ended yet."""
         return self._process(kind, index).poll() is None
 
+    def exit_code(self, kind: str, index: int) -> int | None:
+        """How a member ended, negative for a signal; None while it runs."""
+        return self._process(kind, index).poll()
+
     def kill(self, kind: str, index: int, signal: int = signal.SIGKILL) -> None:
         """Sends a signal to one member; after ``SIGKILL`` it has ended on return."""
         process = self._process(kind, index)

@@ -109,7 +109,9 @@ class Plan(Record):
 class Placement(Record):
     """Which cores and threads a trial's processes were given."""
 
-    cpusets: tuple[tuple[int, ...], ...] = Field(description="per process, disjoint")
+    cpusets: tuple[tuple[int, ...], ...] = Field(
+        description="per process, disjoint where processes run replicas"
+    )
     cores_per_replica: int = Field(ge=1)
     num_intra_op_threads: int = Field(ge=1)
     num_inter_op_threads: int = Field(ge=1)

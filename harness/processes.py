@@ -1,0 +1,75 @@
+"""Which processes a trial has: one, or a cluster of them on this machine.
+
+The catalogue says how a backend's replicas are spread over processes; this says which
+processes there are for a number of replicas, and which of them are measured. A measured
+process is a *rank* and writes a rank file; the others serve and write nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from harness import catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from harness.catalog import BackendInfo
+
+Member = tuple[str, int]
+"""Kind and index, as in ``TF_CONFIG``."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Processes:
+    """The processes of one trial.
+
+    Attributes:
+      members: Kind and index of each, in the order of ``LocalCluster.members``; empty
+        for a trial of one process without a cluster.
+      num_ranks: How many of them are measured: the first ones.
+      num_compute: How many of them run replicas.
+    """
+
+    members: tuple[Member, ...]
+    num_ranks: int
+    num_compute: int
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether processes talk to each other."""
+        return bool(self.members)
+
+    def count(self, kind: str) -> int:
+        """Members of one kind."""
+        return sum(member_kind == kind for member_kind, _ in self.members)
+
+    def runs_replicas(self, member: Member) -> bool:
+        """Whether a member computes, rather than coordinates or keeps variables."""
+        return member[0] == "worker"
+
+    def rank(self, member: Member) -> int | None:
+        """The rank of a member, or None where it only serves."""
+        place = self.members.index(member)
+        return place if place < self.num_ranks else None
+
+
+def processes_of(backend: BackendInfo, num_replicas: int) -> Processes:
+    """Returns the processes of a trial: a worker per replica, and what they need."""
+    workers = tuple(("worker", index) for index in range(num_replicas))
+    kinds: Mapping[str, Processes] = {
+        catalog.ONE_PROCESS: Processes(members=(), num_ranks=1, num_compute=1),
+        catalog.WORKERS: Processes(
+            members=workers, num_ranks=num_replicas, num_compute=num_replicas
+        ),
+        catalog.SERVED_WORKERS: Processes(
+            members=workers, num_ranks=1, num_compute=num_replicas
+        ),
+        catalog.PARAMETER_SERVERS: Processes(
+            members=(("chief", 0), *workers, ("ps", 0)),
+            num_ranks=1,
+            num_compute=num_replicas,
+        ),
+    }
+    return kinds[backend.processes]
