@@ -39,8 +39,17 @@ class ReplicaContext(abc.ABC):
         """A scalar int32 tensor in [0, num_replicas)."""
 
     @abc.abstractmethod
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Combines each tensor over replicas by one of ``REDUCE_OPS``."""
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        wire_dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
+        """Combines each tensor over replicas by one of ``REDUCE_OPS``.
+
+        With ``wire_dtype``, a floating type of 16 bits, wider floating tensors cross
+        from one memory to another in that type; results have the type they came with.
+        """
 
     @abc.abstractmethod
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -6,6 +6,7 @@ ReplicatorError
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
++-- OptimizerOptionError       an option of wrap_optimizer that cannot be used
 +-- SplitBatchError            a global batch that replicas cannot share evenly
 +-- InputAuditError            an epoch that misses or repeats examples
 +-- UnknownBackendError        a backend name that is not registered
@@ -51,6 +52,10 @@ class UnsynchronisedUpdateError(ReplicatorError):
 
 class ReplicasOutOfSyncError(ReplicatorError):
     """Copies of a mirrored variable differ."""
+
+
+class OptimizerOptionError(ReplicatorError):
+    """An option of ``wrap_optimizer`` is wrong, or does not go with another."""
 
 
 class SplitBatchError(ReplicatorError):

@@ -31,9 +31,14 @@ class SingleReplicaContext(context.ReplicaContext):
         """Zero."""
         return tf.constant(0, tf.int32)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        wire_dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
         """Returns the tensors: the reduction over one replica is the identity."""
-        del op
+        del op, wire_dtype
         return list(tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

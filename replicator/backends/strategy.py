@@ -19,6 +19,7 @@ from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.per_replica import PerReplica
+from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -38,10 +39,22 @@ class StrategyReplicaContext(context.ReplicaContext):
         replica = tf.distribute.get_replica_context()
         return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum by way of a gather."""
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        wire_dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
+        """Reduces by the strategy; minimum and maximum by way of a gather.
+
+        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits.
+        """
         if self.num_replicas == 1:
             return list(tensors)  # a stock strategy of one replica refuses to reduce
+        if wire_dtype is not None:
+            narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
+            reduced = self.all_reduce(narrow, op)
+            return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
         if op in _TF_REDUCE:
             return self._reduce_by_type(tensors, _TF_REDUCE[op])
         reduce = tf.reduce_min if op == "min" else tf.reduce_max

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator.engine import kernels
 from replicator.engine.body import Ref, make_const, make_node
+from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -172,14 +173,43 @@ class Linker:
     ) -> Sequence[Tensor]:
         """Emits the reduction between memories; returns the result on each."""
         op = plan.collective.op
+        wire = wire_of(dtype, plan.collective.wire_dtype)
+        is_compressed = wire != dtype and len(self._memories) > 1
+        device = self._devices[owner]
+        if is_compressed:
+            # Each memory rounds before it sends; what arrives is summed in full width.
+            sent = [
+                self._cast(f"{name}/send_{m}", ref, dtype, wire, self._devices[m])
+                for m, ref in zip(self._memories, operands, strict=True)
+            ]
+            if plan.algorithm == "nccl":  # sums in the type that travels
+                return self._receive(
+                    name, self._nccl(op, name, sent, wire), wire, dtype
+                )
+            operands = [
+                self._cast(f"{name}/widen_{m}", ref, wire, dtype, device)
+                for m, ref in zip(self._memories, sent, strict=True)
+            ]
         if plan.algorithm == "nccl":
             return self._nccl(op, name, operands, dtype)
-        device = self._devices[owner]
         total = self._reduce(op, name, operands, dtype, device)
         if op == "mean":
             count = plan.collective.num_replicas
             total = self._scale(f"{name}/mean", total, count, dtype, device)
+        if is_compressed:
+            # Rounded on the owner too: all replicas get the same bits.
+            total = self._cast(f"{name}/round", total, dtype, wire, device)
+            return self._receive(name, [total] * len(self._memories), wire, dtype)
         return [total] * len(self._memories)
+
+    def _receive(
+        self, name: str, refs: Sequence[Tensor], wire: tf.DType, dtype: tf.DType
+    ) -> list[Tensor]:
+        """Widens what arrived, on the device of each memory."""
+        return [
+            self._cast(f"{name}/receive_{m}", ref, wire, dtype, self._devices[m])
+            for m, ref in zip(self._memories, refs, strict=True)
+        ]
 
     def _reduce(
         self,
@@ -226,6 +256,12 @@ class Linker:
                 total = self._scale(f"{one}/mean", total, count, dtype, device)
             results.append(total)
         return tuple(results)
+
+    def _cast(
+        self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str
+    ) -> Ref:
+        attrs = {"SrcT": source, "DstT": target}
+        return self._add(name, "Cast", [ref], device, "y:0", attrs)
 
     def _scale(
         self, name: str, ref: Tensor, num_replicas: int, dtype: tf.DType, device: str

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import devices as device_lib
+from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,8 @@ class Bucket:
 
     Attributes:
       positions: Which tensors of the call.
-      num_bytes: Their size on one replica; 0 where shapes are unknown.
+      num_bytes: Their size on one replica, in the type in which they travel; 0 where
+        shapes are unknown.
       owner: Replica whose device combines them.
     """
 
@@ -114,10 +116,11 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             if collective.op
             else (collective.kind)
         )
+        compressed = _compression(collective, topology)
         lines.append(
             f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
             f"{total} bytes per replica, algorithm {plan.algorithm}, "
-            f"{len(plan.buckets)} transfers of which {fused} fused"
+            f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
         )
     lines += [
         f"owner {replica_id} ({device}): combines {num_bytes} bytes"
@@ -126,6 +129,14 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
         )
     ]
     return "\n".join(lines)
+
+
+def _compression(collective: Collective, topology: Topology) -> str:
+    if collective.wire_dtype is None:
+        return ""
+    if len(set(topology.memories)) == 1 and topology.num_programs == 1:
+        return ", in one memory: nothing travels, so nothing is compressed"
+    return f", {collective.wire_dtype.name} between memories"
 
 
 def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
@@ -140,7 +151,10 @@ def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
     distinct_gpus = len(set(devices)) == len(devices) and all(
         device_lib.is_gpu(device) for device in devices
     )
-    has_kernel = all(dtype in _NCCL_DTYPES for dtype in collective.dtypes)
+    has_kernel = all(
+        wire_of(dtype, collective.wire_dtype) in _NCCL_DTYPES
+        for dtype in collective.dtypes
+    )
     return "nccl" if distinct_gpus and has_kernel else "add_n"
 
 
@@ -176,4 +190,5 @@ def _num_bytes(collective: Collective, position: int) -> int:
     shape = collective.shapes[position]
     if not shape.is_fully_defined():
         return 0
-    return int(shape.num_elements() * collective.dtypes[position].size)
+    wire = wire_of(collective.dtypes[position], collective.wire_dtype)
+    return int(shape.num_elements() * wire.size)

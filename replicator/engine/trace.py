@@ -36,6 +36,8 @@ class Collective:
       markers: One node per tensor, which stands for the result.
       dtypes: Type of each operand.
       shapes: Static shape of each operand.
+      wire_dtype: Type in which wider floating operands travel between memories, or
+        None for their own.
     """
 
     index: int
@@ -47,6 +49,7 @@ class Collective:
     markers: tuple[str, ...]
     dtypes: tuple[tf.DType, ...]
     shapes: tuple[tf.TensorShape, ...]
+    wire_dtype: tf.DType | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,9 +104,14 @@ class TraceContext(context.ReplicaContext):
                 )
         return self.replica_id_tensor
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        wire_dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
         """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
-        return self._mark("all_reduce", tensors, op=op)
+        return self._mark("all_reduce", tensors, op=op, wire_dtype=wire_dtype)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Leaves markers for a gather; see ``ReplicaContext.all_gather``."""
@@ -126,6 +134,7 @@ class TraceContext(context.ReplicaContext):
         *,
         op: str = "",
         source_replica_id: int = 0,
+        wire_dtype: tf.DType | None = None,
     ) -> list[tf.Tensor]:
         self._check_graph(kind)
         index = len(self.collectives)
@@ -154,6 +163,7 @@ class TraceContext(context.ReplicaContext):
                 markers=tuple(result.op.name for result in results),
                 dtypes=tuple(tensor.dtype for tensor in tensors),
                 shapes=tuple(tensor.shape for tensor in tensors),
+                wire_dtype=wire_dtype,
             )
         )
         return results

@@ -85,6 +85,19 @@ def in_graph(request: Any) -> Any:
     return make(*request.param)
 
 
+@pytest.fixture
+def separate() -> Callable[[int], Any]:
+    """Makes replicas whose devices are taken to have their own memories, as GPUs do."""
+
+    def make_separate(num_replicas: int) -> Any:
+        repl = make("in_graph_mirrored", num_replicas)
+        memories = tuple(range(num_replicas))
+        repl._set_topology(dataclasses.replace(repl.topology, memories=memories))
+        return repl
+
+    return make_separate
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Every test draws the same numbers."""
