@@ -35,6 +35,7 @@ CAPABILITIES: dict[str, str] = {
     "unsynchronized_update_check": (
         "training replicas apart by accident is refused with a lesson"
     ),
+    "model_parallelism": "logical_devices_per_replica and logical_device(i)",
     "gradient_accumulation": "updates once per k steps with the mean gradient",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
@@ -91,6 +92,7 @@ class BackendInfo:
 _STOCK_LACKS = {
     "control_flow_check": "tf.distribute fails in its own words, or not at all",
     "explained_plan": "tf.distribute does not show its plan",
+    "model_parallelism": "a replica of tf.distribute is one device here",
     "gradient_accumulation": (
         "Keras reduces in the branch that accumulates, where a stock strategy refuses "
         "to communicate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from replicator.catalog import BACKENDS
@@ -31,6 +32,7 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
     Raises:
       UnknownBackendError: No such backend; the message lists those there are.
       DeviceError: The backend cannot run that many replicas.
+      TypeError: The backend has no such option; the message lists those it has.
     """
     if backend not in BACKENDS:
         raise UnknownBackendError(
@@ -47,6 +49,21 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
             f"{allowed}"
         )
     module, _, name = info.target.partition(":")
-    return getattr(importlib.import_module(module), name)(
-        num_replicas=num_replicas, **options
-    )
+    kind = getattr(importlib.import_module(module), name)
+    _check_options(backend, kind, options)
+    replicator: Replicator = kind(num_replicas=num_replicas, **options)
+    return replicator
+
+
+def _check_options(backend: str, kind: Any, options: dict[str, Any]) -> None:
+    """Refuses options that a backend does not take, before anything is made."""
+    parameters = inspect.signature(kind).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [name for name in parameters if name != "num_replicas"]
+    for name in options:
+        if name not in known:
+            raise TypeError(
+                f"backend {backend!r} has no option {name!r}; it has "
+                f"{', '.join(map(repr, known)) or 'none'}"
+            )

@@ -9,7 +9,6 @@ from conformance_cases import matrix, runner
 from conformance_cases.every import CASES
 from conformance_cases.targets import NOT_RUN, TARGETS
 
-import replicator
 from replicator.catalog import BACKENDS, CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -27,7 +26,7 @@ _SINGLE = {}
 def _of_single_device(case):
     """What one device makes of a case that is compared with it, once."""
     if case.like_single_device and case.name not in _SINGLE:
-        outcome = runner.evaluate(case, replicator.create("single"))
+        outcome = runner.evaluate(case, TARGETS["single-1"].make)
         assert not outcome.error_kinds, outcome.trace
         _SINGLE[case.name] = outcome.value
     return _SINGLE.get(case.name)
@@ -44,7 +43,7 @@ def test_a_backend_conforms(target_name, case_name, record_property):
     if reason is not None:
         pytest.skip(reason)
 
-    outcome = runner.evaluate(case, target.make(target.num_replicas))
+    outcome = runner.evaluate(case, target.make)
 
     runner.judge(case, target.topology, outcome, _of_single_device(case))
 
@@ -54,7 +53,7 @@ def _lacks():
     targets = {
         target.backend: target
         for target in TARGETS.values()
-        if target.make is not None and target.num_replicas <= 2
+        if target.num_workers == 1 and target.num_replicas <= 2
     }
     return [
         (target.name, capability)
@@ -78,7 +77,7 @@ def test_what_a_backend_lacks_does_not_work(target_name, capability):
     ]
     verdicts = []
     for case in cases:
-        outcome = runner.evaluate(case, target.make(target.num_replicas))
+        outcome = runner.evaluate(case, target.make)
         try:
             runner.judge(case, target.topology, outcome, _of_single_device(case))
         except AssertionError:
@@ -106,7 +105,7 @@ def test_every_capability_is_asked_for(capability):
 def test_a_wrong_value_is_seen():
     """The comparison looks at values, types and shapes: a tampered nest fails."""
     target, case = TARGETS["in_graph-2"], CASES["nests_of_mixed_ranks"]
-    outcome = runner.evaluate(case, target.make(2))
+    outcome = runner.evaluate(case, target.make)
     runner.judge(case, target.topology, outcome, None)
     outcome.value["gather"]["b"][0][1][1, 0] += 1
 

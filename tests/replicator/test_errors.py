@@ -40,6 +40,15 @@ def test_numbers_of_replicas_that_a_backend_cannot_run(backend, num_replicas, me
         registry.create(backend, num_replicas=num_replicas)
 
 
+def test_options_that_a_backend_does_not_have_list_those_it_has():
+    """Such as model parallelism on a stock strategy."""
+    with pytest.raises(
+        TypeError,
+        match=r"'tf_mirrored' has no option 'logical_devices_per_replica'; it has 'dev",
+    ):
+        replicator.create("tf_mirrored", logical_devices_per_replica=2)
+
+
 def test_a_limited_backend_gives_its_range(monkeypatch):
     """Also where the limit is above one."""
     info = registry.BACKENDS["single"]

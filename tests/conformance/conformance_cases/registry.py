@@ -46,6 +46,7 @@ class Case:
       check: Asserts what the joined nest must fulfil.
       raises: The error that must come, and a pattern of its message.
       like_single_device: Whether the expected nest is that of one device.
+      num_logical_devices: Devices that a replica is split over.
       min_replicas: Fewest replicas with which it says something.
       max_replicas: Most replicas with which it says something.
       rtol: Relative tolerance of floats.
@@ -59,6 +60,7 @@ class Case:
     check: Callable[[Topology, Any], None] | None = None
     raises: tuple[type[Exception], str] | None = None
     like_single_device: bool = False
+    num_logical_devices: int = 1
     min_replicas: int = 1
     max_replicas: int = 1_000_000
     rtol: float = DEFAULT_RTOL

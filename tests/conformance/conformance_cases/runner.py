@@ -17,7 +17,7 @@ import tensorflow as tf
 import replicator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from conformance_cases.registry import Case, Topology
 
@@ -46,13 +46,18 @@ class Outcome:
     duration_sec: float = 0.0
 
 
-def evaluate(case: Case, repl: Any) -> Outcome:
-    """Runs a case; an error is an outcome, too. A hang ends the process."""
+def evaluate(case: Case, make: Callable[[Case], Any]) -> Outcome:
+    """Runs a case; an error is an outcome, too. A hang ends the process.
+
+    Args:
+      case: The case.
+      make: Makes the replicator to run it on.
+    """
     keras.utils.set_random_seed(1)
     start = time.perf_counter()
     try:
         with _bounded(CASE_TIMEOUT_SEC):
-            value = _plain(case.run(repl))
+            value = _plain(case.run(make(case)))
     except Exception as error:  # noqa: BLE001 - whatever came is judged later
         kinds = tuple(kind.__name__ for kind in type(error).__mro__)
         return Outcome(

@@ -11,7 +11,7 @@ import replicator
 from replicator.catalog import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
 
     from conformance_cases.registry import Case
 
@@ -27,14 +27,15 @@ class Target:
       variant: What the options are about; empty for the defaults.
       num_replicas: Of the whole job.
       num_workers: Processes that hold replicas.
-      make: Makes the replicator in this process.
+      options: Keyword arguments of the backend, or functions of the numbers of
+        replicas and of logical devices that give them.
     """
 
     backend: str
     num_replicas: int
     variant: str = ""
     num_workers: int = 1
-    make: Callable[[int], Any] | None = None
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -46,6 +47,19 @@ class Target:
     def topology(self) -> Topology:
         """What references are made for."""
         return Topology(self.num_replicas, self.num_workers)
+
+    def make(self, case: Case) -> Any:
+        """Makes the replicator for a case, in this process."""
+        count = case.num_logical_devices
+        options = {
+            name: value(self.num_replicas, count) if callable(value) else value
+            for name, value in self.options.items()
+        }
+        if count > 1:
+            options["logical_devices_per_replica"] = count
+        return replicator.create(
+            self.backend, num_replicas=self.num_replicas, **options
+        )
 
     def why_not(self, case: Case) -> str | None:
         """The reason why the backend skips a case, or None."""
@@ -60,29 +74,36 @@ class Target:
         return case.min_replicas <= self.num_replicas <= case.max_replicas
 
 
-def _cpus(num_replicas: int) -> list[str]:
-    return [f"CPU:{index}" for index in range(num_replicas)]
+def _cpus(num_replicas: int, num_logical_devices: int) -> list[Any]:
+    """Virtual devices in turn; a replica that is split gets different ones."""
+    names = [f"CPU:{index}" for index in range(NUM_VIRTUAL_DEVICES)]
+    if num_logical_devices == 1:
+        return names[:num_replicas]
+    return [
+        [names[(r + i) % NUM_VIRTUAL_DEVICES] for i in range(num_logical_devices)]
+        for r in range(num_replicas)
+    ]
+
+
+def _split_only(num_replicas: int, num_logical_devices: int) -> list[Any] | None:
+    """Names devices only where replicas are split; else the backend chooses."""
+    if num_logical_devices == 1:
+        return None
+    return _cpus(num_replicas, num_logical_devices)
 
 
 def _in_process(
     backend: str, counts: tuple[int, ...], variant: str = "", **options: Any
 ) -> list[Target]:
-    def make(num_replicas: int) -> Any:
-        given = {
-            key: value(num_replicas) if callable(value) else value
-            for key, value in options.items()
-        }
-        return replicator.create(backend, num_replicas=num_replicas, **given)
-
     return [
-        Target(backend=backend, num_replicas=count, variant=variant, make=make)
+        Target(backend=backend, num_replicas=count, variant=variant, options=options)
         for count in counts
     ]
 
 
 IN_PROCESS = [
-    *_in_process("single", (1,)),
-    *_in_process("in_graph", (1, 2, 4)),
+    *_in_process("single", (1,), devices=_split_only),
+    *_in_process("in_graph", (1, 2, 4), devices=_split_only),
     *_in_process("in_graph", (2,), "devices", devices=_cpus),
     *_in_process(
         "in_graph", (2, 4), "mirrored", devices=_cpus, variable_placement="mirrored"

@@ -259,3 +259,34 @@ def two_steps_share_variables(repl):
     ]
     repl.assert_in_sync()
     return np.float32(losses)
+
+
+class _Split(tf.Module):
+    """Two layers on two logical devices."""
+
+    def __init__(self):
+        super().__init__()
+        rng = np.random.default_rng(1)
+        with replicator.logical_device(0):
+            self.first = tf.Variable(rng.normal(size=(6, 5)).astype(np.float32))
+        with replicator.logical_device(1):
+            self.second = tf.Variable(rng.normal(size=(5, 3)).astype(np.float32))
+
+    @property
+    def weights(self):
+        """As a Keras model has them."""
+        return list(self.trainable_variables)
+
+    def __call__(self, x, *, training):
+        """Each map runs where its variable is."""
+        del training
+        with replicator.logical_device(0):
+            hidden = tf.tanh(tf.matmul(x, self.first))
+        with replicator.logical_device(1):
+            return tf.matmul(hidden, self.second)
+
+
+@case("synchronous_training", "model_parallelism", num_logical_devices=2, **_LIKE_ONE)
+def trains_model_parallel(repl):
+    """Replicas that are split over two devices each follow the single device."""
+    return train(repl, _Split, OPTIMIZERS, _features(6))
