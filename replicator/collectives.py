@@ -118,7 +118,7 @@ def all_gather(value: Any) -> Any:
         _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
         summed = context.all_reduce(dys, "sum")
-        return [tf.gather(dy, context.replica_id) for dy in summed]
+        return [tf.gather(dy, context.replica_id_in_sync_group) for dy in summed]
 
     return _map_flat(context, value, context.all_gather, backward)
 
@@ -129,7 +129,8 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
     Args:
       value: A nest of tensors of any type, or ``tf.IndexedSlices``, with the same
         shapes on every replica; it is evaluated on all of them.
-      source_replica_id: A Python int in [0, num_replicas).
+      source_replica_id: A Python int in [0, num_replicas_in_sync): its place among the
+        replicas that are in sync.
 
     Returns:
       A nest of the same structure and shapes, equal on every replica.
@@ -145,16 +146,17 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
             f"source_replica_id {source_replica_id!r} must be a Python int: the source "
             "is linked when the step is traced"
         )
-    if not 0 <= source_replica_id < context.num_replicas:
+    count = context.num_replicas_in_sync
+    if not 0 <= source_replica_id < count:
         raise ValueError(
             f"source_replica_id {source_replica_id!r} is out of range: there are "
-            f"{context.num_replicas} replicas; use 0 to {context.num_replicas - 1}"
+            f"{count} replicas; use 0 to {count - 1}"
         )
 
     def backward(
         _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
     ) -> Sequence[tf.Tensor]:
-        is_source = tf.equal(context.replica_id, source_replica_id)
+        is_source = tf.equal(context.replica_id_in_sync_group, source_replica_id)
         return [
             tf.where(is_source, dy, tf.zeros_like(dy))
             for dy in context.all_reduce(dys, "sum")
@@ -230,7 +232,7 @@ def _all_reduce_sparse(
     values, indices = context.all_gather([narrow, slices.indices])
     values = tf.cast(values, dtype)
     if op == "mean":
-        values /= tf.cast(context.num_replicas, values.dtype)
+        values /= tf.cast(context.num_replicas_in_sync, values.dtype)
     return tf.IndexedSlices(
         tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], axis=0)),
         tf.reshape(indices, [-1]),
@@ -260,7 +262,7 @@ def _flat_with_gradient(
     if not tensors:
         return []
     places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
-    if context.num_replicas == 1 or not places:
+    if context.num_replicas_in_sync == 1 or not places:
         # The identity (or a stack of one) needs no special gradient, and integers
         # have none: keep the graph of the single device as it is.
         return forward(tensors)

@@ -38,6 +38,16 @@ class ReplicaContext(abc.ABC):
     def replica_id(self) -> tf.Tensor:
         """A scalar int32 tensor in [0, num_replicas)."""
 
+    @property
+    def replica_id_in_sync_group(self) -> tf.Tensor:
+        """Place among the replicas in sync, which collectives count; scalar int32.
+
+        Sync groups are consecutive: the first holds replicas 0, 1, ...
+        """
+        if self.num_replicas == self.num_replicas_in_sync:
+            return self.replica_id
+        return tf.math.floormod(self.replica_id, self.num_replicas_in_sync)
+
     @abc.abstractmethod
     def all_reduce(
         self,

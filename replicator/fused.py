@@ -23,7 +23,10 @@ from replicator import _tf_compat
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    Apply = Callable[[Sequence[tf.Tensor], Sequence[Any], int], None]
+    # number of summed gradients -> what the update of every variable needs
+    Prepare = Callable[[int], dict[str, tf.Tensor]]
+    # gradient, variable, what was prepared
+    UpdateOne = Callable[[tf.Tensor, Any, dict[str, tf.Tensor]], None]
 
 _PLAIN_OPTIONS = (
     "weight_decay",
@@ -40,14 +43,43 @@ _KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 class FusedUpdate:
     """An update by fused kernels.
 
+    Its parts may run in different places: ``prepare`` once where the optimizer's own
+    variables are, ``update_one`` where a variable is, ``count`` once at the end.
+
     Attributes:
+      optimizer: The Keras optimizer.
       is_linear: Whether the kernels take gradient sums instead of averages.
-      apply: Takes gradients, variables and, for sums, the number of summands (else 1);
-        updates the variables and the iteration counter.
+      prepare: Takes the number of summed gradients (1 for averages), returns scalars.
+      update_one: Takes a gradient, its variable and the scalars.
     """
 
+    optimizer: Any
     is_linear: bool
-    apply: Apply
+    prepare: Prepare
+    update_one: UpdateOne
+
+    def apply(
+        self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    ) -> None:
+        """Updates the variables and the iteration counter.
+
+        Args:
+          grads: One gradient per variable: sums if ``is_linear``, else averages.
+          variables: Keras or TensorFlow variables.
+          num_summed: Summands of each gradient; 1 for averages.
+        """
+        scalars = self.prepare(num_summed)
+        for grad, variable in zip(grads, variables, strict=True):
+            self.update_one(grad, variable, scalars)
+        self.count()
+
+    def count(self) -> None:
+        """Counts one update; atomic, unlike the method of a Keras variable."""
+        counter = self.optimizer.iterations
+        tf.raw_ops.AssignAddVariableOp(
+            resource=_tf_compat.handle(counter),
+            value=tf.ones((), tf.as_dtype(counter.dtype)),
+        )
 
 
 def find(
@@ -71,10 +103,9 @@ def find(
         return None
     # Subclasses may change the update rule, so only the exact classes qualify.
     if type(optimizer) is keras.optimizers.SGD:
-        apply = _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
-        return FusedUpdate(is_linear=True, apply=apply)
+        return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
     if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
-        return FusedUpdate(is_linear=False, apply=_adam(optimizer))
+        return _adam(optimizer)
     return None
 
 
@@ -89,70 +120,86 @@ def _is_plain(grad: Any, variable: Any) -> bool:
     )
 
 
-def _sgd(optimizer: Any) -> Apply:
-    def update(
-        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+def _prepare_rate(optimizer: Any) -> Prepare:
+    return lambda num_summed: {
+        "rate": tf.convert_to_tensor(optimizer.learning_rate / num_summed)
+    }
+
+
+def _sgd(optimizer: Any) -> FusedUpdate:
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
-        rate = optimizer.learning_rate / num_summed
-        for grad, variable in zip(grads, variables, strict=True):
-            tf.raw_ops.ResourceApplyGradientDescent(
-                var=_tf_compat.handle(variable),
-                alpha=tf.cast(rate, grad.dtype),
-                delta=grad,
-            )
-        optimizer.iterations.assign_add(1)
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=_tf_compat.handle(variable),
+            alpha=tf.cast(scalars["rate"], grad.dtype),
+            delta=grad,
+            use_locking=True,
+        )
 
-    return update
+    return FusedUpdate(
+        optimizer=optimizer,
+        is_linear=True,
+        prepare=_prepare_rate(optimizer),
+        update_one=update_one,
+    )
 
 
-def _momentum(optimizer: Any) -> Apply:
+def _momentum(optimizer: Any) -> FusedUpdate:
     # As in Keras: the slot becomes momentum times itself minus rate times gradient, and
     # the variable adds the slot; with Nesterov, the same step again from the new slot.
-    def update(
-        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
-        rate = optimizer.learning_rate / num_summed
-        for grad, variable in zip(grads, variables, strict=True):
-            slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
-            tf.raw_ops.ResourceApplyKerasMomentum(
-                var=_tf_compat.handle(variable),
-                accum=_tf_compat.handle(slot),
-                lr=tf.cast(rate, grad.dtype),
-                grad=grad,
-                momentum=keras.ops.cast(optimizer.momentum, grad.dtype.name),
-                use_nesterov=optimizer.nesterov,
-            )
-        optimizer.iterations.assign_add(1)
+        slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=_tf_compat.handle(variable),
+            accum=_tf_compat.handle(slot),
+            lr=tf.cast(scalars["rate"], grad.dtype),
+            grad=grad,
+            momentum=keras.ops.cast(optimizer.momentum, grad.dtype.name),
+            use_nesterov=optimizer.nesterov,
+            use_locking=True,
+        )
 
-    return update
+    return FusedUpdate(
+        optimizer=optimizer,
+        is_linear=True,
+        prepare=_prepare_rate(optimizer),
+        update_one=update_one,
+    )
 
 
-def _adam(optimizer: Any) -> Apply:
+def _adam(optimizer: Any) -> FusedUpdate:
     # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
-    def update(
-        grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
-    ) -> None:
+    def prepare(num_summed: int) -> dict[str, tf.Tensor]:
         del num_summed  # always 1: squares of sums are not sums of squares
-        rate = optimizer.learning_rate
-        for grad, variable in zip(grads, variables, strict=True):
-            index = _tf_compat.slot_index(optimizer, variable)
-            dtype = grad.dtype
-            step = tf.cast(optimizer.iterations.value + 1, dtype)
-            beta_1 = tf.constant(optimizer.beta_1, dtype)
-            beta_2 = tf.constant(optimizer.beta_2, dtype)
-            tf.raw_ops.ResourceApplyAdam(
-                var=_tf_compat.handle(variable),
-                m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
-                v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
-                # By way of float32, as Keras: float64 would be another number.
-                beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
-                beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
-                lr=tf.cast(rate, dtype),
-                beta1=beta_1,
-                beta2=beta_2,
-                epsilon=tf.constant(optimizer.epsilon, dtype),
-                grad=grad,
-            )
-        optimizer.iterations.assign_add(1)
+        return {
+            "rate": tf.convert_to_tensor(optimizer.learning_rate),
+            "step": tf.convert_to_tensor(optimizer.iterations.value) + 1,
+        }
 
-    return update
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+    ) -> None:
+        index = _tf_compat.slot_index(optimizer, variable)
+        dtype = grad.dtype
+        step = tf.cast(scalars["step"], dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=_tf_compat.handle(variable),
+            m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
+            v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
+            # By way of float32, as Keras: float64 would be another number.
+            beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
+            beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
+            lr=tf.cast(scalars["rate"], dtype),
+            beta1=tf.constant(optimizer.beta_1, dtype),
+            beta2=tf.constant(optimizer.beta_2, dtype),
+            epsilon=tf.constant(optimizer.epsilon, dtype),
+            grad=grad,
+            use_locking=True,
+        )
+
+    return FusedUpdate(
+        optimizer=optimizer, is_linear=False, prepare=prepare, update_one=update_one
+    )

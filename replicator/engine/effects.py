@@ -21,6 +21,8 @@ READ_OPS = frozenset(
         "VarIsInitializedOp",
     }
 )
+# They wait, and have no effect on values: one lock is enough for all replicas.
+_WAIT_OPS = frozenset({"ConsumeMutexLock", "MutexLock"})
 _WRITE_PREFIXES = (
     "Assign",
     "ResourceApply",
@@ -81,7 +83,7 @@ class EffectTable:
         is_random = "seed" in proto.attr and bool(definition and definition.is_stateful)
         # Datasets and the like: inputs are not those of the functions they call.
         is_random |= any(self.has_random(name) for name in called)
-        if proto.op in READ_OPS or proto.op in _PASS_THROUGH:
+        if proto.op in READ_OPS or proto.op in _PASS_THROUGH or proto.op in _WAIT_OPS:
             return Effects(is_pure=True, writes=frozenset(), is_random=False)
         if proto.op.startswith(_WRITE_PREFIXES):
             # Slots of fused updates are handles too: which of the inputs are handles

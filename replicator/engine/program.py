@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.body import Ref
+    from replicator.engine.trace import TracedStep
     from replicator.engine.variables import Entry, VariableTable
     from replicator.topology import Topology
 
@@ -47,22 +48,30 @@ class Program:
         self._replicas = range(topology.num_local_replicas)
         self._table = table
         self._name = f"replicated_{next(_COUNTER)}"
-        self._traced = trace(
-            step_fn, specs, topology.num_replicas, topology.num_logical_devices
-        )
-        placement.place(self._traced, topology)
-        optimized = optimize(self._traced)
-        own_functions(optimized, self._name)
-        self._body = body_lib.from_graph_def(optimized)
+        self._traced, self._body = self._read(step_fn, specs)
         self._invariance = self._analyze()
         self.entries = self._require_variables()
         self._version = table.version
         self.plans = plan.make_plan(self._traced.collectives, topology)
         self._arguments: dict[tuple[int, str], str] = {}
         self._captured: list[Any] = []
+        self._more_nodes: list[Any] = []
         self._register()
         self._coherence = Coherence(list(self.entries.values()), topology)
         self._functions: dict[int, Any] = {}
+
+    def _read(
+        self, step_fn: Callable[..., Any], specs: Sequence[Any]
+    ) -> tuple[TracedStep, body_lib.Body]:
+        """Traces the step and optimizes its graph, once for all replicas."""
+        topology = self._topology
+        traced = trace(
+            step_fn, specs, topology.num_replicas, topology.num_logical_devices
+        )
+        placement.place(traced, topology)
+        optimized = optimize(traced)
+        own_functions(optimized, self._name)
+        return traced, body_lib.from_graph_def(optimized)
 
     def is_stale(self) -> bool:
         """Whether another step has changed the kind of a variable used here."""
@@ -166,7 +175,9 @@ class Program:
         for index, name in enumerate(sorted(controls)):
             function.signature.control_output.append(f"control_{index}")
             function.control_ret[f"control_{index}"] = name
-        function.node_def.extend([*self._replica_ids, *self._linker.nodes, *nodes])
+        function.node_def.extend(
+            [*self._replica_ids, *self._linker.nodes, *self._more_nodes, *nodes]
+        )
         for library_function in self._copies.library:
             _tf_compat.add_function(library_function)
         _tf_compat.add_function(function)

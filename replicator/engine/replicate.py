@@ -142,6 +142,8 @@ class Replicas:
         mine = self._specs[replica]
         if asked:
             spec = tf.DeviceSpec.from_string(asked)
+            if spec.job not in (None, mine.job):
+                return asked  # a parameter server, which is no replica's device
             if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
                 place = spec.device_index or 0

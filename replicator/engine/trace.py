@@ -86,8 +86,14 @@ class TracedStep:
 class TraceContext(context.ReplicaContext):
     """The replica context during a trace: collectives leave markers."""
 
-    def __init__(self, num_replicas: int, num_logical_devices: int = 1) -> None:
-        self.num_replicas = self.num_replicas_in_sync = num_replicas
+    def __init__(
+        self,
+        num_replicas: int,
+        num_logical_devices: int = 1,
+        num_replicas_in_job: int | None = None,
+    ) -> None:
+        self.num_replicas = num_replicas_in_job or num_replicas
+        self.num_replicas_in_sync = num_replicas
         self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
         self.graph: Any = None
@@ -146,9 +152,11 @@ class TraceContext(context.ReplicaContext):
             if kind == "all_gather":
                 # A marker must have its result's shape, so that the rest of the trace
                 # sees it: broadcast the operand to one slice per replica.
-                shape = tf.concat([[self.num_replicas], tf.shape(tensor)], axis=0)
+                shape = tf.concat(
+                    [[self.num_replicas_in_sync], tf.shape(tensor)], axis=0
+                )
                 wide = tf.broadcast_to(tf.expand_dims(tensor, 0), shape)
-                wide.set_shape([self.num_replicas, *tensor.shape])
+                wide.set_shape([self.num_replicas_in_sync, *tensor.shape])
                 results.append(tf.identity(wide, name=name))
             else:
                 results.append(tf.identity(tensor, name=name))
@@ -158,7 +166,7 @@ class TraceContext(context.ReplicaContext):
                 kind=kind,
                 op=op,
                 source_replica_id=source_replica_id,
-                num_replicas=self.num_replicas,
+                num_replicas=self.num_replicas_in_sync,
                 operands=tuple(operand.op.name for operand in operands),
                 markers=tuple(result.op.name for result in results),
                 dtypes=tuple(tensor.dtype for tensor in tensors),
@@ -189,14 +197,16 @@ def trace(
     specs: Sequence[Any],
     num_replicas: int,
     num_logical_devices: int = 1,
+    num_replicas_in_job: int | None = None,
 ) -> TracedStep:
     """Traces a step function once for all replicas.
 
     Args:
       step_fn: Single-device code.
       specs: Nests of ``tf.TypeSpec``, one per argument.
-      num_replicas: What ``get_replica_context().num_replicas`` answers.
+      num_replicas: Replicas in sync: those that collectives join.
       num_logical_devices: Devices that one replica is split over.
+      num_replicas_in_job: All replicas, if there are more than those in sync.
 
     Returns:
       The graph and what is known of it.
@@ -204,7 +214,7 @@ def trace(
     Raises:
       ReplicatorError: Misuse inside the step.
     """
-    trace_context = TraceContext(num_replicas, num_logical_devices)
+    trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_job)
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
