@@ -90,9 +90,9 @@ class TraceContext(context.ReplicaContext):
         self,
         num_replicas: int,
         num_logical_devices: int = 1,
-        num_replicas_in_job: int | None = None,
+        num_replicas_in_all: int | None = None,
     ) -> None:
-        self.num_replicas = num_replicas_in_job or num_replicas
+        self.num_replicas = num_replicas_in_all or num_replicas
         self.num_replicas_in_sync = num_replicas
         self.num_logical_devices = num_logical_devices
         self.collectives: list[Collective] = []
@@ -197,7 +197,7 @@ def trace(
     specs: Sequence[Any],
     num_replicas: int,
     num_logical_devices: int = 1,
-    num_replicas_in_job: int | None = None,
+    num_replicas_in_all: int | None = None,
 ) -> TracedStep:
     """Traces a step function once for all replicas.
 
@@ -206,7 +206,7 @@ def trace(
       specs: Nests of ``tf.TypeSpec``, one per argument.
       num_replicas: Replicas in sync: those that collectives join.
       num_logical_devices: Devices that one replica is split over.
-      num_replicas_in_job: All replicas, if there are more than those in sync.
+      num_replicas_in_all: All replicas, if there are more than those in sync.
 
     Returns:
       The graph and what is known of it.
@@ -214,7 +214,7 @@ def trace(
     Raises:
       ReplicatorError: Misuse inside the step.
     """
-    trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_job)
+    trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
