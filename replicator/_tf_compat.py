@@ -27,6 +27,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
     WhileBodyFuncGraph,
     WhileCondFuncGraph,
 )
+from tensorflow.python.trackable import base as trackable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,6 +66,54 @@ def slot_index(optimizer: Any, variable: Any) -> int:
 def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
     """First and second moments of Keras Adam (test_fused)."""
     return optimizer._momentums, optimizer._velocities  # noqa: SLF001
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether an object is a Keras optimizer (test_checkpoint)."""
+    return hasattr(value, "iterations") and hasattr(value, "apply")
+
+
+def optimized_variables(optimizer: Any) -> list[Any] | None:
+    """The weights that a built Keras optimizer updates, in order (test_checkpoint)."""
+    return list(optimizer._trainable_variables) if optimizer.built else None  # noqa: SLF001
+
+
+def is_variable(value: Any) -> bool:
+    """Whether an object is a TensorFlow or Keras variable (test_checkpoint)."""
+    return isinstance(unwrap(value), tf.Variable)
+
+
+def is_trackable(value: Any) -> bool:
+    """Whether ``tf.train.Checkpoint`` can save an object (test_checkpoint)."""
+    return isinstance(value, trackable.Trackable)
+
+
+def serialize_iterator(iterator: Any) -> list[bytes]:
+    """The state of a ``tf.data`` iterator (test_checkpoint).
+
+    Raises:
+      tf.errors.OpError: The dataset has state of its own, such as a Python generator.
+    """
+    fail = tf.data.experimental.ExternalStatePolicy.FAIL
+    state = tf.raw_ops.SerializeIterator(
+        resource_handle=iterator._iterator_resource,  # noqa: SLF001
+        external_state_policy=fail.value,
+    )
+    # One by one: a message of all together can pass the limit of 2 GB.
+    return [tf.io.serialize_tensor(part).numpy() for part in tf.unstack(state)]
+
+
+def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
+    """Puts an iterator of an equal dataset where another one was (test_checkpoint).
+
+    Raises:
+      tf.errors.OpError: The state is that of another dataset.
+    """
+    state = tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
+    tf.raw_ops.DeserializeIterator(
+        resource_handle=iterator._iterator_resource,  # noqa: SLF001
+        serialized=state,
+    )
 
 
 def current_graph() -> Any:

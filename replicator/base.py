@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from replicator import audit, logical, programs
 from replicator import context as context_lib
+from replicator.engine.variables import combine
 from replicator.inputs import (
     InputContext,
     InputIterator,
@@ -20,7 +21,11 @@ from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    import os
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.checkpoint.manager import CheckpointManager
+    from replicator.engine.variables import LocalState
 
 
 class Replicator(abc.ABC):
@@ -160,7 +165,10 @@ class Replicator(abc.ABC):
         """
         check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
-        return self._run(step_fn, inputs, signature, specs, num_steps)
+        if not isinstance(inputs, InputIterator):
+            return self._run(step_fn, inputs, signature, specs, num_steps)
+        with inputs.count(num_steps):
+            return self._run(step_fn, inputs, signature, specs, num_steps)
 
     @abc.abstractmethod
     def _run(
@@ -221,6 +229,61 @@ class Replicator(abc.ABC):
           An optimizer with the same attributes, for use inside step functions.
         """
         return ReplicatedOptimizer(optimizer, num_replicas=self.num_replicas)
+
+    def make_checkpoint_manager(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        max_to_keep: int | None = 5,
+        inputs: InputIterator | None = None,
+        **trackables: Any,
+    ) -> CheckpointManager:
+        """Makes what saves and restores training, on any backend and replica count.
+
+        Args:
+          directory: Where checkpoints are; made on the first save. All workers of a
+            job must see it.
+          max_to_keep: Checkpoints to keep, oldest deleted first; None keeps all.
+          inputs: The input iterator whose position belongs to the training.
+          **trackables: What to save, by name: ``model=model, optimizer=optimizer``
+            (wrapped or not), ``tf.Module``s, ``tf.Variable``s.
+
+        Returns:
+          The manager; see ``CheckpointManager``.
+
+        Raises:
+          TypeError: Something that TensorFlow cannot save.
+          ValueError: Nothing to save, or ``max_to_keep`` is less than 1.
+        """
+        from replicator.checkpoint.manager import CheckpointManager
+
+        return CheckpointManager(
+            self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
+        )
+
+    def local_state(self) -> list[LocalState]:
+        """Variables whose copies differ, with the values of this process's replicas."""
+        return []
+
+    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
+        """Gives such variables the values of all replicas of the job.
+
+        Backends with copies set them where there are as many replicas; everywhere
+        the user's own variable becomes what the copies read as outside steps.
+        """
+        for state in saved:
+            state.variable.assign(
+                combine(
+                    state.variable, state.kind, list(map(tf.constant, state.values))
+                )
+            )
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Collects one string from every worker, in all of them, by worker id.
+
+        Also a barrier: nobody leaves before everybody came.
+        """
+        return [payload]
 
     @abc.abstractmethod
     def explain(self) -> str:

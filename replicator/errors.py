@@ -9,6 +9,8 @@ ReplicatorError
 +-- OptimizerOptionError       an option of wrap_optimizer that cannot be used
 +-- SplitBatchError            a global batch that replicas cannot share evenly
 +-- InputAuditError            an epoch that misses or repeats examples
++-- CheckpointError            a checkpoint that cannot be written or read
+|   +-- CheckpointMismatchError  the checkpoint of another model
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
 +-- RetraceLimitError          a new step function object in every call
@@ -71,6 +73,14 @@ class InputAuditError(ReplicatorError):
     def __init__(self, message: str, audit: Any = None) -> None:
         super().__init__(message)
         self.audit = audit
+
+
+class CheckpointError(ReplicatorError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint belongs to another model, or to inputs that do not fit."""
 
 
 class UnknownBackendError(ReplicatorError):

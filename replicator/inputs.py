@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from replicator.errors import SplitBatchError
 from replicator.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 
 class InputReplicationMode(enum.Enum):
@@ -113,7 +114,14 @@ class InputIterator:
       element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
       num_replicas: Replicas that are fed.
       signature: Hashable; equal where a step traced for one serves the other.
+      num_steps: Steps that were fed since the first element.
+      num_skipped: Of those, the steps that ``start`` skipped.
+      num_rewinds: Times that the pipelines were rewound to their first element.
+      is_at_end: Whether a step could not be fed.
+      stateless_reason: Why the iterators have no state to save; empty where they do.
     """
+
+    stateless_reason = ""
 
     def __init__(
         self,
@@ -122,29 +130,87 @@ class InputIterator:
         num_replicas: int,
     ) -> None:
         contexts = pipeline_contexts(mode, num_replicas)
-        num_pipelines = len(contexts)
         self.num_replicas = num_replicas
-        self.pipelines: tuple[tf.data.Dataset, ...] = tuple(
+        self._build = lambda: tuple(
             check_dataset(input_fn(context)) for context in contexts
         )
+        self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
         self.element_spec: Any = _common_spec(specs)
         # Here and not in run(), which would do it again in every step.
         self.signature = (
             "iterator",
-            num_pipelines,
+            len(contexts),
             spec_signature(self.element_spec),
         )
-        self.iterators: tuple[Any, ...] = ()
-        self.reinitialize()
+        self.num_rewinds = self.num_steps = self.num_skipped = 0
+        self.is_at_end = False
+        self._iterators: tuple[Any, ...] | None = None
+
+    @property
+    def iterators(self) -> tuple[Any, ...]:
+        """The iterators over ``pipelines``, made when they are first needed."""
+        if self._iterators is None:
+            self._iterators = self._iterate(self.pipelines)
+        return self._iterators
 
     def reinitialize(self) -> None:
-        """Rewinds every pipeline to its first element."""
-        self.iterators = tuple(iter(pipeline) for pipeline in self.pipelines)
+        """Rewinds every pipeline to its first element; shuffles draw a new order."""
+        if self._iterators is None:
+            return
+        self._iterators = self._iterate(self.pipelines)
+        self.num_rewinds += 1
+        self.num_steps = self.num_skipped = 0
+        self.is_at_end = False
+
+    def start(
+        self, num_steps: int = 0, *, num_rewinds: int = 0, to_end: bool = False
+    ) -> None:
+        """Puts fresh pipelines where others once were.
+
+        Skipping reads and drops the elements, so it takes as long as the pipelines
+        need to produce them.
+
+        Args:
+          num_steps: Steps to skip.
+          num_rewinds: How often the others were rewound; shuffles then draw the order
+            of that epoch.
+          to_end: Whether to skip everything.
+        """
+        if self._iterators is not None:
+            self.pipelines = self._build()
+        for _ in range(num_rewinds):
+            self._iterate(self.pipelines)
+        pipelines = self.pipelines
+        if num_steps or to_end:
+            num_batches = num_steps * self.num_replicas // len(pipelines)
+            skipped = -1 if to_end else num_batches
+            pipelines = tuple(pipeline.skip(skipped) for pipeline in pipelines)
+        self._iterators = self._iterate(pipelines)
+        self.num_rewinds = num_rewinds
+        self.num_steps = self.num_skipped = num_steps
+        self.is_at_end = to_end
+
+    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        return tuple(iter(pipeline) for pipeline in pipelines)
 
     def get_next(self) -> Any:
         """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+        with self.count(1):
+            return self._get_next()
+
+    def _get_next(self) -> Any:
         return regroup(deal(self.iterators, self.num_replicas), tf.nest.map_structure)
+
+    @contextlib.contextmanager
+    def count(self, num_steps: int) -> Iterator[None]:
+        """Counts steps that are read inside it; notices the end of the data."""
+        try:
+            yield
+        except (StopIteration, tf.errors.OutOfRangeError):
+            self.is_at_end = True
+            raise
+        self.num_steps += num_steps
 
 
 def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:

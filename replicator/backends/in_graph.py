@@ -25,6 +25,7 @@ from replicator.topology import make_topology
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
+    from replicator.engine.variables import LocalState
     from replicator.topology import Topology
 
 _PLACEMENTS = ("auto", "shared", "mirrored")
@@ -118,6 +119,15 @@ class InGraphReplicator(base.Replicator):
             )
             for r in range(self.num_local_replicas)
         ]
+
+    def local_state(self) -> list[LocalState]:
+        """Reads the copies; see ``Replicator.local_state``."""
+        return self._table.local_state()
+
+    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
+        """Sets the copies; see ``Replicator.restore_local_state``."""
+        super().restore_local_state(saved)
+        self._table.restore(saved)
 
     def explain(self) -> str:
         """Prints the plan of every traced step's collectives."""

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from replicator import _tf_compat, base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
+from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
@@ -109,6 +110,8 @@ class StrategyReplicaContext(context.ReplicaContext):
 class StrategyInputIterator(InputIterator):
     """Pipelines that a strategy distributes to its replicas."""
 
+    stateless_reason = "iterators of tf.distribute cannot be saved"
+
     def __init__(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
@@ -118,20 +121,18 @@ class StrategyInputIterator(InputIterator):
         self._strategy = strategy
         super().__init__(input_fn, mode, strategy.num_replicas_in_sync)
 
-    def reinitialize(self) -> None:
-        """Rewinds every pipeline to its first element."""
-        if len(self.pipelines) == 1:
-            dealt = self.pipelines[0]
+    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        if len(pipelines) == 1:
+            dealt = pipelines[0]
         else:
             # The strategy deals one dataset to its replicas in turn, so taking turns
             # between the pipelines hands replica r the batches of pipeline r.
-            turns = tf.data.Dataset.range(len(self.pipelines)).repeat()
-            dealt = tf.data.Dataset.choose_from_datasets(list(self.pipelines), turns)
+            turns = tf.data.Dataset.range(len(pipelines)).repeat()
+            dealt = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(lambda _: dealt)
-        self.iterators = (iter(distributed),)
+        return (iter(distributed),)
 
-    def get_next(self) -> Any:
-        """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+    def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results
         return tf.nest.map_structure(
             lambda leaf: PerReplica(local(leaf)), next(self.iterators[0])
@@ -274,6 +275,30 @@ class StrategyReplicator(base.Replicator):
         traced = tf.function(flat_step).get_concrete_function()
         return [tf.TensorSpec(v.shape, v.dtype) for v in traced.outputs]
 
+    def local_state(self) -> list[LocalState]:
+        """Reads the components of ``ON_READ`` variables made in ``context()``."""
+        return [
+            LocalState(
+                variable=variable,
+                kind=Kind.LOCAL,
+                values=tuple(v.numpy() for v in self._components(variable)),
+            )
+            for variable in self._mirrored.values()
+            if variable.synchronization == tf.VariableSynchronization.ON_READ
+        ]
+
+    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
+        """Sets the components; see ``Replicator.restore_local_state``."""
+        super().restore_local_state(saved)
+        for state in saved:
+            components = self._components(state.variable)
+            if len(components) == len(state.values) == self.num_replicas:
+                for component, value in zip(components, state.values, strict=True):
+                    component.assign(value)
+
+    def _components(self, variable: Any) -> tuple[Any, ...]:
+        return tuple(self.strategy.experimental_local_results(variable))
+
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
         return (
@@ -289,9 +314,7 @@ class StrategyReplicator(base.Replicator):
                 continue
             if not variable.trainable:
                 continue
-            first, *others = [
-                v.numpy() for v in self.strategy.experimental_local_results(variable)
-            ]
+            first, *others = [v.numpy() for v in self._components(variable)]
             if any(not np.array_equal(first, o, equal_nan=True) for o in others):
                 differing.append(variable.name)
         if differing:

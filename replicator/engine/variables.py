@@ -21,6 +21,8 @@ from replicator import creation
 from replicator import devices as device_lib
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from replicator.topology import Topology
 
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
@@ -61,6 +63,21 @@ class Entry:
     seen: Any
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LocalState:
+    """What the replicas hold of a variable whose copies differ.
+
+    Attributes:
+      variable: The user's own.
+      kind: ``LOCAL`` or ``RANDOM``.
+      values: NumPy arrays, by replica.
+    """
+
+    variable: Any
+    kind: Kind
+    values: tuple[Any, ...]
+
+
 class VariableTable:
     """All variables that the steps of one replicator use.
 
@@ -72,6 +89,7 @@ class VariableTable:
         self.version = 0
         self._topology = topology
         self._entries: dict[int, Entry] = {}
+        self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
         """What is known of a variable: its entry, or what its own flags say."""
@@ -105,24 +123,70 @@ class VariableTable:
         """All entries, in the order of first use."""
         return list(self._entries.values())
 
+    def local_state(self) -> list[LocalState]:
+        """What the copies hold that differ between replicas."""
+        return [
+            LocalState(
+                variable=entry.variable,
+                kind=entry.kind,
+                values=tuple(copy.numpy() for copy in entry.copies),
+            )
+            for entry in self._entries.values()
+            if entry.kind is not Kind.MIRRORED
+        ]
+
+    def restore(self, saved: Sequence[LocalState]) -> None:
+        """Sets the copies that differ, now or when a step first needs them.
+
+        Args:
+          saved: Values of all replicas of the job, of variables that were just set. As
+            many as here: each copy gets its own. Otherwise, and for variables that are
+            not among them, the copies start from the user's variable.
+        """
+        whole = [s for s in saved if len(s.values) == self._topology.num_replicas]
+        self._restored = {
+            id(state.variable): (state.variable.numpy().tobytes(), state)
+            for state in whole
+        }
+        for entry in self._entries.values():
+            if entry.kind is Kind.MIRRORED:
+                continue
+            values = self._initial_values(entry.variable, entry.kind)
+            for copy, value in zip(entry.copies, values, strict=True):
+                copy.assign(value)
+            entry.seen.assign(state(entry.variable, entry.kind))
+
+    def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
+        """What the copies of this program's replicas start from."""
+        topology = self._topology
+        replica_ids = [topology.replica_id(r) for r in range(len(topology.devices))]
+        value, restored = self._restored.pop(id(variable), (b"", None))
+        # A variable that was set since the restore is the truth, as always.
+        if restored is not None and value == variable.numpy().tobytes():
+            return [tf.constant(restored.values[r]) for r in replica_ids]
+        return [
+            replica_value(variable, kind, replica_id, topology.num_replicas)
+            for replica_id in replica_ids
+        ]
+
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         topology = self._topology
+        is_mirrored = kind is Kind.MIRRORED
+        initial = [] if is_mirrored else self._initial_values(variable, kind)
         copies: list[Any] = []
         for replica, devices in enumerate(topology.devices):
             replica_id = topology.replica_id(replica)
-            if kind is Kind.MIRRORED and topology.holders[replica] != replica:
+            if is_mirrored and topology.holders[replica] != replica:
                 copies.append(copies[topology.holders[replica]])
                 continue
-            if kind is Kind.MIRRORED and replica == 0:
+            if is_mirrored and replica == 0:
                 copies.append(variable)
                 continue
             place = topology.logical_device_of(variable.device)
             with tf.device(devices[place]):
                 copies.append(
                     tf.Variable(
-                        replica_value(
-                            variable, kind, replica_id, topology.num_replicas
-                        ),
+                        tf.identity(variable) if is_mirrored else initial[replica],
                         trainable=False,
                         dtype=variable.dtype,
                         shape=variable.shape,
@@ -206,12 +270,17 @@ def _fingerprint(value: tf.Tensor) -> tf.Tensor:
 def outside_value(entry: Entry) -> tf.Tensor:
     """What the user's own variable reads as between steps: mean, or replica 0."""
     copies = [tf.identity(copy) for copy in entry.copies]
-    if entry.kind is not Kind.LOCAL:
+    return combine(entry.variable, entry.kind, copies)
+
+
+def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Reads the copies of all replicas as one: sum, mean, or that of replica 0."""
+    if kind is not Kind.LOCAL:
         return copies[0]
-    if _is_summed(entry.variable):
+    if _is_summed(variable):
         return tf.add_n(copies)
-    is_first = entry.variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    if is_first or not entry.variable.dtype.is_floating:
+    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    if is_first or not variable.dtype.is_floating:
         return copies[0]
     return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
 

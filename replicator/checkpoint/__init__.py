@@ -1,0 +1,1 @@
+"""Checkpoints that restore on another backend or another number of replicas."""

@@ -1,0 +1,143 @@
+"""Inventory: the variables of what is saved, named the same in every process."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat
+from replicator.optimizer import ReplicatedOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NUM_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class VariableFacts:
+    """What must agree between a checkpoint and a model.
+
+    Attributes:
+      shape: Static shape.
+      dtype: Name of the type.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}"
+
+
+class Inventory:
+    """The variables under some named objects.
+
+    Names are paths of attributes, such as ``model/dense/kernel``: unlike the names that
+    Keras makes up, they do not count the layers that the process made before.
+
+    Attributes:
+      objects: The objects that TensorFlow saves, by name: of a wrapped optimizer, the
+        one inside.
+      variables: The ``tf.Variable`` behind each path.
+      extra: By name, variables that the object lists but TensorFlow would not save:
+        the states of Keras seed generators.
+    """
+
+    def __init__(self, trackables: Mapping[str, Any]) -> None:
+        self.objects = {n: _unwrap(n, value) for n, value in trackables.items()}
+        self.variables: dict[str, Any] = {}
+        self.extra: dict[str, list[Any]] = {}
+        self._seen: set[int] = set()
+        # An optimizer also refers to the weights; their path goes through the model.
+        for name in sorted(self.objects, key=self._is_optimizer):
+            self._walk(name)
+        for name, value in self.objects.items():
+            self._add_extra(name, value)
+
+    def _is_optimizer(self, name: str) -> tuple[bool, str]:
+        return _tf_compat.is_optimizer(self.objects[name]), name
+
+    def _walk(self, name: str) -> None:
+        queue = collections.deque([(name, self.objects[name])])
+        while queue:
+            path, value = queue.popleft()
+            if id(value) in self._seen:
+                continue
+            self._seen.add(id(value))
+            if _tf_compat.is_variable(value):
+                variable = _tf_compat.unwrap(value)
+                self._seen.add(id(variable))
+                self.variables[path] = variable
+                continue
+            children = tf.train.TrackableView.children(value)
+            queue.extend((f"{path}/{key}", child) for key, child in children.items())
+
+    def _add_extra(self, name: str, value: Any) -> None:
+        for index, variable in enumerate(getattr(value, "variables", ())):
+            inner = _tf_compat.unwrap(variable)
+            if id(inner) not in self._seen and _tf_compat.is_variable(variable):
+                self._seen.add(id(inner))
+                self.extra.setdefault(name, []).append(variable)
+                self.variables[f"{name}/variables[{index}]"] = inner
+
+    def paths(self) -> dict[int, str]:
+        """Path of each variable by its ``id``."""
+        return {id(variable): path for path, variable in self.variables.items()}
+
+    def facts(self) -> dict[str, VariableFacts]:
+        """Shape and type of each variable, by path."""
+        return {
+            path: VariableFacts(
+                shape=tuple(-1 if d is None else int(d) for d in variable.shape),
+                dtype=tf.as_dtype(variable.dtype).name,
+            )
+            for path, variable in self.variables.items()
+        }
+
+
+def digest(facts: Mapping[str, VariableFacts]) -> str:
+    """A hash of the paths, shapes and types; equal for equal models."""
+    text = json.dumps(sorted((path, str(f)) for path, f in facts.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def differences(
+    saved: Mapping[str, VariableFacts], here: Mapping[str, VariableFacts]
+) -> list[str]:
+    """Says how two inventories differ, one phrase per variable."""
+    found = [
+        f"{path!r} is {saved[path]} in the checkpoint but {here[path]} here"
+        for path in here
+        if path in saved and saved[path] != here[path]
+    ]
+    found += [f"{path!r} ({saved[path]}) is not here" for path in saved.keys() - here]
+    found += [
+        f"{path!r} ({here[path]}) is not in the checkpoint"
+        for path in here.keys() - saved.keys()
+    ]
+    return sorted(found)
+
+
+def summarize(found: list[str]) -> str:
+    """The first differences and how many there are."""
+    shown = "; ".join(found[:NUM_SHOWN])
+    rest = len(found) - NUM_SHOWN
+    return f"{shown}; and {rest} more" if rest > 0 else shown
+
+
+def _unwrap(name: str, value: Any) -> Any:
+    if isinstance(value, ReplicatedOptimizer):
+        value = value.wrapped
+    if not _tf_compat.is_trackable(value):
+        raise TypeError(
+            f"{name}={value!r} cannot be saved: it is a {type(value).__name__!r}, but "
+            "checkpoints hold Keras models and optimizers, tf.Modules, tf.Variables "
+            "and other objects that tf.train.Checkpoint takes"
+        )
+    return value

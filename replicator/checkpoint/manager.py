@@ -1,0 +1,363 @@
+"""CheckpointManager: save and restore training, whatever runs it.
+
+TensorFlow's own ``tf.train.CheckpointManager`` writes the files, so their weights load
+with plain ``tf.train.Checkpoint`` too. Beside them stand what it does not know: the
+copies of replica-local variables, the inputs' position, and the metadata.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat
+from replicator.checkpoint import files, matching, position
+from replicator.checkpoint import metadata as metadata_lib
+from replicator.checkpoint.inventory import Inventory
+from replicator.checkpoint.payload import Payload, decode, encode
+from replicator.engine.variables import Kind, LocalState
+from replicator.errors import CheckpointError, CheckpointMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.base import Replicator
+    from replicator.checkpoint.metadata import Metadata
+    from replicator.inputs import InputIterator
+
+_METADATA = "replicator_metadata"
+_WORKERS = "replicator_workers"
+_EXTRA = "replicator_extra"
+_STATE = ".ATTRIBUTES/py_state"
+_RESERVED = {_METADATA, _WORKERS, _EXTRA, "save_counter", "root"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RestoredCheckpoint:
+    """What ``restore`` did.
+
+    Attributes:
+      path: Prefix of the checkpoint's files.
+      step: Training step it was saved at.
+      backend: Backend that saved it.
+      num_replicas: Replicas that saved it.
+      num_variables: Variables that were set.
+      local_state: How replica-local state was restored, in words.
+      input_position: How the inputs' position was restored, in words; empty without
+        inputs.
+    """
+
+    path: str
+    step: int
+    backend: str
+    num_replicas: int
+    num_variables: int
+    local_state: str
+    input_position: str
+
+
+class _Text(tf.train.experimental.PythonState):
+    """A string in a checkpoint."""
+
+    def __init__(self) -> None:
+        self.value = b""
+
+    def serialize(self) -> bytes:
+        return self.value
+
+    def deserialize(self, string_value: bytes) -> None:
+        self.value = string_value
+
+
+class CheckpointManager:
+    """Saves and restores training state; see ``Replicator.make_checkpoint_manager``.
+
+    Every worker of a job calls ``save`` and ``restore`` at the same step; the chief
+    writes. A save is complete once the file ``checkpoint`` names it, which is the last
+    thing written: one that is interrupted leaves the checkpoint before it in charge.
+    Files are numbered by saves and never written twice.
+
+    Attributes:
+      directory: Where checkpoints are.
+    """
+
+    def __init__(
+        self,
+        repl: Replicator,
+        directory: str | os.PathLike[str],
+        trackables: Mapping[str, Any],
+        *,
+        max_to_keep: int | None,
+        inputs: InputIterator | None,
+    ) -> None:
+        _check_arguments(trackables, max_to_keep)
+        self.directory = os.fspath(directory)
+        self._repl = repl
+        self._trackables = dict(trackables)
+        self._max_to_keep = max_to_keep
+        self._inputs = inputs
+        self._metadata = _Text()
+        self._workers = [_Text() for _ in range(repl.num_workers)]
+        Inventory(trackables)  # refuses what cannot be saved now, not after an hour
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Prefix of the last complete checkpoint, or None."""
+        return files.latest(self.directory)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Prefixes of all complete checkpoints, oldest first."""
+        return files.complete(self.directory)
+
+    def save(self, step: int | None = None) -> str:
+        """Writes a checkpoint.
+
+        Args:
+          step: Training step to record; None takes the ``iterations`` of the
+            optimizer.
+
+        Returns:
+          The prefix of its files.
+
+        Raises:
+          CheckpointError: It could not be written; the one before it is in charge.
+          ValueError: ``step`` is None and there is not exactly one optimizer.
+        """
+        step = self._current_step() if step is None else _check_step(step)
+        inventory = Inventory(self._trackables)
+        local = self._local_state(inventory)
+        own = encode(self._payload(local))
+        for text, payload in zip(
+            self._workers,
+            self._repl.gather_bytes(own),
+            strict=True,
+        ):
+            text.value = payload
+        positions = self._repl.gather_bytes(self._position())
+        metadata = metadata_lib.describe(
+            self._repl,
+            step=step,
+            variables=inventory.facts(),
+            optimizers=matching.optimizers(inventory),
+            kinds={path: state.kind.value for path, state in local.items()},
+            positions=tuple(
+                position.Position(**json.loads(text)) for text in positions if text
+            ),
+        )
+        self._metadata.value = metadata_lib.to_json(metadata).encode()
+        outcome = self._write(inventory) if self._repl.is_chief else ""
+        # A barrier as well: no worker goes on before the checkpoint is complete.
+        failure = self._repl.gather_bytes(outcome.encode())[0].decode()
+        if failure:
+            raise CheckpointError(failure)
+        return self._require_latest()
+
+    def restore(self, path: str | None = None) -> RestoredCheckpoint | None:
+        """Sets everything to what a checkpoint holds.
+
+        Weights, optimizer state and other variables become what was saved. With as many
+        replicas as saved it, each gets its own replica-local state (batch-norm
+        statistics, random generators) back. With another number, all start from the
+        saved replicas' mean (``aggregation`` of the variable may say otherwise), and
+        random states are folded anew from that of replica 0. Inputs continue exactly
+        where they were if pipelines, replicas and workers are as many; otherwise the
+        steps that were read are read again and dropped, which takes the time of
+        reading them. No example of the epoch is then repeated or lost, provided that
+        the pipelines yield the same order in every process (seeded shuffles) and take
+        their share by example before batching.
+
+        Args:
+          path: Prefix of a checkpoint's files; None takes the latest.
+
+        Returns:
+          What was restored; None if ``path`` is None and there is no checkpoint yet.
+
+        Raises:
+          CheckpointMismatchError: The checkpoint is of another model, or its inputs
+            do not fit; nothing was changed.
+          CheckpointError: The files are missing or damaged.
+        """
+        if path is None:
+            if self.latest_checkpoint is None:
+                return None
+            path = self._require_latest()
+        reader = files.open_reader(path)
+        metadata = self.read_metadata(path)
+        payloads = [
+            decode(reader.get_tensor(f"{_WORKERS}/{worker}/{_STATE}"))
+            for worker in range(metadata.num_workers)
+        ]
+        self._check_inputs(metadata, path)
+        inventory = matching.require(self._repl, self._trackables, metadata, path)
+        checkpoint = tf.train.Checkpoint(**inventory.objects, **_extra(inventory))
+        try:
+            checkpoint.read(path).assert_existing_objects_matched()
+        except (tf.errors.OpError, OSError, LookupError) as error:
+            raise files.unreadable(path, error) from error
+        local_state = self._restore_local_state(metadata, payloads, inventory)
+        return RestoredCheckpoint(
+            path=path,
+            step=metadata.step,
+            backend=metadata.backend,
+            num_replicas=metadata.num_replicas,
+            num_variables=len(inventory.variables),
+            local_state=local_state,
+            input_position=self._restore_position(metadata, payloads),
+        )
+
+    def read_metadata(self, path: str | None = None) -> Metadata:
+        """Reads what a checkpoint says about itself; changes nothing.
+
+        Args:
+          path: Prefix of a checkpoint's files; None takes the latest.
+
+        Raises:
+          CheckpointError: There is no such checkpoint, or it is not one of ours.
+        """
+        path = path or self._require_latest()
+        reader = files.open_reader(path)
+        key = f"{_METADATA}/{_STATE}"
+        if not reader.has_tensor(key):
+            raise CheckpointError(
+                f"{path!r} was not written by make_checkpoint_manager(): it has no "
+                "metadata; load its weights with tf.train.Checkpoint(model=...)"
+            )
+        return metadata_lib.from_json(reader.get_tensor(key).decode(), path)
+
+    def _require_latest(self) -> str:
+        path = self.latest_checkpoint
+        if path is None:
+            raise CheckpointError(f"directory {self.directory!r} holds no checkpoint")
+        return path
+
+    def _current_step(self) -> int:
+        counters = [
+            value.iterations
+            for value in self._trackables.values()
+            if _tf_compat.is_optimizer(value)
+        ]
+        if len(counters) != 1:
+            raise ValueError(
+                f"save() needs a step: it takes that of the optimizer, but there are "
+                f"{len(counters)} optimizers among "
+                f"{', '.join(map(repr, self._trackables))}; pass save(step)"
+            )
+        return int(tf.convert_to_tensor(counters[0]))
+
+    def _local_state(self, inventory: Inventory) -> dict[str, LocalState]:
+        paths = inventory.paths()
+        return {
+            paths[id(state.variable)]: state
+            for state in self._repl.local_state()
+            if id(state.variable) in paths
+        }
+
+    def _payload(self, local: Mapping[str, LocalState]) -> Payload:
+        values = {path: state.values for path, state in local.items()}
+        if self._inputs is None:
+            return Payload(local=values)
+        iterators, reason = position.serialize(self._inputs)
+        return Payload(local=values, iterators=iterators, reason=reason)
+
+    def _position(self) -> bytes:
+        if self._inputs is None:
+            return b""
+        return json.dumps(dataclasses.asdict(self._here())).encode()
+
+    def _here(self) -> position.Position:
+        assert self._inputs is not None
+        repl = self._repl
+        return position.current(self._inputs, repl.num_replicas, repl.num_workers)
+
+    def _write(self, inventory: Inventory) -> str:
+        """Writes the files; returns why it could not, or nothing."""
+        checkpoint = tf.train.Checkpoint(
+            **inventory.objects,
+            **_extra(inventory),
+            **{_METADATA: self._metadata, _WORKERS: self._workers},
+        )
+        return files.write(checkpoint, self.directory, self._max_to_keep)
+
+    def _check_inputs(self, metadata: Metadata, path: str) -> None:
+        if self._inputs is not None and not metadata.positions:
+            raise CheckpointMismatchError(
+                f"checkpoint {path!r} has no input position, because it was saved "
+                "without inputs; make the manager with inputs=None to start the data "
+                "anew"
+            )
+
+    def _restore_local_state(
+        self, metadata: Metadata, payloads: list[Payload], inventory: Inventory
+    ) -> str:
+        saved = []
+        for path, kind in metadata.kinds.items():
+            # Workers are in the order of their replicas.
+            values = [v for payload in payloads for v in payload.local[path]]
+            saved.append(
+                LocalState(
+                    variable=inventory.variables[path],
+                    kind=Kind(kind),
+                    values=tuple(values),
+                )
+            )
+        self._repl.restore_local_state(saved)
+        if not saved:
+            return "nothing to restore"
+        if metadata.num_replicas == self._repl.num_replicas:
+            return f"{len(saved)} variables, each replica its own"
+        return (
+            f"{len(saved)} variables of {metadata.num_replicas} replicas, combined and "
+            f"given to {self._repl.num_replicas}"
+        )
+
+    def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
+        if self._inputs is None:
+            return ""
+        worker = min(self._repl.worker_id, metadata.num_workers - 1)
+        return position.restore(
+            self._inputs,
+            metadata.positions[worker],
+            payloads[worker].iterators,
+            payloads[worker].reason,
+            self._here(),
+        )
+
+
+def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
+    if not trackables:
+        raise ValueError(
+            "make_checkpoint_manager() got nothing to save; pass for example "
+            "model=model, optimizer=optimizer"
+        )
+    taken = sorted(_RESERVED & trackables.keys())
+    if taken:
+        raise ValueError(
+            f"{taken[0]!r} is a name that checkpoints use themselves; choose another"
+        )
+    if max_to_keep is not None and (
+        isinstance(max_to_keep, bool)
+        or not isinstance(max_to_keep, int)
+        or max_to_keep < 1
+    ):
+        raise ValueError(
+            f"max_to_keep {max_to_keep!r} must be an integer of at least 1, or None to "
+            "keep all"
+        )
+
+
+def _check_step(step: Any) -> int:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise ValueError(
+            f"step {step!r} must be an integer of at least 0, or None for the "
+            "optimizer's"
+        )
+    return step
+
+
+def _extra(inventory: Inventory) -> dict[str, Any]:
+    return {_EXTRA: inventory.extra} if inventory.extra else {}

@@ -1,0 +1,77 @@
+"""Matching: is a checkpoint that of this model and these optimizers?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replicator import _tf_compat
+from replicator.checkpoint.inventory import Inventory, differences, summarize
+from replicator.errors import CheckpointMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.base import Replicator
+    from replicator.checkpoint.metadata import Metadata
+
+
+def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
+    """Paths of the weights that each optimizer updates; None before its first one."""
+    paths = inventory.paths()
+    result: dict[str, list[str] | None] = {}
+    for name, value in inventory.objects.items():
+        if _tf_compat.is_optimizer(value):
+            updated = _tf_compat.optimized_variables(value)
+            result[name] = updated and [
+                paths[id(_tf_compat.unwrap(variable))] for variable in updated
+            ]
+    return result
+
+
+def require(
+    repl: Replicator, trackables: Mapping[str, Any], metadata: Metadata, path: str
+) -> Inventory:
+    """Returns the inventory of what is to be restored, optimizers built.
+
+    Raises:
+      CheckpointMismatchError: The checkpoint is of another model; its weights are as
+        they were.
+    """
+    inventory = Inventory(trackables)
+    if _build_optimizers(repl, trackables, metadata, inventory):
+        inventory = Inventory(trackables)
+    found = differences(metadata.variables, inventory.facts())
+    if found:
+        raise CheckpointMismatchError(
+            f"checkpoint {path!r} (step {metadata.step}, {metadata.backend}, "
+            f"{metadata.num_replicas} replicas) is of another model: "
+            f"{summarize(found)}; build the model and optimizer that were saved, or "
+            "choose another directory"
+        )
+    return inventory
+
+
+def _build_optimizers(
+    repl: Replicator,
+    trackables: Mapping[str, Any],
+    metadata: Metadata,
+    inventory: Inventory,
+) -> bool:
+    """Makes the slots that the checkpoint has values for; tells whether it made any."""
+    # As their owners hand them out: Keras variables, where they are Keras'.
+    weights = {
+        id(_tf_compat.unwrap(variable)): variable
+        for value in inventory.objects.values()
+        for variable in getattr(value, "variables", ())
+    }
+    has_built = False
+    for name, paths in metadata.optimizers.items():
+        value: Any = trackables.get(name)
+        is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
+        if not is_known or getattr(value, "built", True):
+            continue  # what differs is said afterwards
+        variables = [inventory.variables[path] for path in paths or ()]
+        with repl.context():
+            value.build([weights.get(id(v), v) for v in variables])
+        has_built = True
+    return has_built

@@ -1,0 +1,109 @@
+"""Metadata: what a checkpoint says of itself, readable before it is restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import catalog
+from replicator.checkpoint.inventory import VariableFacts, digest
+from replicator.checkpoint.position import Position
+from replicator.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.base import Replicator
+
+FORMAT = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metadata:
+    """What was saved, by whom, and of which model.
+
+    Attributes:
+      step: Training step, as the caller counts.
+      backend: Catalogue name of the backend, or its class where it is not listed.
+      num_replicas: Replicas of the job.
+      num_workers: Workers of the job.
+      library_version: Of this package.
+      tensorflow_version: Of TensorFlow.
+      variables: Shape and type of every variable, by path.
+      digest: A hash of ``variables``.
+      optimizers: By name, the paths of the weights that an optimizer updates, in its
+        order; None if it had not updated any.
+      kinds: By path, the kind of each replica-local variable.
+      positions: How far the inputs of each worker were read; empty without inputs.
+    """
+
+    step: int
+    backend: str
+    num_replicas: int
+    num_workers: int
+    library_version: str
+    tensorflow_version: str
+    variables: Mapping[str, VariableFacts]
+    digest: str
+    optimizers: Mapping[str, list[str] | None]
+    kinds: Mapping[str, str]
+    positions: tuple[Position, ...]
+
+
+def describe(repl: Replicator, **facts: Any) -> Metadata:
+    """Fills in what a replicator and its versions say."""
+    return Metadata(
+        backend=_backend_name(repl),
+        num_replicas=repl.num_replicas,
+        num_workers=repl.num_workers,
+        library_version=_library_version(),
+        tensorflow_version=tf.__version__,
+        digest=digest(facts["variables"]),
+        **facts,
+    )
+
+
+def to_json(metadata: Metadata) -> str:
+    """Writes metadata."""
+    return json.dumps({"format": FORMAT, **dataclasses.asdict(metadata)})
+
+
+def from_json(text: str, path: str) -> Metadata:
+    """Reads metadata.
+
+    Raises:
+      CheckpointError: Written by a later version of the format.
+    """
+    fields = json.loads(text)
+    version = fields.pop("format")
+    if version != FORMAT:
+        raise CheckpointError(
+            f"checkpoint {path!r} has format {version!r}, but this version reads "
+            f"{FORMAT!r}; use the library version {fields['library_version']}"
+        )
+    fields["variables"] = {
+        name: VariableFacts(shape=tuple(v["shape"]), dtype=v["dtype"])
+        for name, v in fields["variables"].items()
+    }
+    fields["positions"] = tuple(Position(**p) for p in fields["positions"])
+    return Metadata(**fields)
+
+
+def _backend_name(repl: Replicator) -> str:
+    for cls in type(repl).__mro__:
+        target = f"{cls.__module__}:{cls.__qualname__}"
+        for info in catalog.BACKENDS.values():
+            if info.target == target:
+                return info.name
+    return type(repl).__name__
+
+
+def _library_version() -> str:
+    try:
+        return importlib.metadata.version("replicator-harness")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,140 @@
+"""Position: how far the input pipelines were read, and how to get there again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat
+from replicator.errors import CheckpointError, CheckpointMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.inputs import InputIterator
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Position:
+    """How far the inputs of one worker were read.
+
+    Attributes:
+      num_steps: Steps that were fed since the first element.
+      num_skipped: Of those, the steps that an earlier restore skipped.
+      num_rewinds: Times that the pipelines were rewound: epochs before this one.
+      num_pipelines: Pipelines of this worker.
+      num_replicas: Replicas of the whole job.
+      num_workers: Workers of the whole job.
+      examples_per_step: Examples of the global batch, where the shape tells.
+      is_at_end: Whether some pipeline has no further step.
+    """
+
+    num_steps: int
+    num_skipped: int
+    num_rewinds: int
+    num_pipelines: int
+    num_replicas: int
+    num_workers: int
+    examples_per_step: int | None
+    is_at_end: bool
+
+
+def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Position:
+    """Reads the position of inputs."""
+    return Position(
+        num_steps=inputs.num_steps,
+        num_skipped=inputs.num_skipped,
+        num_rewinds=inputs.num_rewinds,
+        num_pipelines=len(inputs.pipelines),
+        num_replicas=num_replicas,
+        num_workers=num_workers,
+        examples_per_step=_examples_per_step(inputs, num_replicas),
+        is_at_end=inputs.is_at_end,
+    )
+
+
+def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
+    """Returns the state of every iterator, or None and why there is none."""
+    if inputs.stateless_reason:
+        return None, inputs.stateless_reason
+    try:
+        return [_tf_compat.serialize_iterator(i) for i in inputs.iterators], ""
+    except tf.errors.OpError as error:
+        return None, _first_line(error)
+
+
+def restore(
+    inputs: InputIterator,
+    saved: Position,
+    states: Sequence[Sequence[bytes]] | None,
+    reason: str,
+    here: Position,
+) -> str:
+    """Puts inputs where they were; returns how, in words.
+
+    Args:
+      inputs: Freshly made by the same input function, or the ones that were saved.
+      saved: Where the inputs of the checkpoint were.
+      states: What the iterators of this worker held; None if it is not known.
+      reason: Why ``states`` is None.
+      here: The position of ``inputs``; only its topology counts.
+
+    Raises:
+      CheckpointMismatchError: The steps of the checkpoint are no whole number of steps
+        of these inputs.
+      CheckpointError: The iterators are of another dataset.
+    """
+    is_same = _layout(saved) == _layout(here)
+    reason = inputs.stateless_reason or reason
+    if states is not None and is_same and not inputs.stateless_reason:
+        inputs.start(saved.num_skipped, num_rewinds=saved.num_rewinds)
+        try:
+            for iterator, state in zip(inputs.iterators, states, strict=True):
+                _tf_compat.deserialize_iterator(iterator, state)
+        except tf.errors.OpError as error:
+            raise CheckpointError(
+                "the state of the input iterators does not fit these pipelines "
+                f"({_first_line(error)}): the input function builds another dataset "
+                "than when it was saved; restore with inputs=None to start its data "
+                "anew"
+            ) from error
+        inputs.num_steps, inputs.is_at_end = saved.num_steps, saved.is_at_end
+        return "exact, from the state of the iterators"
+    num_steps = _steps_here(saved, here)
+    inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
+    why = reason if is_same else "the topology is another"
+    return f"by skipping the {num_steps} steps that were read ({why})"
+
+
+def _layout(position: Position) -> tuple[int, int, int]:
+    return position.num_pipelines, position.num_replicas, position.num_workers
+
+
+def _steps_here(saved: Position, here: Position) -> int:
+    """Converts steps where the global batch is another one."""
+    before, now = saved.examples_per_step, here.examples_per_step
+    if before is None or now is None or before == now:
+        return saved.num_steps
+    num_steps, rest = divmod(saved.num_steps * before, now)
+    if rest:
+        raise CheckpointMismatchError(
+            f"the checkpoint had read {saved.num_steps} steps of {before} examples, "
+            f"which is no whole number of steps of {now} examples; use the global "
+            f"batch of {before}, or restore with inputs=None to start the data anew"
+        )
+    return num_steps
+
+
+def _examples_per_step(inputs: InputIterator, num_replicas: int) -> int | None:
+    leaves: list[Any] = tf.nest.flatten(inputs.element_spec)
+    if not leaves or not leaves[0].shape.rank:
+        return None
+    size = leaves[0].shape[0]
+    return None if size is None else int(size) * num_replicas
+
+
+def _first_line(error: tf.errors.OpError) -> str:
+    message = str(error.message).partition("\n")[0]
+    return message.rpartition("}} ")[2].partition(" [Op:")[0]
