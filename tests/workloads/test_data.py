@@ -286,6 +286,16 @@ def test_audit_of_a_large_split_checks_ranges(
     assert "ids not read" in good.detail
 
 
+def test_pipelines_of_other_processes_are_taken_into_account(digits):
+    """One worker of three sees its own context; a wrong pair of own ones is found."""
+    good = audit.check_shards(digits, [_contexts(3)[1]])
+    bad = audit.check_shards(digits, [_contexts(3)[1]] * 2)
+
+    assert good.is_passed
+    assert good.detail.startswith("3 input pipelines")
+    assert not bad.is_passed
+
+
 def test_pipelines_of_different_contexts_read_different_examples(
     digits: sources.Source,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from workloads.data import pipeline
@@ -30,10 +31,12 @@ def check_shards(
 
     Args:
       source: The data set.
-      contexts: The input contexts that the replicator really used.
+      contexts: The input contexts that the replicator really used in this process;
+        those of other processes are taken to be the missing ones.
       shard: How a context's share is chosen.
     """
     name = "each_training_example_once_per_epoch"
+    contexts = contexts_of_job(contexts)
     if source.num_train_examples > _MOST_IDS_READ:
         return _check_ranges(name, source, [shard(source, c) for c in contexts])
     expected = collections.Counter(pipeline.read_ids(source, TRAIN_SPLIT))
@@ -49,6 +52,23 @@ def check_shards(
     )
     is_passed = not missing and not surplus and expected.total() == total
     return SanityCheck(name=name, is_passed=is_passed, detail=detail)
+
+
+def contexts_of_job(
+    contexts: Sequence[replicator.InputContext],
+) -> list[replicator.InputContext]:
+    """Adds the contexts that other processes of the job have, by their ids."""
+    own_ids = {context.input_pipeline_id for context in contexts}
+    others = set(range(contexts[0].num_input_pipelines)) - own_ids
+    if len(contexts) >= contexts[0].num_input_pipelines:
+        return list(contexts)  # all pipelines are here, and must be the right ones
+    return [
+        *contexts,
+        *(
+            dataclasses.replace(contexts[0], input_pipeline_id=index)
+            for index in sorted(others)
+        ),
+    ]
 
 
 def check_consumed(

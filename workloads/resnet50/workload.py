@@ -195,7 +195,7 @@ class ResNet50Program(StepProgram):
         )
         # Every pipeline gives the same number of examples to a step, so the smallest
         # share ends first.
-        num_pipelines = len(self._contexts)
+        num_pipelines = self._contexts[0].num_input_pipelines
         smallest_share = source.num_train_examples // num_pipelines
         return audit.check_consumed(
             steps, first_epoch_size=smallest_share * num_pipelines
