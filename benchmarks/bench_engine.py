@@ -12,28 +12,35 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator.engine import body, optimize, plan, trace
+from replicator import devices
+from replicator.engine import body, optimize, plan, program, trace
+from replicator.engine.variables import VariableTable
+from replicator.topology import make_topology
 
-NUM_COLLECTIVES = 100
+NUM_COLLECTIVES = 500
+NUM_REPLICAS = 8
+
+# Virtual devices must exist before TensorFlow runs its first op.
+devices.split_cpu(NUM_REPLICAS)
 
 
 def _many_collectives() -> Any:
-    """A step of 100 collectives, each of which depends on the one before."""
+    """A step of 500 collectives, each of which depends on the one before."""
 
     def step(x: Any) -> Any:
         for _ in range(NUM_COLLECTIVES):
             x = replicator.all_mean(tf.tanh(x))
         return x
 
-    return trace.trace(step, [tf.TensorSpec([64])], 8)
+    return trace.trace(step, [tf.TensorSpec([64])], NUM_REPLICAS)
 
 
-def test_trace_100_collectives(benchmark: Any) -> None:
+def test_trace_500_collectives(benchmark: Any) -> None:
     """Python tracing of the step function."""
     benchmark.pedantic(_many_collectives, rounds=5, warmup_rounds=1)
 
 
-def test_optimize_and_read_100_collectives(benchmark: Any) -> None:
+def test_optimize_and_read_500_collectives(benchmark: Any) -> None:
     """Graph optimization and conversion, once per step function."""
     traced = _many_collectives()
     benchmark.pedantic(
@@ -43,11 +50,33 @@ def test_optimize_and_read_100_collectives(benchmark: Any) -> None:
     )
 
 
-def test_plan_100_collectives_over_8_replicas(benchmark: Any) -> None:
-    """Owners and buckets."""
+def test_plan_500_collectives_over_8_replicas(benchmark: Any) -> None:
+    """Owners and buckets, where every device has a memory of its own."""
     traced = _many_collectives()
-    devices = [f"/device:GPU:{index}" for index in range(8)]
-    benchmark(plan.make_plan, traced.collectives, devices)
+    topology = make_topology([[f"/device:GPU:{i}"] for i in range(NUM_REPLICAS)])
+    benchmark(plan.make_plan, traced.collectives, topology)
+
+
+def test_link_500_collectives_over_8_replicas(benchmark: Any, monkeypatch: Any) -> None:
+    """All of a program after tracing and optimizing: analyze, plan, copy, link."""
+    traced = _many_collectives()
+    optimized = optimize.optimize(traced)
+    topology = make_topology(
+        [[name] for name in devices.split_cpu(NUM_REPLICAS)], is_mirrored=True
+    )
+    monkeypatch.setattr(program, "trace", lambda *_: traced)
+
+    def read_optimized(_traced: Any) -> Any:
+        copy = type(optimized)()
+        copy.CopyFrom(optimized)
+        return copy
+
+    monkeypatch.setattr(program, "optimize", read_optimized)
+    benchmark.pedantic(
+        lambda: program.Program(lambda: None, [], topology, VariableTable(topology)),
+        rounds=5,
+        warmup_rounds=1,
+    )
 
 
 @pytest.mark.parametrize("name", ["plain tf.function", "single", "in_graph x4"])
