@@ -36,7 +36,7 @@ def check_shards(
       shard: How a context's share is chosen.
     """
     name = "each_training_example_once_per_epoch"
-    contexts = contexts_of_job(contexts)
+    contexts = all_contexts(contexts)
     if source.num_train_examples > _MOST_IDS_READ:
         return _check_ranges(name, source, [shard(source, c) for c in contexts])
     expected = collections.Counter(pipeline.read_ids(source, TRAIN_SPLIT))
@@ -54,7 +54,7 @@ def check_shards(
     return SanityCheck(name=name, is_passed=is_passed, detail=detail)
 
 
-def contexts_of_job(
+def all_contexts(
     contexts: Sequence[replicator.InputContext],
 ) -> list[replicator.InputContext]:
     """Adds the contexts that other processes of the job have, by their ids."""
