@@ -190,11 +190,12 @@ def call_function(
     name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
 ) -> list[tf.Tensor]:
     """Emits a call of a registered function in the graph (test_conformance)."""
+    is_soft = tf.config.get_soft_device_placement()
     outputs = tf.raw_ops.StatefulPartitionedCall(
         args=list(args),
         Tout=list(output_dtypes),
         f=name,
-        config_proto=_UNOPTIMIZED.SerializeToString(),
+        config_proto=_UNOPTIMIZED[is_soft].SerializeToString(),
     )
     return list(outputs) if isinstance(outputs, (list, tuple)) else []
 
@@ -208,19 +209,23 @@ def graph_optimizer_off() -> Iterator[None]:
     """
     context = eager_context.context()
     before = context.function_call_options
-    context.function_call_options = _UNOPTIMIZED_CALL
+    is_soft = tf.config.get_soft_device_placement()
+    context.function_call_options = _UNOPTIMIZED_CALLS[is_soft]
     try:
         yield
     finally:
         context.function_call_options = before
 
 
-def _unoptimized_config() -> Any:
-    config = config_pb2.ConfigProto()
+def _unoptimized_config(is_soft: bool) -> Any:
+    config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
     return config
 
 
-_UNOPTIMIZED = _unoptimized_config()
 # Made once: every step's dispatch uses it.
-_UNOPTIMIZED_CALL = eager_context.FunctionCallOptions(config_proto=_UNOPTIMIZED)
+_UNOPTIMIZED = {is_soft: _unoptimized_config(is_soft) for is_soft in (False, True)}
+_UNOPTIMIZED_CALLS = {
+    is_soft: eager_context.FunctionCallOptions(config_proto=config)
+    for is_soft, config in _UNOPTIMIZED.items()
+}

@@ -29,7 +29,12 @@ if TYPE_CHECKING:
         Sequence[tf.Tensor],
     ]
 
+# AutoGraph would convert every call of the library again, which is most of the time that
+# tracing a collective takes; no Python control flow depends on tensors here.
+_AS_WRITTEN = tf.autograph.experimental.do_not_convert
 
+
+@_AS_WRITTEN
 def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -> Any:
     """Combines a value over all replicas.
 
@@ -93,6 +98,7 @@ def all_max(value: Any) -> Any:
     return all_reduce(value, "max")
 
 
+@_AS_WRITTEN
 def all_gather(value: Any) -> Any:
     """Stacks a value over replicas, in the order of ``replica_id``.
 
@@ -123,6 +129,7 @@ def all_gather(value: Any) -> Any:
     return _map_flat(context, value, context.all_gather, backward)
 
 
+@_AS_WRITTEN
 def broadcast(value: Any, source_replica_id: int = 0) -> Any:
     """Gives every replica the value of one replica.
 

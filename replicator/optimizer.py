@@ -58,6 +58,7 @@ class ReplicatedOptimizer:
         self.wrapped.build(list(variables))
         self.wrapped.built = True
 
+    @tf.autograph.experimental.do_not_convert  # as Keras' own updates
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Averages the gradients over replicas and updates the variables.
 
