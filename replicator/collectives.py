@@ -29,8 +29,8 @@ if TYPE_CHECKING:
         Sequence[tf.Tensor],
     ]
 
-# AutoGraph would convert every call of the library again, which is most of the time that
-# tracing a collective takes; no Python control flow depends on tensors here.
+# AutoGraph would convert every call of the library again: most of the time of tracing a
+# collective. No Python control flow depends on tensors here.
 _AS_WRITTEN = tf.autograph.experimental.do_not_convert
 
 
