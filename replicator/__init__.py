@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replicator.audit import InputAudit
     from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
+    from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
     from replicator.base import Replicator
@@ -44,6 +45,7 @@ _HOMES = {
     "InputReplicationMode": "inputs",
     "MirroredReplicator": "backends.strategy",
     "MultiGpuReplicator": "backends.in_graph",
+    "MultiWorkerInGraphReplicator": "backends.multi_worker_in_graph",
     "PerReplica": "per_replica",
     "ReplicaContext": "context",
     "ReplicatedOptimizer": "optimizer",
@@ -77,6 +79,7 @@ __all__ = (
     "InputReplicationMode",
     "MirroredReplicator",
     "MultiGpuReplicator",
+    "MultiWorkerInGraphReplicator",
     "PerReplica",
     "ReplicaContext",
     "ReplicatedOptimizer",

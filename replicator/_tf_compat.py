@@ -7,6 +7,7 @@ breaks. Written for TensorFlow 2.21 and Keras 3.12 to 3.15.
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import op_def_registry
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
+from tensorflow.python.ops import resource_variable_ops
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
@@ -30,7 +32,7 @@ from tensorflow.python.ops.control_flow_v2_func_graphs import (
 from tensorflow.python.trackable import base as trackable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
@@ -215,6 +217,33 @@ def graph_optimizer_off() -> Iterator[None]:
         yield
     finally:
         context.function_call_options = before
+
+
+def connect_to_cluster(
+    addresses: Mapping[str, Sequence[str]], kind: str, index: int
+) -> None:
+    """Makes this process a member of a cluster and the client of it (remote)."""
+    tf.config.experimental_connect_to_cluster(
+        tf.train.ClusterSpec({k: list(v) for k, v in addresses.items()}),
+        job_name=kind,
+        task_index=index,
+        protocol="grpc",
+    )
+
+
+def live_variables() -> list[str]:
+    """Names of the variables that this process holds (remote)."""
+    kind = resource_variable_ops.BaseResourceVariable
+    return [thing.name for thing in gc.get_objects() if isinstance(thing, kind)]
+
+
+def wait_for_remote_ops() -> None:
+    """Waits until eager ops on remote devices are done (remote).
+
+    Ops without outputs, such as an assignment, are sent without waiting, and a function
+    that runs there afterwards would not wait for them either.
+    """
+    eager_context.async_wait()
 
 
 def _unoptimized_config(is_soft: bool) -> Any:

@@ -132,6 +132,14 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
         ),
         BackendInfo(
+            name="multi_worker_in_graph",
+            target=(
+                "replicator.backends.multi_worker_in_graph:MultiWorkerInGraphReplicator"
+            ),
+            description="synchronous replicas of all workers in one client's graph",
+            kind="ours",
+        ),
+        BackendInfo(
             name="tf_mirrored",
             target="replicator.backends.strategy:MirroredReplicator",
             description="tf.distribute.MirroredStrategy behind the same contract",

@@ -185,7 +185,7 @@ def wait_for(addresses: Mapping[str, Sequence[str]], timeout_sec: float) -> None
     while True:
         for name, address in list(missing.items()):
             left_sec = max(deadline - time.monotonic(), 0.01)
-            if _accepts(address, min(_CONNECT_SEC, left_sec)):
+            if accepts(address, min(_CONNECT_SEC, left_sec)):
                 del missing[name]
         if not missing:
             return
@@ -237,7 +237,8 @@ def split_address(address: str) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def _accepts(address: str, timeout_sec: float) -> bool:
+def accepts(address: str, timeout_sec: float) -> bool:
+    """Whether a process accepts connections at an address."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
             return True

@@ -128,11 +128,26 @@ class InputIterator:
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode,
         num_replicas: int,
+        *,
+        contexts: Sequence[InputContext] | None = None,
+        devices: Sequence[str] | None = None,
     ) -> None:
-        contexts = pipeline_contexts(mode, num_replicas)
+        """Makes the pipelines.
+
+        Args:
+          input_fn: Makes one pipeline.
+          mode: How many there are.
+          num_replicas: Replicas to feed.
+          contexts: What each call is told; by default that of ``mode`` in a job of one
+            worker. Each pipeline feeds an equal share of the replicas, in order.
+          devices: Where each pipeline reads and computes; by default here.
+        """
+        if contexts is None:
+            contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
-        self._build = lambda: tuple(
-            check_dataset(input_fn(context)) for context in contexts
+        self._devices = devices
+        self._build = lambda: self._at_devices(
+            lambda context: check_dataset(input_fn(context)), contexts
         )
         self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
@@ -185,14 +200,26 @@ class InputIterator:
         if num_steps or to_end:
             num_batches = num_steps * self.num_replicas // len(pipelines)
             skipped = -1 if to_end else num_batches
-            pipelines = tuple(pipeline.skip(skipped) for pipeline in pipelines)
+            pipelines = self._at_devices(lambda p: p.skip(skipped), pipelines)
         self._iterators = self._iterate(pipelines)
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
-        return tuple(iter(pipeline) for pipeline in pipelines)
+        return self._at_devices(iter, pipelines)
+
+    def _at_devices(
+        self, function: Callable[[Any], Any], values: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Calls a function on the value of each pipeline, where the pipeline lives."""
+        if self._devices is None:
+            return tuple(map(function, values))
+        results = []
+        for device, value in zip(self._devices, values, strict=True):
+            with tf.device(device):
+                results.append(function(value))
+        return tuple(results)
 
     def get_next(self) -> Any:
         """Reads one step's batches eagerly: a nest of ``PerReplica``."""
@@ -217,18 +244,17 @@ def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
     """Reads the batch of every replica; works in graphs and eagerly.
 
     Args:
-      source: One iterator per replica, one iterator for all, or one nest of tensors
-        per replica.
+      source: Iterators, of which each feeds an equal share of the replicas in order,
+        or one nest of tensors per replica.
       num_replicas: Replicas to feed.
 
     Returns:
       ``num_replicas`` nests, by replica id.
     """
     if isinstance(source[0], tf.data.Iterator):
-        if len(source) == num_replicas:
-            return [next(iterator) for iterator in source]
-        # One pipeline is dealt in turn; reads of one iterator keep program order.
-        return [next(source[0]) for _ in range(num_replicas)]
+        # Reads of one iterator keep program order.
+        share = num_replicas // len(source)
+        return [next(source[replica // share]) for replica in range(num_replicas)]
     return list(source)
 
 

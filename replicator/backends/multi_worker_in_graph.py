@@ -1,0 +1,111 @@
+"""In-graph replication over several machines: one client, TensorFlow servers.
+
+The left side of figure 1 of Buchlovsky et al. 2019. Worker 0 runs the training program
+and hosts replicas too; every other worker runs ``python -m replicator.server``. The
+step is linked into one graph over the devices of all workers, exactly as on one machine;
+TensorFlow's runtime moves what crosses between them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replicator import _tf_compat, base, remote
+from replicator.backends.in_graph import InGraphReplicator
+from replicator.cluster import ClusterConfig
+from replicator.inputs import (
+    InputContext,
+    InputIterator,
+    InputReplicationMode,
+    pipeline_contexts,
+)
+from replicator.topology import make_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
+
+
+class MultiWorkerInGraphReplicator(InGraphReplicator):
+    """Synchronous replicas on all workers, linked into one graph by one client.
+
+    Make it before anything else: TensorFlow loses variables that exist when a process
+    joins a cluster.
+
+    Attributes:
+      worker_devices: Device prefix of each worker.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
+    ) -> None:
+        """Connects to the servers.
+
+        Args:
+          num_replicas: Replicas of the whole job, a multiple of the number of workers;
+            by default one per worker.
+          cluster: The processes; by default those of ``TF_CONFIG``.
+          connect_timeout_sec: Longest wait for the servers to answer.
+
+        Raises:
+          ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
+            variables exist already.
+          PortInUseError: Another process listens at this one's address.
+          UnreachableError: Servers do not answer.
+          DeviceError: The replicas do not divide by the workers, or GPUs are missing.
+        """
+        config = ClusterConfig.from_tf_config() if cluster is None else cluster
+        self.worker_devices = remote.connect(config, connect_timeout_sec)
+        names = remote.replica_devices(
+            self.worker_devices, num_replicas or config.num_workers
+        )
+        self.num_workers = config.num_workers
+        self._cluster = config
+        self._set_topology(make_topology([[name] for name in names]))
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """Makes pipelines that live on the workers whose replicas they feed.
+
+        See ``Replicator.make_input_iterator``. A SINGLE pipeline lives on worker 0,
+        which sends the batches.
+        """
+        base.check_mode(mode)
+        contexts = pipeline_contexts(mode, self.num_replicas, self.num_workers)
+        share = self.num_replicas // len(contexts)
+        iterator = RemoteInputIterator(
+            input_fn,
+            mode,
+            self.num_replicas,
+            contexts=contexts,
+            devices=[
+                self.worker_devices[self.worker_of(share * index)] + "/device:CPU:0"
+                for index in range(len(contexts))
+            ],
+        )
+        return iterator
+
+    def worker_of(self, replica_id: int) -> int:
+        """The worker that hosts a replica."""
+        return replica_id * self.num_workers // self.num_replicas
+
+    def _run(self, *args: Any) -> Any:
+        _tf_compat.wait_for_remote_ops()
+        return super()._run(*args)
+
+
+class RemoteInputIterator(InputIterator):
+    """Pipelines that live on several workers."""
+
+    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        iterators = super()._iterate(pipelines)
+        _tf_compat.wait_for_remote_ops()
+        return iterators

@@ -1,0 +1,138 @@
+"""Remote devices: making this process the client of a cluster of TensorFlow servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator import _tf_compat, cluster
+from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.cluster import ClusterConfig
+
+CONNECT_TIMEOUT_SEC = 120.0
+_TRAINING_KINDS = ("chief", "worker")
+
+
+class _Connection:
+    """What this process is the client of; TensorFlow has one cluster per process.
+
+    Attributes:
+      addresses: The cluster, or None before the first replicator connects.
+    """
+
+    addresses: Mapping[str, tuple[str, ...]] | None = None
+
+
+def connect(config: ClusterConfig, timeout_sec: float) -> list[str]:
+    """Makes this process the client of the cluster's servers, once.
+
+    Args:
+      config: The cluster; this process must be its worker 0.
+      timeout_sec: Longest wait for the servers.
+
+    Returns:
+      Full device prefix of each worker, such as ``/job:worker/replica:0/task:1``.
+
+    Raises:
+      ClusterConfigError: This process is not worker 0, or it is the client of another
+        cluster, or it has made variables already.
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Servers do not answer; the message names them.
+    """
+    _check_client(config)
+    addresses = {
+        kind: of_kind
+        for kind, of_kind in config.addresses.items()
+        if kind in _TRAINING_KINDS
+    }
+    if _Connection.addresses is None:
+        _connect(config, addresses, timeout_sec)
+    elif _Connection.addresses != addresses:
+        raise ClusterConfigError(
+            f"this process is already the client of {dict(_Connection.addresses)!r}, "
+            f"but TF_CONFIG now lists {addresses!r}; TensorFlow has one cluster per "
+            "process: start another process"
+        )
+    return [f"/job:{kind}/replica:0/task:{index}" for kind, index in config.workers]
+
+
+def replica_devices(workers: list[str], num_replicas: int) -> list[str]:
+    """Gives every worker an equal share of the replicas.
+
+    Args:
+      workers: Device prefix of each worker.
+      num_replicas: Replicas of the whole job.
+
+    Returns:
+      Full device name of each replica, worker by worker: each on a GPU of its own where
+      workers have GPUs, else on the CPU.
+
+    Raises:
+      DeviceError: The replicas do not divide by the workers, or GPUs are missing.
+    """
+    num_workers = len(workers)
+    share, rest = divmod(num_replicas, num_workers)
+    if rest or share < 1:
+        raise DeviceError(
+            f"num_replicas {num_replicas!r} is the number over the whole job and must "
+            f"be a multiple of its num_workers {num_workers!r}; use for example "
+            f"{max(share, 1) * num_workers}"
+        )
+    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    devices = []
+    for worker_id, worker in enumerate(workers):
+        mine = [name for name in gpus if name.startswith(f"{worker}/")]
+        if gpus and len(mine) < share:
+            raise DeviceError(
+                f"{share} replicas per worker need {share} GPUs on each, but worker "
+                f"{worker_id} ({worker}) has {len(mine)}; use fewer replicas, or hide "
+                "the GPUs of all workers (CUDA_VISIBLE_DEVICES='')"
+            )
+        devices += mine[:share] if gpus else [f"{worker}/device:CPU:0"] * share
+    return devices
+
+
+def _check_client(config: ClusterConfig) -> None:
+    if not config.is_chief:
+        raise ClusterConfigError(
+            f"this process is {config.kind} {config.index}, but with pattern='in_graph' "
+            f"only worker 0 ({config.address_of(0)}) runs the training program; run "
+            "`python -m replicator.server` here, with the same TF_CONFIG"
+        )
+
+
+def _connect(
+    config: ClusterConfig,
+    addresses: Mapping[str, tuple[str, ...]],
+    timeout_sec: float,
+) -> None:
+    _check_nothing_is_made()
+    cluster.check_port_is_free(config.address)
+    servers = {
+        kind: [address for address in of_kind if address != config.address]
+        for kind, of_kind in addresses.items()
+    }
+    try:
+        cluster.wait_for(servers, timeout_sec)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"{error}; every worker but 0 runs `python -m replicator.server`"
+        ) from None
+    _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
+    _Connection.addresses = addresses
+
+
+def _check_nothing_is_made() -> None:
+    """Variables that exist when TensorFlow joins a cluster cannot be used afterwards."""
+    names = _tf_compat.live_variables()
+    if names:
+        raise ClusterConfigError(
+            f"{len(names)} variables exist already ({', '.join(names[:3])}), and they "
+            "would be lost when this process joins its cluster; make the replicator "
+            "first, and models, optimizers and random generators afterwards"
+        )
