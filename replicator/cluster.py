@@ -165,12 +165,15 @@ class ClusterConfig:
         return f"worker {worker_id} ({self.address_of(worker_id)})"
 
 
-def wait_for(addresses: Mapping[str, Sequence[str]], timeout_sec: float) -> None:
+def wait_for(
+    addresses: Mapping[str, Sequence[str]], timeout_sec: float, *, own: str = ""
+) -> None:
     """Waits until every process accepts connections.
 
     Args:
       addresses: ``name:port`` by kind, such as ``ClusterConfig.addresses``.
       timeout_sec: Longest wait in all.
+      own: The address of this process, which is not waited for.
 
     Raises:
       UnreachableError: Some do not answer; the message names them.
@@ -179,6 +182,7 @@ def wait_for(addresses: Mapping[str, Sequence[str]], timeout_sec: float) -> None
         f"{kind} {index}": address
         for kind, of_kind in addresses.items()
         for index, address in enumerate(of_kind)
+        if address != own
     }
     num_all = len(missing)
     deadline = time.monotonic() + timeout_sec

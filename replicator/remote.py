@@ -84,7 +84,7 @@ def replica_devices(workers: list[str], num_replicas: int) -> list[str]:
             f"{max(share, 1) * num_workers}"
         )
     gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
-    devices = []
+    devices: list[str] = []
     for worker_id, worker in enumerate(workers):
         mine = [name for name in gpus if name.startswith(f"{worker}/")]
         if gpus and len(mine) < share:
@@ -100,9 +100,9 @@ def replica_devices(workers: list[str], num_replicas: int) -> list[str]:
 def _check_client(config: ClusterConfig) -> None:
     if not config.is_chief:
         raise ClusterConfigError(
-            f"this process is {config.kind} {config.index}, but with pattern='in_graph' "
-            f"only worker 0 ({config.address_of(0)}) runs the training program; run "
-            "`python -m replicator.server` here, with the same TF_CONFIG"
+            f"this process is {config.kind} {config.index}, but with "
+            f"pattern='in_graph' only {config.name_of(0)} runs the training program; "
+            "run `python -m replicator.server` here, with the same TF_CONFIG"
         )
 
 
@@ -113,12 +113,8 @@ def _connect(
 ) -> None:
     _check_nothing_is_made()
     cluster.check_port_is_free(config.address)
-    servers = {
-        kind: [address for address in of_kind if address != config.address]
-        for kind, of_kind in addresses.items()
-    }
     try:
-        cluster.wait_for(servers, timeout_sec)
+        cluster.wait_for(addresses, timeout_sec, own=config.address)
     except UnreachableError as error:
         raise UnreachableError(
             f"{error}; every worker but 0 runs `python -m replicator.server`"
@@ -128,7 +124,7 @@ def _connect(
 
 
 def _check_nothing_is_made() -> None:
-    """Variables that exist when TensorFlow joins a cluster cannot be used afterwards."""
+    """Refuses variables: TensorFlow loses them when a process joins a cluster."""
     names = _tf_compat.live_variables()
     if names:
         raise ClusterConfigError(

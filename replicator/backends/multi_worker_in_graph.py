@@ -1,9 +1,9 @@
 """In-graph replication over several machines: one client, TensorFlow servers.
 
-The left side of figure 1 of Buchlovsky et al. 2019. Worker 0 runs the training program
-and hosts replicas too; every other worker runs ``python -m replicator.server``. The
-step is linked into one graph over the devices of all workers, exactly as on one machine;
-TensorFlow's runtime moves what crosses between them.
+The left side of figure 1 of Buchlovsky et al. 2019. Worker 0 runs the training
+program and hosts replicas too; every other worker runs ``python -m replicator.server``.
+The step is linked into one graph over the devices of all workers, exactly as on one
+machine; TensorFlow's runtime moves what crosses between them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         base.check_mode(mode)
         contexts = pipeline_contexts(mode, self.num_replicas, self.num_workers)
         share = self.num_replicas // len(contexts)
-        iterator = RemoteInputIterator(
+        return RemoteInputIterator(
             input_fn,
             mode,
             self.num_replicas,
@@ -91,7 +91,6 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
                 for index in range(len(contexts))
             ],
         )
-        return iterator
 
     def worker_of(self, replica_id: int) -> int:
         """The worker that hosts a replica."""

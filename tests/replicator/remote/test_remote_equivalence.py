@@ -1,0 +1,58 @@
+"""Replicas on two workers train like one replica with the joined batch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import replicator
+
+pytestmark = pytest.mark.processes
+
+# Sums over 8 examples in another order, twelve steps deep: a few float32 roundings.
+RTOL_FLOAT32 = 3e-5
+_REFERENCES = {}
+
+
+def reference(cases, model, optimizer):
+    """The same training on one replica, in this process."""
+    if (model, optimizer) not in _REFERENCES:
+        _REFERENCES[model, optimizer] = cases.trajectory(
+            replicator.create("single"), model, optimizer
+        )
+    return _REFERENCES[model, optimizer]
+
+
+def assert_same(expected, actual):
+    """Losses and weights agree to a few roundings."""
+    np.testing.assert_allclose(
+        expected["losses"], actual["losses"], rtol=RTOL_FLOAT32, atol=1e-6
+    )
+    for one, other in zip(expected["weights"], actual["weights"], strict=True):
+        np.testing.assert_allclose(one, other, rtol=RTOL_FLOAT32, atol=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+@pytest.mark.parametrize("model", ["dense", "convolution", "embedding"])
+@pytest.mark.parametrize("name", ["one_replica_per_worker", "two_replicas_per_worker"])
+def test_remote_replicas_train_like_one(client, cases, name, model, optimizer):
+    """The trajectory over 12 steps is that of the joined batch."""
+    actual = client.result(name)[f"{model} {optimizer}"]
+
+    assert_same(reference(cases, model, optimizer), actual)
+
+
+@pytest.mark.parametrize("mode", ["PER_REPLICA", "SINGLE"])
+def test_every_input_mode_feeds_the_same_examples(client, cases, mode):
+    """Pipelines on the workers or on the client; a step is fed one global batch."""
+    actual = client.result("input_modes")[mode]
+
+    assert_same(reference(cases, "dense", "momentum"), actual)
+
+
+def test_several_steps_in_one_dispatch_are_the_same_steps(client, cases):
+    """The loop runs over remote devices; its runs return the last step's loss."""
+    expected = reference(cases, "dense", "momentum")
+    actual = client.result("input_modes")["loop"]
+
+    assert_same({**expected, "losses": expected["losses"][3::4]}, actual)
