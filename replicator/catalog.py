@@ -138,6 +138,7 @@ BACKENDS: dict[str, BackendInfo] = {
             ),
             description="synchronous replicas of all workers in one client's graph",
             kind="ours",
+            processes=SERVED_WORKERS,
         ),
         BackendInfo(
             name="tf_mirrored",

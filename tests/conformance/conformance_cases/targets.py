@@ -113,4 +113,6 @@ IN_PROCESS = [
 TARGETS = {target.name: target for target in IN_PROCESS}
 
 # Backend -> why no target of it can run on a machine like this one.
-NOT_RUN: dict[str, str] = {}
+NOT_RUN: dict[str, str] = {
+    "multi_worker_in_graph": "its clusters are started in tests/replicator/remote",
+}
