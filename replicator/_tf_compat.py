@@ -60,6 +60,11 @@ def unwrap(variable: Any) -> Any:
     return inner if isinstance(inner, tf.Variable) else variable
 
 
+def track_variable(optimizer: Any, variable: Any) -> None:
+    """Makes a variable part of a Keras optimizer's state (test_optimizer_options)."""
+    optimizer._track_variable(variable)  # noqa: SLF001
+
+
 def slot_index(optimizer: Any, variable: Any) -> int:
     """Where a Keras optimizer keeps the slots of a variable (test_fused)."""
     return int(optimizer._get_variable_index(variable))  # noqa: SLF001

@@ -18,6 +18,7 @@ from replicator.inputs import (
     pipeline_contexts,
 )
 from replicator.optimizer import ReplicatedOptimizer
+from replicator.optimizer_options import OptimizerOptions
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
@@ -219,16 +220,50 @@ class Replicator(abc.ABC):
 
         return tf.nest.map_structure(reduce_leaf, value)
 
-    def wrap_optimizer(self, optimizer: Any) -> ReplicatedOptimizer:
+    def wrap_optimizer(
+        self,
+        optimizer: Any,
+        *,
+        compression: str | None = None,
+        accumulation_steps: int = 1,
+        global_clipnorm: float | None = None,
+        loss_scale: float | str | None = None,
+    ) -> ReplicatedOptimizer:
         """Makes ``apply_gradients`` average over replicas first (sum / R), once.
 
         Args:
           optimizer: A Keras optimizer; its state stays in it.
+          compression: ``bfloat16`` or ``float16``: gradients cross between memories in
+            16 bits, weights stay as they are; see ``replicator.compression``.
+          accumulation_steps: Calls of ``apply_gradients`` that make one update, with
+            the average of their gradients; see ``replicator.accumulation``.
+          global_clipnorm: Largest norm of all averaged gradients together.
+          loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
+            which gradients are divided, or ``dynamic``; see ``replicator.loss_scale``.
 
         Returns:
           An optimizer with the same attributes, for use inside step functions.
+
+        Raises:
+          OptimizerOptionError: A wrong value, one that the optimizer has an own option
+            for, or one that this backend cannot do.
+          TypeError: ``optimizer`` is no Keras optimizer.
         """
-        return ReplicatedOptimizer(optimizer, num_replicas=self.num_replicas)
+        options = OptimizerOptions(
+            compression=compression,
+            accumulation_steps=accumulation_steps,
+            global_clipnorm=global_clipnorm,
+            loss_scale=loss_scale,
+        )
+        return self._wrap_optimizer(optimizer, options)
+
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
+        """Wraps with options that are not checked; backends refuse what they lack."""
+        return ReplicatedOptimizer(
+            optimizer, num_replicas=self.num_replicas, options=options
+        )
 
     def make_checkpoint_manager(
         self,

@@ -1,4 +1,14 @@
-"""wrap_optimizer: average gradients over replicas, then update."""
+"""wrap_optimizer: average gradients over replicas, then update.
+
+What happens to gradients, in this order, whatever the options:
+
+1. they travel (in 16 bits with ``compression``) and are averaged over replicas;
+2. they are divided by the loss scale; where a dynamic one finds them not finite, the
+   rest is skipped;
+3. they are added up until ``accumulation_steps`` of them make an average;
+4. they are clipped by ``global_clipnorm``;
+5. the Keras optimizer clips, decays and updates as it was told to.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +16,29 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import collectives, creation, fused
+from replicator import _tf_compat, clipping, collectives, creation, fused
 from replicator import context as context_lib
+from replicator.accumulation import Accumulation, when
+from replicator.errors import OptimizerOptionError
+from replicator.loss_scale import LossScale, times
+from replicator.optimizer_options import OptimizerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-_OWN_ATTRIBUTES = frozenset({"wrapped", "uses_fused_update", "_num_replicas"})
+_OWN_ATTRIBUTES = frozenset(
+    {
+        "wrapped",
+        "uses_fused_update",
+        "options",
+        "loss_scale",
+        "accumulation",
+        "_num_replicas",
+        "_is_built",
+        "_is_loss_scaled",
+    }
+)
 
 
 class ReplicatedOptimizer:
@@ -27,9 +52,18 @@ class ReplicatedOptimizer:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
       uses_fused_update: Whether TensorFlow's fused kernel does the update; None before
         the first ``apply_gradients``.
+      options: What ``wrap_optimizer`` was asked for.
+      loss_scale: The scale and its counters, or None.
+      accumulation: The accumulated gradients, or None.
     """
 
-    def __init__(self, optimizer: Any, *, num_replicas: int) -> None:
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        num_replicas: int,
+        options: OptimizerOptions | None = None,
+    ) -> None:
         for needed in ("apply", "build", "iterations"):
             if not hasattr(optimizer, needed):
                 raise TypeError(
@@ -40,6 +74,12 @@ class ReplicatedOptimizer:
         self.wrapped = optimizer
         self.uses_fused_update: bool | None = None
         self._num_replicas = num_replicas
+        self.options = (options or OptimizerOptions()).check(optimizer)
+        scale, steps = self.options.loss_scale, self.options.accumulation_steps
+        self.loss_scale = None if scale is None else LossScale(scale)
+        self.accumulation = Accumulation(steps) if steps > 1 else None
+        self._is_built = False
+        self._is_loss_scaled = False
 
     def __getattr__(self, name: str) -> Any:
         if name == "wrapped":  # not yet set while unpickling or copying
@@ -54,9 +94,39 @@ class ReplicatedOptimizer:
             setattr(self.wrapped, name, value)
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Makes the optimizer's state for ``variables``; optional, run does it."""
-        self.wrapped.build(list(variables))
-        self.wrapped.built = True
+        """Makes the optimizer's state for ``variables``; optional, run does it.
+
+        The state of options is made after that of the Keras optimizer and belongs to
+        it, so one checkpoint of ``wrapped`` has all.
+        """
+        variables = list(variables)
+        with tf.init_scope(), creation.allowed():
+            if not self.wrapped.built:
+                self.wrapped.build(variables)
+                self.wrapped.built = True
+            if self.accumulation is not None:
+                self.accumulation.build(self.wrapped, variables)
+            if self.loss_scale is not None:
+                for variable in self.loss_scale.build():
+                    _tf_compat.track_variable(self.wrapped, variable)
+        self._is_built = True
+
+    def scale_loss(self, loss: Any) -> Any:
+        """Multiplies a loss by the loss scale, before its gradients are taken.
+
+        With ``loss_scale``, every ``apply_gradients`` needs it. Without, this is Keras'
+        own ``scale_loss``.
+
+        Args:
+          loss: A tensor.
+
+        Returns:
+          The scaled loss, in the type of the loss.
+        """
+        if self.loss_scale is None:
+            return self.wrapped.scale_loss(loss)
+        self._is_loss_scaled = True
+        return self.loss_scale.scaled(loss)
 
     @tf.autograph.experimental.do_not_convert  # as Keras' own updates
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
@@ -73,8 +143,11 @@ class ReplicatedOptimizer:
 
         Raises:
           CollectiveContextError: Called outside a step function.
+          OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
+          ValueError: There is no gradient.
         """
         context_lib.require("apply_gradients")
+        self._check_loss_scaled()
         pairs = [(g, v) for g, v in grads_and_vars if g is not None]
         if not pairs:
             raise ValueError(
@@ -82,24 +155,64 @@ class ReplicatedOptimizer:
                 "would be trained; check that the loss depends on the variables"
             )
         variables = [variable for _, variable in pairs]
-        if not self.wrapped.built:
-            with tf.init_scope(), creation.allowed():
-                self.build(variables)
+        if not self._is_built:
+            self.build(variables)
         self._update([grad for grad, _ in pairs], variables)
         return self.wrapped.iterations
 
+    def _check_loss_scaled(self) -> None:
+        """Refuses gradients of a loss that was not scaled in this trace."""
+        if self.loss_scale is not None and not self._is_loss_scaled:
+            raise OptimizerOptionError(
+                f"loss_scale={self.options.loss_scale!r} divides the gradients, but "
+                "the loss was not multiplied: take the gradients of "
+                "optimizer.scale_loss(loss) in every step, before apply_gradients()"
+            )
+        self._is_loss_scaled = False
+
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        fused_update = fused.find(self.wrapped, grads, variables)
-        self.uses_fused_update = fused_update is not None
-        if fused_update is not None and fused_update.is_linear:
-            summed = list(collectives.all_sum(grads))
-            fused_update.apply(summed, variables, self._num_replicas)
+        """Averages gradients over replicas and updates; see the top of this file."""
+        if self.options.is_plain:
+            self._reduce_and_apply(grads, variables)
             return
-        averaged = list(collectives.all_mean(grads))
+        averaged = self._all_reduce(grads, "mean")
+        is_finite = None
+        if self.loss_scale is not None:
+            is_finite = self.loss_scale.observe(averaged)
+            averaged = self.loss_scale.unscaled(averaged)
+
+        def update(final: list[Any]) -> None:
+            if self.options.global_clipnorm is not None:
+                final = clipping.by_global_norm(final, self.options.global_clipnorm)
+            self._apply(final, variables)
+
+        if self.accumulation is not None:
+            self.accumulation.apply(averaged, variables, is_finite, update)
+        else:
+            when(is_finite, lambda: update(averaged))
+
+    def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:
+        compression = self.options.compression
+        return list(collectives.all_reduce(grads, op, compression=compression))
+
+    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
+        """Updates by averaged gradients."""
+        fused_update = fused.find(self.wrapped, averaged, variables)
+        self.uses_fused_update = fused_update is not None
         if fused_update is not None:
             fused_update.apply(averaged, variables, 1)
         else:
             self.wrapped.apply(averaged, variables)
+
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
+        """The short way without options: kernels that are linear take the sum."""
+        fused_update = fused.find(self.wrapped, grads, variables)
+        if fused_update is not None and fused_update.is_linear:
+            self.uses_fused_update = True
+            summed = self._all_reduce(grads, "sum")
+            fused_update.apply(summed, variables, self._num_replicas)
+            return
+        self._apply(self._all_reduce(grads, "mean"), variables)
 
 
 class StrategyOptimizer(ReplicatedOptimizer):
@@ -111,13 +224,11 @@ class StrategyOptimizer(ReplicatedOptimizer):
     clipping optimizer's gradients are averaged and clipped here.
     """
 
-    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
-        clips = {n: getattr(optimizer, n) for n in _CLIPS if getattr(optimizer, n)}
-        if clips:
-            grads = _clip(list(collectives.all_mean(grads)), clips)
-        scale = 1.0 / self._num_replicas
-        scaled = [_scale(grad, scale) for grad in grads]
+        clips = clipping.of_keras(optimizer)
+        averaged = clipping.as_keras(averaged, clips)
+        scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
         try:
             for name in clips:
                 setattr(optimizer, name, None)
@@ -126,23 +237,9 @@ class StrategyOptimizer(ReplicatedOptimizer):
             for name, value in clips.items():
                 setattr(optimizer, name, value)
 
-
-_CLIPS = ("clipnorm", "clipvalue", "global_clipnorm")
-
-
-def _clip(grads: list[Any], clips: dict[str, float]) -> list[Any]:
-    if "clipnorm" in clips:
-        return [tf.clip_by_norm(grad, clips["clipnorm"]) for grad in grads]
-    if "global_clipnorm" in clips:
-        return list(tf.clip_by_global_norm(grads, clips["global_clipnorm"])[0])
-    return [
-        tf.clip_by_value(grad, -clips["clipvalue"], clips["clipvalue"])
-        for grad in grads
-    ]
-
-
-def _scale(grad: Any, scale: float) -> Any:
-    if isinstance(grad, tf.IndexedSlices):
-        values = grad.values * tf.cast(scale, grad.values.dtype)
-        return tf.IndexedSlices(values, grad.indices, grad.dense_shape)
-    return grad * tf.cast(scale, grad.dtype)
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
+        if clipping.of_keras(self.wrapped) or self.options.compression is not None:
+            self._apply(self._all_reduce(grads, "mean"), variables)
+            return
+        scale = 1.0 / self._num_replicas
+        self.wrapped.apply([times(grad, scale) for grad in grads], variables)

@@ -19,6 +19,7 @@ from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
+from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica
 from replicator.reducible import wire_of
 
@@ -177,13 +178,18 @@ class StrategyReplicator(base.Replicator):
         base.check_mode(mode)
         return StrategyInputIterator(input_fn, mode, self.strategy)
 
-    def wrap_optimizer(self, optimizer: Any) -> ReplicatedOptimizer:
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
         """Leaves reduction to Keras; see ``StrategyOptimizer``.
 
         Raises:
+          OptimizerOptionError: An option that needs the update in a branch.
           ValueError: The optimizer accumulates gradients, which Keras does in a branch
             where a stock strategy cannot communicate.
         """
+        options.check(optimizer)
+        options.refuse(_lacks(options), type(self.strategy).__name__)
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
         if num_accumulated:
             raise ValueError(
@@ -192,7 +198,9 @@ class StrategyReplicator(base.Replicator):
                 "there, which tf.distribute refuses; use the in_graph backend, or "
                 "gradient_accumulation_steps=None"
             )
-        return StrategyOptimizer(optimizer, num_replicas=self.num_replicas)
+        return StrategyOptimizer(
+            optimizer, num_replicas=self.num_replicas, options=options
+        )
 
     def _run(
         self,
@@ -322,6 +330,16 @@ class StrategyReplicator(base.Replicator):
                 f"{len(differing)} mirrored variables differ between replicas: "
                 f"{', '.join(differing[:5])}"
             )
+
+
+def _lacks(options: OptimizerOptions) -> dict[str, str]:
+    """Options that stock strategies cannot do, and why."""
+    branch = "Keras communicates in its update, which tf.distribute refuses in a branch"
+    lacks = {
+        "accumulation_steps": branch,
+        "sharded_update": "its variables are updated by all replicas",
+    }
+    return lacks | ({"loss_scale": branch} if options.loss_scale == DYNAMIC else {})
 
 
 class MirroredReplicator(StrategyReplicator):
