@@ -68,11 +68,7 @@ def resolve_logical(
     Raises:
       DeviceError: A device does not exist, or there are too few.
     """
-    count = num_logical_devices
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise DeviceError(
-            f"logical_devices_per_replica {count!r} must be an integer of at least 1"
-        )
+    count = check_num_logical(num_logical_devices)
     flat: Any = devices
     if isinstance(devices, (list, tuple)):
         flat = [
@@ -91,6 +87,19 @@ def resolve_logical(
             f"{num_replicas * count} devices: {error}"
         ) from error
     return [names[r * count : (r + 1) * count] for r in range(num_replicas)]
+
+
+def check_num_logical(count: Any) -> int:
+    """Returns a number of logical devices that a replica can have.
+
+    Raises:
+      DeviceError: Not a positive integer.
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise DeviceError(
+            f"logical_devices_per_replica {count!r} must be an integer of at least 1"
+        )
+    return count
 
 
 def split_cpu(num_devices: int) -> list[str]:

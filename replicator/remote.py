@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator import _tf_compat, cluster
+from replicator import devices as device_lib
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 
 if TYPE_CHECKING:
@@ -61,40 +62,70 @@ def connect(config: ClusterConfig, timeout_sec: float) -> list[str]:
     return [f"/job:{kind}/replica:0/task:{index}" for kind, index in config.workers]
 
 
-def replica_devices(workers: list[str], num_replicas: int) -> list[str]:
-    """Gives every worker an equal share of the replicas.
+def replica_devices(
+    workers: list[str], num_replicas: int, num_logical_devices: int = 1
+) -> list[list[str]]:
+    """Gives every worker an equal share of the devices that replicas need.
 
     Args:
       workers: Device prefix of each worker.
       num_replicas: Replicas of the whole job.
+      num_logical_devices: Devices that one replica is split over.
 
     Returns:
-      Full device name of each replica, worker by worker: each on a GPU of its own where
-      workers have GPUs, else on the CPU.
+      Full device names by replica, then by logical device, worker by worker: GPUs of
+      their own where workers have GPUs, else the CPU. A replica whose parts do not fit
+      on one worker goes on on the next.
 
     Raises:
-      DeviceError: The replicas do not divide by the workers, or GPUs are missing.
+      DeviceError: The devices do not divide by the workers, or some are missing.
     """
-    num_workers = len(workers)
-    share, rest = divmod(num_replicas, num_workers)
+    num_workers, num_parts = len(workers), num_replicas * num_logical_devices
+    share, rest = divmod(num_parts, num_workers)
     if rest or share < 1:
+        parts = (
+            f" times logical_devices_per_replica {num_logical_devices!r}"
+            if num_logical_devices != 1
+            else ""
+        )
         raise DeviceError(
-            f"num_replicas {num_replicas!r} is the number over the whole job and must "
-            f"be a multiple of its num_workers {num_workers!r}; use for example "
+            f"num_replicas {num_replicas!r} is the number over the whole job and"
+            f"{parts} must be a multiple of its num_workers {num_workers!r}; use for "
+            "example "
             f"{max(share, 1) * num_workers}"
         )
-    gpus = [device.name for device in tf.config.list_logical_devices("GPU")]
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    has_gpus = any(map(device_lib.is_gpu, listed))
     devices: list[str] = []
     for worker_id, worker in enumerate(workers):
-        mine = [name for name in gpus if name.startswith(f"{worker}/")]
-        if gpus and len(mine) < share:
-            raise DeviceError(
-                f"{share} replicas per worker need {share} GPUs on each, but worker "
-                f"{worker_id} ({worker}) has {len(mine)}; use fewer replicas, or hide "
-                "the GPUs of all workers (CUDA_VISIBLE_DEVICES='')"
-            )
-        devices += mine[:share] if gpus else [f"{worker}/device:CPU:0"] * share
-    return devices
+        mine = [
+            name
+            for name in listed
+            if name.startswith(f"{worker}/")
+            and (device_lib.is_gpu(name) if has_gpus else device_lib.is_cpu(name))
+        ]
+        if len(mine) < share and (has_gpus or num_logical_devices > 1):
+            raise DeviceError(_too_few(worker_id, worker, mine, share, has_gpus))
+        # Replicas may share a CPU; the parts of one replica may not.
+        devices += mine[:share] if len(mine) >= share else mine[:1] * share
+    return [
+        devices[r * num_logical_devices : (r + 1) * num_logical_devices]
+        for r in range(num_replicas)
+    ]
+
+
+def _too_few(
+    worker_id: int, worker: str, mine: list[str], share: int, has_gpus: bool
+) -> str:
+    kind, help_text = (
+        ("GPUs", "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')")
+        if has_gpus
+        else ("CPU devices", f"start its server with --num-cpu-devices {share}")
+    )
+    return (
+        f"{share} replicas or parts of them per worker need {share} {kind} on each, "
+        f"but worker {worker_id} ({worker}) has {len(mine)}; use fewer, or {help_text}"
+    )
 
 
 def _check_client(config: ClusterConfig) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from replicator import _tf_compat, base, remote
+from replicator import devices as device_lib
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
 from replicator.inputs import (
@@ -42,13 +43,16 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         *,
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
+        logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
     ) -> None:
         """Connects to the servers.
 
         Args:
           num_replicas: Replicas of the whole job, a multiple of the number of workers;
-            by default one per worker.
+            by default one per worker (of split replicas, as many as fit once).
+          logical_devices_per_replica: Devices that one replica is split over, on one
+            worker or, where they do not fit, on neighbouring ones.
           cluster: The processes; by default those of ``TF_CONFIG``.
           connect_timeout_sec: Longest wait for the servers to answer.
 
@@ -61,12 +65,15 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         """
         config = ClusterConfig.from_tf_config() if cluster is None else cluster
         self.worker_devices = remote.connect(config, connect_timeout_sec)
+        count = device_lib.check_num_logical(logical_devices_per_replica)
         names = remote.replica_devices(
-            self.worker_devices, num_replicas or config.num_workers
+            self.worker_devices,
+            num_replicas or max(config.num_workers // count, 1),
+            count,
         )
         self.num_workers = config.num_workers
         self._cluster = config
-        self._set_topology(make_topology([[name] for name in names]))
+        self._set_topology(make_topology(names))
 
     def make_input_iterator(
         self,
@@ -79,7 +86,8 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         which sends the batches.
         """
         base.check_mode(mode)
-        contexts = pipeline_contexts(mode, self.num_replicas, self.num_workers)
+        fed = {self.worker_of(r) for r in range(self.num_replicas)}
+        contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
         share = self.num_replicas // len(contexts)
         return RemoteInputIterator(
             input_fn,
@@ -93,8 +101,9 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         )
 
     def worker_of(self, replica_id: int) -> int:
-        """The worker that hosts a replica."""
-        return replica_id * self.num_workers // self.num_replicas
+        """The worker that hosts a replica's first device, where its inputs arrive."""
+        prefix = self.devices[replica_id].rpartition("/")[0]
+        return self.worker_devices.index(prefix)
 
     def _run(self, *args: Any) -> Any:
         _tf_compat.wait_for_remote_ops()
