@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
+    from replicator.backends.tpu import TpuReplicator
     from replicator.base import Replicator
     from replicator.collectives import (
         all_gather,
@@ -53,6 +54,7 @@ _HOMES = {
     "ReplicatorError": "errors",
     "SingleDeviceReplicator": "backends.single",
     "StrategyReplicator": "backends.strategy",
+    "TpuReplicator": "backends.tpu",
     "all_gather": "collectives",
     "all_max": "collectives",
     "all_mean": "collectives",
@@ -87,6 +89,7 @@ __all__ = (
     "ReplicatorError",
     "SingleDeviceReplicator",
     "StrategyReplicator",
+    "TpuReplicator",
     "all_gather",
     "all_max",
     "all_mean",

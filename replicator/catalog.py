@@ -147,5 +147,16 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="peer",
             lacks=_STOCK_LACKS,
         ),
+        BackendInfo(
+            name="tpu",
+            target="replicator.backends.tpu:TpuReplicator",
+            description="tf.distribute.TPUStrategy behind the same contract",
+            kind="ours",
+            lacks={
+                **{k: v for k, v in _STOCK_LACKS.items() if k != "model_parallelism"},
+                "ragged_inputs": "steps are compiled, so shapes must be static",
+            },
+            not_swept_because="it needs a TPU, which the harness does not look for",
+        ),
     )
 }

@@ -13,6 +13,7 @@ ReplicatorError
 |   +-- CheckpointMismatchError  the checkpoint of another model
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
++-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
 +-- ClusterError               processes that do not work together
     +-- ClusterConfigError     TF_CONFIG is missing, partial or wrong
@@ -89,6 +90,10 @@ class UnknownBackendError(ReplicatorError):
 
 class DeviceError(ReplicatorError):
     """A device does not exist, or there are fewer devices than replicas."""
+
+
+class StaticShapeError(ReplicatorError):
+    """A compiled step cannot take batches whose shapes are not known in advance."""
 
 
 class RetraceLimitError(ReplicatorError):
