@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replicator.audit import InputAudit
     from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
+    from replicator.backends.multi_worker import MultiWorkerReplicator
     from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
-    from replicator.backends.tpu import TpuReplicator
     from replicator.base import Replicator
     from replicator.collectives import (
         all_gather,
@@ -47,6 +47,7 @@ _HOMES = {
     "MirroredReplicator": "backends.strategy",
     "MultiGpuReplicator": "backends.in_graph",
     "MultiWorkerInGraphReplicator": "backends.multi_worker_in_graph",
+    "MultiWorkerReplicator": "backends.multi_worker",
     "PerReplica": "per_replica",
     "ReplicaContext": "context",
     "ReplicatedOptimizer": "optimizer",
@@ -54,7 +55,6 @@ _HOMES = {
     "ReplicatorError": "errors",
     "SingleDeviceReplicator": "backends.single",
     "StrategyReplicator": "backends.strategy",
-    "TpuReplicator": "backends.tpu",
     "all_gather": "collectives",
     "all_max": "collectives",
     "all_mean": "collectives",
@@ -82,6 +82,7 @@ __all__ = (
     "MirroredReplicator",
     "MultiGpuReplicator",
     "MultiWorkerInGraphReplicator",
+    "MultiWorkerReplicator",
     "PerReplica",
     "ReplicaContext",
     "ReplicatedOptimizer",
@@ -89,7 +90,6 @@ __all__ = (
     "ReplicatorError",
     "SingleDeviceReplicator",
     "StrategyReplicator",
-    "TpuReplicator",
     "all_gather",
     "all_max",
     "all_mean",

@@ -132,6 +132,19 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
         ),
         BackendInfo(
+            name="multi_worker",
+            target="replicator.backends.multi_worker:MultiWorkerReplicator",
+            description="synchronous replicas of several worker processes, one program "
+            "in each, joined by collective ops",
+            kind="ours",
+            processes=WORKERS,
+            lacks={
+                "input_single": (
+                    "each worker runs a program of its own, and none feeds the others"
+                ),
+            },
+        ),
+        BackendInfo(
             name="multi_worker_in_graph",
             target=(
                 "replicator.backends.multi_worker_in_graph:MultiWorkerInGraphReplicator"
@@ -146,17 +159,6 @@ BACKENDS: dict[str, BackendInfo] = {
             description="tf.distribute.MirroredStrategy behind the same contract",
             kind="peer",
             lacks=_STOCK_LACKS,
-        ),
-        BackendInfo(
-            name="tpu",
-            target="replicator.backends.tpu:TpuReplicator",
-            description="tf.distribute.TPUStrategy behind the same contract",
-            kind="ours",
-            lacks={
-                **{k: v for k, v in _STOCK_LACKS.items() if k != "model_parallelism"},
-                "ragged_inputs": "steps are compiled, so shapes must be static",
-            },
-            not_swept_because="it needs a TPU, which the harness does not look for",
         ),
     )
 }

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import _tf_workers
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -124,6 +125,16 @@ def split_cpu(num_devices: int) -> list[str]:
     return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
 
 
+def split_cpu_without_gpus(num_devices: int) -> None:
+    """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs.
+
+    Raises:
+      DeviceError: TensorFlow already runs with fewer.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        split_cpu(num_devices)
+
+
 def memory(device: str) -> str:
     """What names the memory that a device computes on.
 
@@ -173,7 +184,8 @@ def _full_name(device: str) -> str:
             f"device {device!r} is not a device name; use names such as 'CPU:0' or "
             "'GPU:1'"
         ) from error
-    spec = tf.DeviceSpec(job="localhost", replica=0, task=0).make_merged_spec(spec)
+    kind, index = _tf_workers.own_place()
+    spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)
     return str(spec.to_string())
 
 

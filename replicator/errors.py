@@ -13,8 +13,9 @@ ReplicatorError
 |   +-- CheckpointMismatchError  the checkpoint of another model
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
-+-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
++-- InputModeError             an input mode that the backend cannot serve
++-- CollectiveTypeError        a type that cannot cross between worker processes
 +-- ClusterError               processes that do not work together
     +-- ClusterConfigError     TF_CONFIG is missing, partial or wrong
     +-- PortInUseError         another process listens at this one's address
@@ -92,12 +93,16 @@ class DeviceError(ReplicatorError):
     """A device does not exist, or there are fewer devices than replicas."""
 
 
-class StaticShapeError(ReplicatorError):
-    """A compiled step cannot take batches whose shapes are not known in advance."""
-
-
 class RetraceLimitError(ReplicatorError):
     """A fresh step function object is passed on every call, so each call retraces."""
+
+
+class InputModeError(ReplicatorError):
+    """An input replication mode that the backend cannot serve."""
+
+
+class CollectiveTypeError(ReplicatorError):
+    """A type that cannot cross between worker processes."""
 
 
 class ClusterError(ReplicatorError):

@@ -12,7 +12,6 @@ What happens to gradients, in this order, whatever the options:
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -216,14 +215,6 @@ class ReplicatedOptimizer:
         self._apply(self._all_reduce(grads, "mean"), variables)
 
 
-class _Clips(threading.local):
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-
-_CLIPS = _Clips()
-
-
 class StrategyOptimizer(ReplicatedOptimizer):
     """The same contract on the stock path of Keras under ``tf.distribute``.
 
@@ -233,15 +224,9 @@ class StrategyOptimizer(ReplicatedOptimizer):
     clipping optimizer's gradients are averaged and clipped here.
     """
 
-    def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        # Replicas are traced in threads that take turns at collectives, so this is read
-        # before the first one: _apply of another thread takes the options away.
-        _CLIPS.found = clipping.of_keras(self.wrapped)
-        super()._update(grads, variables)
-
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
-        clips = _CLIPS.found
+        clips = clipping.of_keras(optimizer)
         averaged = clipping.as_keras(averaged, clips)
         scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
         try:
@@ -253,7 +238,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
                 setattr(optimizer, name, value)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        if _CLIPS.found or self.options.compression is not None:
+        if clipping.of_keras(self.wrapped) or self.options.compression is not None:
             self._apply(self._all_reduce(grads, "mean"), variables)
             return
         scale = 1.0 / self._num_replicas

@@ -98,15 +98,26 @@ class InGraphReplicator(base.Replicator):
         specs: list[Any],
         num_steps: int,
     ) -> Any:
-
         def build() -> Program:
-            return Program(step_fn, specs, self.topology, self._table)
+            return self._build(step_fn, specs, num_steps)
 
         program = self._programs.get(step_fn, signature, build)
         if program.is_stale():
             program = self._programs.replace(step_fn, signature, build)
-        outputs = program.run(self._source(inputs), num_steps)
+        outputs = self._dispatch(program, step_fn, self._source(inputs), num_steps)
         return regroup(outputs, tf.nest.map_structure)
+
+    def _build(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    ) -> Program:
+        del num_steps  # one program runs any number of steps
+        return Program(step_fn, specs, self.topology, self._table)
+
+    def _dispatch(
+        self, program: Program, step_fn: Callable[..., Any], source: Any, num_steps: int
+    ) -> list[Any]:
+        del step_fn
+        return list(program.run(source, num_steps))
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:

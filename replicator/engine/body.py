@@ -66,6 +66,34 @@ class Body:
     names: TensorNames
 
 
+def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """How far each node is from the inputs: the longest chain of nodes to it.
+
+    Args:
+      body: The graph.
+      follows: By placeholder of a collective's result, the operand that it follows.
+
+    Returns:
+      Depth by node name.
+    """
+    before = {
+        node.name: [*(ref.node for ref in node.inputs), *node.controls]
+        for node in body.nodes
+    }
+    before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
+    found: dict[str, int] = {}
+    for root in before:
+        stack = [root]
+        while stack:
+            name = stack[-1]
+            missing = [n for n in before.get(name, ()) if n not in found]
+            if missing:
+                stack += missing
+                continue
+            found[stack.pop()] = 1 + max((found[n] for n in before[name]), default=-1)
+    return found
+
+
 class TensorNames:
     """Translates tensor names of graphs into those of functions."""
 
@@ -157,7 +185,7 @@ def make_node(
       op: Operation type.
       inputs: Data inputs.
       device: Full device name, or empty.
-      attrs: Attribute values: ``tf.DType``, bool, int, str, NumPy array or protos.
+      attrs: Attribute values: ``tf.DType``, bool, int, float, str or NumPy array.
       controls: Names of nodes that must run before.
 
     Returns:
@@ -185,6 +213,8 @@ def _set_attr(attr: Any, value: Any) -> None:
         attr.b = value
     elif isinstance(value, int):
         attr.i = value
+    elif isinstance(value, float):
+        attr.f = value
     elif isinstance(value, str):
         attr.s = value.encode()
     elif isinstance(value, np.ndarray):

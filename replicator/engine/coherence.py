@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from replicator.engine import worker_values
 from replicator.engine.variables import Kind, bits, outside_value, replica_value, state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replicator.engine.cross_worker import Group
     from replicator.engine.variables import Entry
     from replicator.topology import Topology
 
@@ -29,9 +31,19 @@ class Coherence:
       entries: Variables with copies of their own.
     """
 
-    def __init__(self, entries: Sequence[Entry], topology: Topology) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        topology: Topology,
+        group: Group | None = None,
+    ) -> None:
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
+        self._over_workers = (
+            worker_values.OutsideValues(self.entries, topology, group)
+            if group is not None
+            else None
+        )
 
     def refresh(self) -> None:
         """Emits the check for outside changes and the reset that follows one."""
@@ -46,9 +58,14 @@ class Coherence:
 
     def publish(self) -> None:
         """Emits the update of the user's variables and remembers what they hold."""
-        for entry in self.entries:
+        values = (
+            self._over_workers.read()
+            if self._over_workers is not None
+            else [outside_value(entry) for entry in self.entries]
+        )
+        for entry, value in zip(self.entries, values, strict=True):
             if not any(copy is entry.variable for copy in entry.copies):
-                entry.variable.assign(outside_value(entry))
+                entry.variable.assign(value)
             entry.seen.assign(state(entry.variable, entry.kind))
 
     def _is_changed(self) -> tf.Tensor:

@@ -14,7 +14,9 @@ from replicator.reducible import wire_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.engine.cross_worker import CrossWorker
     from replicator.engine.plan import Bucket, CollectivePlan
+    from replicator.engine.trace import Collective
     from replicator.topology import Topology
 
     # (replica_id, operand node) -> the operand on that replica
@@ -32,7 +34,16 @@ class Linker:
       results: By marker name, the result on each replica.
     """
 
-    def __init__(self, topology: Topology, prefix: str) -> None:
+    def __init__(
+        self, topology: Topology, prefix: str, workers: CrossWorker | None = None
+    ) -> None:
+        """Prepares linking.
+
+        Args:
+          topology: Where the replicas of this program are.
+          prefix: What names of nodes begin with.
+          workers: The leg to the programs of other workers; None if there are none.
+        """
         self.nodes: list[Any] = []
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._topology = topology
@@ -40,6 +51,7 @@ class Linker:
         # The first replica of each memory stands for all that read it.
         self._memories = tuple(dict.fromkeys(topology.memories))
         self._prefix = prefix
+        self._workers = workers
 
     def link(self, plan: CollectivePlan, operand: Operand) -> None:
         """Emits one collective for all replicas."""
@@ -59,18 +71,57 @@ class Linker:
         operands = [operand(r, node) for r in range(len(self._devices))]
         dtype = collective.dtypes[position]
         if plan.algorithm == "wire":
-            source = operands[collective.source_replica_id]
+            source = self._broadcast(collective, name, operands, position)
             results = (source,) * len(operands)
         elif plan.algorithm == "pack":
             attrs = {"N": len(operands), "T": dtype, "axis": 0}
             device = self._devices[bucket.owner]
-            packed = self._add(name, "Pack", operands, device, "output:0", attrs)
+            packed: Tensor = self._add(
+                f"{name}/pack", "Pack", operands, device, "output:0", attrs
+            )
+            if self._workers is not None:
+                shape = tf.TensorShape([len(operands)]).concatenate(
+                    collective.shapes[position]
+                )
+                self._check_shape(shape, name, packed, dtype, device)
+                packed = self._workers.gather(name, packed, dtype, shape, device)
             results = (packed,) * len(operands)
         else:
             partials = self._reduce_memories(plan, f"{name}/local", operands, dtype)
-            combined = self._combine(plan, bucket.owner, name, partials, dtype)
+            self._check_shape(
+                collective.shapes[position],
+                name,
+                partials[0],
+                dtype,
+                self._devices[self._memories[0]],
+            )
+            shape = collective.shapes[position]
+            combined = self._combine(plan, bucket.owner, name, partials, dtype, shape)
             results = self._hand_out(combined)
         self.results[collective.markers[position]] = results
+
+    def _broadcast(
+        self, collective: Collective, name: str, operands: Sequence[Tensor], place: int
+    ) -> Tensor:
+        """Finds the source among this program's replicas, or lets it be sent."""
+        if self._workers is None:
+            return operands[collective.source_replica_id]
+        program_id, local = divmod(collective.source_replica_id, len(operands))
+        dtype, device = collective.dtypes[place], self._devices[local]
+        self._check_shape(
+            collective.shapes[place], name, operands[local], dtype, device
+        )
+        shape = collective.shapes[place]
+        return self._workers.broadcast(
+            name, operands[local], dtype, shape, program_id, device
+        )
+
+    def _check_shape(
+        self, shape: Any, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> None:
+        """Compares shapes over workers where the trace does not know them."""
+        if self._workers is not None and not shape.is_fully_defined():
+            self._workers.check_shape(f"{name}/check", ref, dtype, device)
 
     def _link_fused(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
@@ -109,7 +160,8 @@ class Linker:
                     {"N": len(sizes), "T": dtype, "Tidx": tf.int32},
                 )
             )
-        combined = self._combine(plan, bucket.owner, name, packed, dtype)
+        shape = tf.TensorShape([sum(sizes)])
+        combined = self._combine(plan, bucket.owner, name, packed, dtype, shape)
         # Each memory unpacks its own copy, so that one transfer moves the bucket.
         unpacked = [
             self._unpack(f"{name}/unpack_{m}", ref, sizes, dtype, self._devices[m])
@@ -138,7 +190,7 @@ class Linker:
         dtype: tf.DType,
     ) -> list[Tensor]:
         """Reduces among replicas that share memory: one operand per memory is left."""
-        if len(self._memories) == 1:
+        if len(self._memories) == 1 and self._workers is None:
             return list(operands)  # nothing else follows: one reduction does all
         partials = []
         for memory in self._memories:
@@ -170,6 +222,7 @@ class Linker:
         name: str,
         operands: Sequence[Tensor],
         dtype: tf.DType,
+        shape: tf.TensorShape,
     ) -> Sequence[Tensor]:
         """Emits the reduction between memories; returns the result on each."""
         op = plan.collective.op
@@ -192,10 +245,17 @@ class Linker:
             ]
         if plan.algorithm == "nccl":
             return self._nccl(op, name, operands, dtype)
-        total = self._reduce(op, name, operands, dtype, device)
+        total = self._reduce(op, f"{name}/total", operands, dtype, device)
         if op == "mean":
+            # Before it is rounded: a mean does not overflow where a sum would.
             count = plan.collective.num_replicas
             total = self._scale(f"{name}/mean", total, count, dtype, device)
+        if self._workers is not None:
+            narrow = self._convert(f"{name}/narrow", total, dtype, wire, device)
+            total = self._workers.reduce(name, narrow, op, wire, shape, device)
+            if wire == dtype:
+                return [total] * len(self._memories)
+            return self._receive(name, [total] * len(self._memories), wire, dtype)
         if is_compressed:
             # Rounded on the owner too: all replicas get the same bits.
             total = self._cast(f"{name}/round", total, dtype, wire, device)
@@ -220,6 +280,8 @@ class Linker:
         device: str,
     ) -> Tensor:
         """Emits a sum (of a mean too), a minimum or a maximum on one device."""
+        if len(operands) == 1:
+            return operands[0]
         if op in _PAIRWISE:
             result: Tensor = operands[0]
             for index, other in enumerate(operands[1:], start=1):
@@ -256,6 +318,13 @@ class Linker:
                 total = self._scale(f"{one}/mean", total, count, dtype, device)
             results.append(total)
         return tuple(results)
+
+    def _convert(
+        self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str
+    ) -> Tensor:
+        if source == target:
+            return ref
+        return self._cast(name, ref, source, target, device)
 
     def _cast(
         self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str

@@ -2,9 +2,13 @@
 
 The linker sees every collective of a step at once. Reductions are balanced over owner
 devices, largest first, so that no device sums more than its share. Where a transfer
-costs more than a copy (between devices with their own memory), small tensors of one
-call are fused into buckets; where replicas share memory there is nothing to transfer,
-and fusing would only add copies.
+costs more than a copy (between devices with their own memory, and more so between
+worker processes), small tensors of one call are fused into buckets; where replicas
+share memory there is nothing to transfer, and fusing would only add copies.
+
+Between workers, transfers are put into the order in which a backward pass has their
+operands: by their distance from the inputs of the step. All workers then have the same
+order, and the first transfers run while the rest is computed.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from replicator import devices as device_lib
 from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from replicator.engine.trace import Collective
     from replicator.topology import Topology
@@ -27,6 +31,9 @@ if TYPE_CHECKING:
 # bucket; above, tensors go alone.
 FUSE_BELOW_BYTES = 64 * 1024
 BUCKET_BYTES = 1024 * 1024
+# The same between worker processes, where a transfer takes a millisecond at least.
+FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
+WORKER_BUCKET_BYTES = 2 * 1024 * 1024
 # What the op takes; bfloat16 is not among them.
 _NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
@@ -64,29 +71,44 @@ class CollectivePlan:
 
 
 def make_plan(
-    collectives: Sequence[Collective], topology: Topology
+    collectives: Sequence[Collective],
+    topology: Topology,
+    depths: Mapping[str, int] | None = None,
 ) -> tuple[CollectivePlan, ...]:
     """Decides algorithm, buckets and owners for all collectives of a step.
 
     Args:
       collectives: Calls in order.
       topology: Where the replicas are.
+      depths: By operand, its distance from the inputs of the step: how late it is
+        computed. Needed between workers only.
 
     Returns:
       One plan per collective.
     """
     devices = topology.replica_devices
-    fuses = len(set(topology.memories)) > 1
+    crosses = topology.num_programs > 1
+    fuses = len(set(topology.memories)) > 1 or crosses
+    below, limit = (
+        (FUSE_BETWEEN_WORKERS_BELOW_BYTES, WORKER_BUCKET_BYTES)
+        if crosses
+        else (FUSE_BELOW_BYTES, BUCKET_BYTES)
+    )
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
-        groups = _group(collective, fuse=fuses and collective.kind == "all_reduce")
+        groups = _group(
+            collective,
+            _order(collective, depths if crosses else None),
+            below if fuses and collective.kind == "all_reduce" else 0,
+            limit,
+        )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
         owners = dict(_balance(sizes, load))
         plans.append(
             CollectivePlan(
                 collective=collective,
-                algorithm=_algorithm(collective, devices),
+                algorithm=_algorithm(collective, topology),
                 buckets=tuple(
                     Bucket(positions=group, num_bytes=size, owner=owners[index])
                     for index, (group, size) in enumerate(
@@ -121,6 +143,7 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
             f"{total} bytes per replica, algorithm {plan.algorithm}, "
             f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
+            f"{_between_workers(plan, topology)}"
         )
     lines += [
         f"owner {replica_id} ({device}): combines {num_bytes} bytes"
@@ -131,6 +154,20 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
     return "\n".join(lines)
 
 
+def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
+    if topology.num_programs == 1:
+        return ""
+    op = {"all_gather": "gather", "broadcast": "broadcast"}.get(
+        plan.collective.kind, "reduce"
+    )
+    if op != "reduce":
+        way = "ring" if op == "gather" else "tree"
+    else:
+        owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
+        way = "NCCL" if all(map(device_lib.is_gpu, owners)) else "ring"
+    return f"; then {op} over {topology.num_programs} workers ({way})"
+
+
 def _compression(collective: Collective, topology: Topology) -> str:
     if collective.wire_dtype is None:
         return ""
@@ -139,7 +176,8 @@ def _compression(collective: Collective, topology: Topology) -> str:
     return f", {collective.wire_dtype.name} between memories"
 
 
-def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
+def _algorithm(collective: Collective, topology: Topology) -> str:
+    devices = topology.replica_devices
     if collective.num_replicas == 1 and collective.kind != "all_gather":
         return "wire"
     if collective.kind == "all_gather":
@@ -155,21 +193,37 @@ def _algorithm(collective: Collective, devices: Sequence[str]) -> str:
         wire_of(dtype, collective.wire_dtype) in _NCCL_DTYPES
         for dtype in collective.dtypes
     )
-    return "nccl" if distinct_gpus and has_kernel else "add_n"
+    # Before a transfer to other workers, one device needs the sum, not all.
+    is_last = topology.num_programs == 1
+    return "nccl" if distinct_gpus and has_kernel and is_last else "add_n"
 
 
-def _group(collective: Collective, *, fuse: bool) -> list[tuple[int, ...]]:
-    """Puts small tensors of one type into buckets, in the order of the call."""
+def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
+    """Positions of a call's tensors in the order in which they should travel."""
+    positions = list(range(len(collective.markers)))
+    if depths is None:
+        return positions
+    # Gradients of equal depth: a backward pass comes to later variables first.
+    return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
+
+
+def _group(
+    collective: Collective, order: Sequence[int], below: int, limit: int
+) -> list[tuple[int, ...]]:
+    """Puts tensors smaller than ``below`` bytes into buckets of one type.
+
+    Buckets, and tensors that go alone, keep the order in which their last member came.
+    """
     groups: list[tuple[int, ...]] = []
     is_open: dict[Any, tuple[list[int], int]] = {}
-    for position in range(len(collective.markers)):
+    for position in order:
         size = _num_bytes(collective, position)
-        if not fuse or not 0 < size < FUSE_BELOW_BYTES:
+        if not 0 < size < below:
             groups.append((position,))
             continue
         dtype = collective.dtypes[position]
         members, total = is_open.pop(dtype, ([], 0))
-        if members and total + size > BUCKET_BYTES:
+        if members and total + size > limit:
             groups.append(tuple(members))
             members, total = [], 0
         is_open[dtype] = ([*members, position], total + size)

@@ -11,6 +11,7 @@ from replicator import _tf_compat, loop
 from replicator.engine import body as body_lib
 from replicator.engine import invariance, placement, plan
 from replicator.engine.coherence import Coherence
+from replicator.engine.cross_worker import CrossWorker
 from replicator.engine.link import Linker
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.replicate import Replicas
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.body import Ref
+    from replicator.engine.cross_worker import Group
     from replicator.engine.trace import TracedStep
     from replicator.engine.variables import Entry, VariableTable
     from replicator.topology import Topology
@@ -43,8 +45,19 @@ class Program:
         specs: Sequence[Any],
         topology: Topology,
         table: VariableTable,
+        group: Group | None = None,
     ) -> None:
+        """Traces, replicates and links a step.
+
+        Args:
+          step_fn: Single-device code.
+          specs: The nests of ``tf.TypeSpec`` that it takes.
+          topology: Where the replicas of this program are.
+          table: The variables of all programs of one replicator.
+          group: The workers whose programs run side by side; None if there are none.
+        """
         self._topology = topology
+        self._group = group
         self._replicas = range(topology.num_local_replicas)
         self._table = table
         self._name = f"replicated_{next(_COUNTER)}"
@@ -52,13 +65,48 @@ class Program:
         self._invariance = self._analyze()
         self.entries = self._require_variables()
         self._version = table.version
-        self.plans = plan.make_plan(self._traced.collectives, topology)
+        self.plans = plan.make_plan(
+            self._traced.collectives, topology, self._depths() if group else None
+        )
         self._arguments: dict[tuple[int, str], str] = {}
         self._captured: list[Any] = []
         self._more_nodes: list[Any] = []
         self._register()
-        self._coherence = Coherence(list(self.entries.values()), topology)
+        self._coherence = Coherence(list(self.entries.values()), topology, group)
         self._functions: dict[int, Any] = {}
+
+    def description(self) -> dict[str, Any]:
+        """What programs that run side by side must have in common, as JSON."""
+        traced = self._traced
+        return {
+            "inputs": [dtype.name for dtype in traced.argument_dtypes],
+            "collectives": [
+                {
+                    "call": f"{c.kind}({c.op or c.source_replica_id})",
+                    "tensors": [
+                        f"{dtype.name}{shape}"
+                        for dtype, shape in zip(c.dtypes, c.shapes, strict=True)
+                    ],
+                    "travels as": c.wire_dtype.name if c.wire_dtype else "itself",
+                    "buckets": [list(b.positions) for b in p.buckets],
+                }
+                for p, c in ((p, p.collective) for p in self.plans)
+            ],
+            "variables": [
+                f"{e.kind.value} {e.variable.dtype.name}{e.variable.shape}"
+                for e in self.entries.values()
+            ],
+        }
+
+    def _depths(self) -> dict[str, int]:
+        follows = {
+            marker: (operand,)
+            for collective in self._traced.collectives
+            for marker, operand in zip(
+                collective.markers, collective.operands, strict=True
+            )
+        }
+        return body_lib.depths(self._body, follows)
 
     def _read(
         self, step_fn: Callable[..., Any], specs: Sequence[Any]
@@ -142,7 +190,12 @@ class Program:
             resolve=self._resolve,
             handle_device=self._handle_device,
         )
-        self._linker = Linker(self._topology, self._name)
+        workers = None
+        if self._group is not None:
+            # A worker whose data ended must not have begun to communicate.
+            batches = [name for name, _ in self._batch_arguments()]
+            workers = CrossWorker(self._group, batches)
+        self._linker = Linker(self._topology, self._name, workers)
         self._replica_ids: list[Any] = []
         # Later collectives may use results of earlier ones, so they link in order.
         for collective_plan in self.plans:
@@ -178,6 +231,7 @@ class Program:
         function.node_def.extend(
             [*self._replica_ids, *self._linker.nodes, *self._more_nodes, *nodes]
         )
+        function.node_def.extend(workers.nodes if workers else [])
         for library_function in self._copies.library:
             _tf_compat.add_function(library_function)
         _tf_compat.add_function(function)

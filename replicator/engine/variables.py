@@ -213,7 +213,7 @@ def replica_value(
 ) -> tf.Tensor:
     """What a replica's copy becomes when the user has set the variable."""
     value = tf.identity(variable)
-    if kind is Kind.LOCAL and _is_summed(variable):
+    if kind is Kind.LOCAL and is_summed(variable):
         # Copies must sum to the value; replica 0 takes what is left of a division.
         share = tf.zeros_like(value) if num_replicas == 1 else value // num_replicas
         return value - share * (num_replicas - 1) if replica_id == 0 else share
@@ -277,15 +277,22 @@ def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor
     """Reads the copies of all replicas as one: sum, mean, or that of replica 0."""
     if kind is not Kind.LOCAL:
         return copies[0]
-    if _is_summed(variable):
+    if is_summed(variable):
         return tf.add_n(copies)
-    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    if is_first or not variable.dtype.is_floating:
+    if not is_averaged(variable):
         return copies[0]
     return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
 
 
-def _is_summed(variable: Any) -> bool:
+def is_averaged(variable: Any) -> bool:
+    """Whether a replica-local variable reads as the mean over replicas outside."""
+    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    is_mean = not is_first and not is_summed(variable)
+    return is_mean and bool(variable.dtype.is_floating)
+
+
+def is_summed(variable: Any) -> bool:
+    """Whether a replica-local variable reads as the sum over replicas outside."""
     dtype = variable.dtype
     return variable.aggregation == tf.VariableAggregation.SUM and (
         dtype.is_floating or dtype.is_integer

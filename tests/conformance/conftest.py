@@ -20,7 +20,7 @@ from replicator import devices
 devices.split_cpu(NUM_VIRTUAL_DEVICES)
 
 _RESULTS: dict[tuple[str, str], str] = {}
-_STATES = {"passed": "pass", "failed": "FAIL"}
+_STATES = {"passed": "pass", "failed": "FAIL", "skipped": "lacks"}
 
 
 def pytest_runtest_logreport(report):
@@ -28,9 +28,7 @@ def pytest_runtest_logreport(report):
     if report.when == "call":
         for name, value in report.user_properties:
             if name == "conformance":
-                _RESULTS[tuple(value)] = _STATES.get(report.outcome) or (
-                    "-" if "not run here" in str(report.longrepr) else "lacks"
-                )
+                _RESULTS[tuple(value)] = _STATES[report.outcome]
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from conformance_cases import stand_ins
 from conformance_cases.registry import Topology
 
 import replicator
 from replicator.catalog import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from conformance_cases.registry import Case
 
@@ -29,8 +27,6 @@ class Target:
       variant: What the options are about; empty for the defaults.
       num_replicas: Of the whole job.
       num_workers: Processes that hold replicas.
-      not_here: Capability -> why this target cannot show it on a machine like this.
-      patch: Puts stand-ins in place of what this machine has not; a context manager.
       options: Keyword arguments of the backend, or functions of the numbers of
         replicas and of logical devices that give them.
     """
@@ -40,8 +36,6 @@ class Target:
     variant: str = ""
     num_workers: int = 1
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    not_here: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    patch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
     def name(self) -> str:
@@ -63,10 +57,9 @@ class Target:
         }
         if count > 1:
             options["logical_devices_per_replica"] = count
-        with self.patch():
-            return replicator.create(
-                self.backend, num_replicas=self.num_replicas, **options
-            )
+        return replicator.create(
+            self.backend, num_replicas=self.num_replicas, **options
+        )
 
     def why_not(self, case: Case) -> str | None:
         """The reason why the backend skips a case, or None."""
@@ -74,8 +67,6 @@ class Target:
         for capability in sorted(case.needs):
             if capability in lacks:
                 return f"{self.backend} lacks {capability}: {lacks[capability]}"
-            if capability in self.not_here:
-                return f"not run here: {self.not_here[capability]}"
         return None
 
     def is_meant(self, case: Case) -> bool:
@@ -118,25 +109,11 @@ IN_PROCESS = [
         "in_graph", (2, 4), "mirrored", devices=_cpus, variable_placement="mirrored"
     ),
     *_in_process("tf_mirrored", (1, 2, 4), devices=_cpus),
-    Target(
-        backend="tpu",
-        # More would test MirroredStrategy again, which is a target by itself.
-        num_replicas=2,
-        variant="stand_in",
-        patch=stand_ins.tpu,
-        not_here={
-            "model_parallelism": "MirroredStrategy stands in, which splits nothing"
-        },
-    ),
 ]
 TARGETS = {target.name: target for target in IN_PROCESS}
 
-# Backend -> what no target of it can show on a machine like this one.
+# Backend -> why no target of it can run on a machine like this one.
 NOT_RUN: dict[str, str] = {
+    "multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "multi_worker_in_graph": "its clusters are started in tests/replicator/remote",
-    "tpu": (
-        "no TPU: `MirroredStrategy` on virtual CPU devices stands in for "
-        "`TPUStrategy`, with all code but the start of the TPU system and the "
-        "placement on its cores"
-    ),
 }

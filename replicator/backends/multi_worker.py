@@ -1,0 +1,360 @@
+"""Synchronous replication over worker processes.
+
+Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
+runs the user's program and links the replicas on its own devices; TensorFlow's
+collective ops join the workers. The processes learn from ``TF_CONFIG`` who they are.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import collectives, reducible, worker_runtime
+from replicator import context as context_lib
+from replicator import devices as device_lib
+from replicator.backends.in_graph import InGraphReplicator
+from replicator.base import check_mode
+from replicator.cluster import ClusterConfig
+from replicator.engine import worker_values
+from replicator.engine.program import Program
+from replicator.engine.variables import Kind
+from replicator.errors import (
+    DeviceError,
+    DisagreementError,
+    InputModeError,
+    ReplicasOutOfSyncError,
+)
+from replicator.inputs import InputIterator, InputReplicationMode, pipeline_contexts
+from replicator.per_replica import PerReplica
+from replicator.topology import make_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.inputs import InputContext
+
+_PATTERNS = ("between_graph", "in_graph")
+
+
+class MultiWorkerReplicator(InGraphReplicator):
+    """Replicas on the devices of several worker processes, one program in each.
+
+    Every worker runs the same program: the same calls of this object in the same order.
+    Before a new step runs, workers compare what they are about to run. Variables start
+    with the values of worker 0; replica-local ones read, outside steps, as the mean
+    over all replicas of the job.
+
+    Attributes:
+      cluster: The workers, and which of them this process is.
+      num_workers: Worker processes.
+      worker_id: Which of them this process is.
+    """
+
+    def __new__(cls, *, pattern: str = "between_graph", **options: Any) -> Any:
+        """Picks the class of a pattern of replication.
+
+        Raises:
+          ValueError: Unknown pattern.
+        """
+        if pattern not in _PATTERNS:
+            raise ValueError(
+                f"pattern {pattern!r} is not one of {', '.join(map(repr, _PATTERNS))}"
+            )
+        if pattern == "in_graph":
+            from replicator.backends import multi_worker_in_graph
+
+            return multi_worker_in_graph.MultiWorkerInGraphReplicator(**options)
+        return super().__new__(cls)
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        pattern: str = "between_graph",
+        cluster: ClusterConfig | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        logical_devices_per_replica: int = 1,
+        variable_placement: str = "auto",
+        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
+        heartbeat_timeout_sec: float = worker_runtime.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+    ) -> None:
+        """Joins the cluster, together with all other workers.
+
+        Args:
+          num_replicas: Replicas of the whole job, of which each worker runs an equal
+            share; by default one per worker.
+          pattern: ``between_graph``; with ``in_graph``, a
+            ``MultiWorkerInGraphReplicator`` is made, which takes other arguments.
+          cluster: The workers; None reads ``TF_CONFIG``.
+          devices: Devices of this worker's replicas; see ``InGraphReplicator``.
+          logical_devices_per_replica: Devices that one replica is split over.
+          variable_placement: Within this worker; see ``InGraphReplicator``.
+          timeout_sec: Longest wait for another worker: at start, in a step, in an
+            exchange.
+          heartbeat_timeout_sec: After this time without a sign of life a worker is
+            lost, wherever the others are.
+
+        Raises:
+          ClusterError: The cluster cannot be joined; subclasses say why.
+          DeviceError: Replicas do not divide by workers, or devices are missing.
+        """
+        del pattern  # checked before
+        self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
+        self.num_workers = self.cluster.num_workers
+        self.worker_id = self.cluster.worker_id
+        if num_replicas is None:
+            num_replicas = self.num_workers
+        num_local = local_share(num_replicas, self.num_workers)
+        if devices is None and logical_devices_per_replica > 1:
+            # Before the cluster is joined: TensorFlow then has its devices.
+            device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
+        self._runtime = worker_runtime.join(
+            self.cluster,
+            timeout_sec=timeout_sec,
+            heartbeat_timeout_sec=heartbeat_timeout_sec,
+        )
+        names = device_lib.resolve_logical(
+            num_local, logical_devices_per_replica, devices
+        )
+        self._set_topology(
+            make_topology(
+                names,
+                is_mirrored=variable_placement == "mirrored",
+                num_replicas=num_replicas,
+                first_replica_id=self.worker_id * num_local,
+                num_programs=self.num_workers,
+                program_id=self.worker_id,
+            )
+        )
+        self.first_replica_id = self.topology.first_replica_id
+        self._group = self._runtime.group() if self.num_workers > 1 else None
+        self._equal: set[int] = set()
+        self._agreed: set[tuple[int, int]] = set()
+        self._runtime.agree(
+            "making the replicator",
+            {
+                "num_replicas": num_replicas,
+                "logical_devices_per_replica": logical_devices_per_replica,
+            },
+        )
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.topology.num_local_replicas
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """Makes this worker's pipelines; see ``Replicator.make_input_iterator``.
+
+        Raises:
+          InputModeError: ``SINGLE``: there is no process that could feed all.
+        """
+        check_mode(mode)
+        return InputIterator(
+            input_fn,
+            mode,
+            self.num_local_replicas,
+            contexts=own_contexts(
+                mode, self.num_replicas, self.num_workers, self.worker_id
+            ),
+        )
+
+    def _build(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    ) -> Program:
+        """Builds a program, and lets all workers compare theirs before one runs."""
+        if self._group is None:
+            return super()._build(step_fn, specs, num_steps)
+        before = self._group.keys.value
+        name = _name(step_fn)
+        what = f"the first run of step {name!r}"
+        try:
+            program = Program(step_fn, specs, self.topology, self._table, self._group)
+        except Exception as error:
+            # The others must not wait for a worker that failed here; where all fail
+            # alike, nothing is lost.
+            self._group.keys.value = before
+            lines = str(error).strip().splitlines() or [""]
+            failure = f"{type(error).__name__}: {lines[-1].strip()}"
+            self._runtime.report_failure(what, failure)
+            raise
+        try:
+            self._runtime.agree(
+                what, {"failure": None, "num_steps": num_steps, **program.description()}
+            )
+        except DisagreementError:
+            self._group.keys.value = before
+            raise
+        self._agreed.add((id(program), num_steps))
+        self._start_equal(program)
+        return program
+
+    def _start_equal(self, program: Program) -> None:
+        fresh = [
+            entry.variable
+            for entry in program.entries.values()
+            if id(entry.variable) not in self._equal
+        ]
+        if fresh and self._group is not None:
+            with self._runtime.guard("the first exchange of variables"):
+                worker_values.start_equal(fresh, self.topology, self._group)
+            # The table keeps the variables, so no other one gets their ids.
+            self._equal.update(map(id, fresh))
+
+    def _dispatch(
+        self, program: Program, step_fn: Callable[..., Any], source: Any, num_steps: int
+    ) -> list[Any]:
+        if self._group is None:
+            return super()._dispatch(program, step_fn, source, num_steps)
+        name = _name(step_fn)
+        if (id(program), num_steps) not in self._agreed:
+            what = f"a run of step {name!r}"
+            self._runtime.agree(what, {"num_steps": num_steps})
+            self._agreed.add((id(program), num_steps))
+        with self._runtime.guard(f"step {name!r}"):
+            return super()._dispatch(program, step_fn, source, num_steps)
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Combines over all replicas of the job what ``run`` returned here.
+
+        A collective: every worker calls it, in the same order, with values of the same
+        structure. See ``Replicator.reduce``.
+        """
+        context_lib.check_reduce_op(op)
+        leaves = tf.nest.flatten(value)
+        places = [
+            place
+            for place, leaf in enumerate(leaves)
+            if isinstance(leaf, PerReplica) and leaf[0] is not None
+        ]
+        for place in places:
+            reducible.check(leaves[place][0], op, "reduce")
+        if places:
+            inputs = [leaves[place] for place in places]
+            reduced = self.run(_REDUCTIONS[op], inputs)
+            for place, leaf in zip(places, reduced, strict=True):
+                leaves[place] = leaf
+        results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+        return tf.nest.pack_sequence_as(value, results)
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+        text = base64.b64encode(payload).decode("ascii")
+        texts = self._runtime.exchange("an exchange of bytes (a checkpoint)", text)
+        return [base64.b64decode(text) for text in texts]
+
+    def assert_in_sync(self) -> None:
+        """Compares mirrored variables bit by bit, here and over workers.
+
+        A collective: every worker calls it.
+
+        Raises:
+          ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
+        """
+        failure = ""
+        try:
+            super().assert_in_sync()
+        except ReplicasOutOfSyncError as error:
+            failure = str(error)
+        digests = [
+            [entry.variable.name, _digest(entry.variable)]
+            for entry in self._table.entries()
+            if entry.kind is Kind.MIRRORED
+        ]
+        text = json.dumps({"failure": failure, "digests": digests})
+        answers = [
+            json.loads(answer)
+            for answer in self._runtime.exchange("assert_in_sync()", text)
+        ]
+        for worker, answer in enumerate(answers):
+            if answer["failure"]:
+                raise ReplicasOutOfSyncError(
+                    f"on {self.cluster.name_of(worker)}: {answer['failure']}"
+                )
+            differing = [
+                name
+                for (name, digest), (_, other) in zip(
+                    answers[0]["digests"], answer["digests"], strict=True
+                )
+                if digest != other
+            ]
+            if differing:
+                raise ReplicasOutOfSyncError(
+                    f"{len(differing)} mirrored variables differ between "
+                    f"{self.cluster.name_of(0)} and {self.cluster.name_of(worker)}: "
+                    f"{', '.join(differing[:5])}; assign variables outside run() on "
+                    "every worker, with the same values"
+                )
+
+    def explain(self) -> str:
+        """Prints the plan of every traced step, the leg between workers included."""
+        place = (
+            f"worker {self.worker_id} of {self.num_workers}, replicas "
+            f"{self.first_replica_id} to "
+            f"{self.first_replica_id + self.num_local_replicas - 1}"
+        )
+        return f"{place}\n{super().explain()}"
+
+
+def local_share(num_replicas: int, num_workers: int) -> int:
+    """Returns how many of a job's replicas each worker runs.
+
+    Raises:
+      DeviceError: The division leaves a rest.
+    """
+    share, rest = divmod(num_replicas, num_workers)
+    if rest or share < 1:
+        raise DeviceError(
+            f"num_replicas {num_replicas!r} counts the whole job and must divide by "
+            f"its {num_workers} workers; use a multiple of {num_workers}"
+        )
+    return share
+
+
+def own_contexts(
+    mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
+) -> list[InputContext]:
+    """What the input functions of one worker are told.
+
+    Raises:
+      InputModeError: ``SINGLE``.
+    """
+    if mode is InputReplicationMode.SINGLE and num_workers > 1:
+        raise InputModeError(
+            f"{mode} cannot work with between-graph replication: each of the "
+            f"{num_workers} workers runs a program of its own, and none feeds the "
+            "others; use PER_WORKER or PER_REPLICA, and shard by "
+            "ctx.num_input_pipelines and ctx.input_pipeline_id"
+        )
+    contexts = pipeline_contexts(mode, num_replicas, num_workers)
+    share = len(contexts) // num_workers
+    return contexts[worker_id * share : (worker_id + 1) * share]
+
+
+def _reduction(op: str) -> Callable[[Any], Any]:
+    def reduce(value: Any) -> Any:
+        return collectives.all_reduce(value, op)
+
+    reduce.__qualname__ = f"reduce({op!r})"
+    return reduce
+
+
+# Fixed functions: each is traced once per structure and shapes.
+_REDUCTIONS = {op: _reduction(op) for op in context_lib.REDUCE_OPS}
+
+
+def _name(step_fn: Callable[..., Any]) -> str:
+    return str(getattr(step_fn, "__qualname__", type(step_fn).__qualname__))
+
+
+def _digest(variable: Any) -> str:
+    return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()

@@ -1,0 +1,392 @@
+"""The leg between workers: TensorFlow's collective ops, one per transfer and worker.
+
+In between-graph replication every worker process links its own replicas first; what is
+left is one tensor per worker, which the nodes emitted here combine over all workers:
+``CollectiveReduceV2`` (ring on CPUs, NCCL on GPUs), ``CollectiveGatherV2``,
+``CollectiveBcastSendV2`` and ``CollectiveBcastRecvV2``. All workers emit the same
+nodes in the same order (they compare plans before they run), and each waits for the one
+before: two workers can never wait for each other in two collectives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import devices as device_lib
+from replicator.engine import wire_types
+from replicator.engine.body import Ref, make_node
+from replicator.engine.emitter import Emitter, cpu_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Tensor = Ref | str
+
+# Group of the first CPU device of every worker.
+CPU_GROUP_KEY = 1
+# Says in the error of TensorFlow that it is about shapes; the rest is made from it.
+SHAPES_DIFFER = "replicator: shapes differ between workers"
+_MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
+
+
+class Keys:
+    """Draws numbers that name collectives.
+
+    Attributes:
+      value: The next one; equal on all workers whenever they have run the same.
+    """
+
+    def __init__(self) -> None:
+        self.value = 1
+
+    def __next__(self) -> int:
+        self.value += 1
+        return self.value - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """The workers that a program's collectives join.
+
+    Attributes:
+      num_workers: Worker processes.
+      worker_id: Which of them this is.
+      order: Worker ids in the order in which a gather has their parts.
+      timeout_sec: Longest wait of one collective for the other workers.
+      keys: Numbers that name collectives; all workers draw them in the same order.
+    """
+
+    num_workers: int
+    worker_id: int
+    order: tuple[int, ...]
+    timeout_sec: float
+    keys: Keys = dataclasses.field(default_factory=Keys)
+
+
+class CrossWorker:
+    """Emits the collectives of one program over all workers."""
+
+    def __init__(self, group: Group, first_controls: Sequence[str] = ()) -> None:
+        """Starts a chain of collectives.
+
+        Args:
+          group: The workers.
+          first_controls: What the first collective waits for: batches, so that a
+            worker whose data ended has not begun to communicate.
+        """
+        self._emit = Emitter()
+        self._group = group
+        self._before = list(first_controls)
+        self._groups: dict[str, int] = {}
+
+    @property
+    def nodes(self) -> list[Any]:
+        """``NodeDef``s emitted so far."""
+        return self._emit.nodes
+
+    def reduce(
+        self,
+        name: str,
+        ref: Tensor,
+        op: str,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+    ) -> Tensor:
+        """Emits a sum (of a mean too), minimum or maximum over workers."""
+        if _is_empty(shape):
+            return ref
+        if op in ("min", "max") and dtype == tf.uint64:
+            # Flipping the highest bit makes the order of unsigned that of signed.
+            signed = self._emit.convert(
+                f"{name}/in", ref, "Bitcast", dtype, tf.int64, device
+            )
+            flipped = self._emit.flip(f"{name}/flip", signed, device)
+            reduced = self.reduce(name, flipped, op, tf.int64, shape, device)
+            back = self._emit.flip(f"{name}/unflip", reduced, device)
+            return self._emit.convert(
+                f"{name}/out", back, "Bitcast", tf.int64, dtype, device
+            )
+        how, wire = wire_types.added(dtype)
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+        attrs = {
+            "merge_op": _MERGE_OPS[op],
+            "final_op": "Id",
+            "max_subdivs_per_device": -1,
+            "is_stateless": False,
+            "Nordering_token": 0,
+        }
+
+        def transfer(value: Tensor) -> Ref:
+            return self._collective(
+                name, "CollectiveReduceV2", [value], wire, device, attrs
+            )
+
+        result = self._transfer(name, sent, wire, shape, device, transfer)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def broadcast(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        source: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the transfer of one worker's tensor to all others.
+
+        Args:
+          name: Name of the node.
+          ref: The tensor; elsewhere than on the source only its shape is used.
+          dtype: Its type.
+          shape: What is known of its shape.
+          source: Worker id of the source.
+          device: Where it is.
+
+        Returns:
+          The source's tensor.
+        """
+        how, wire = wire_types.moved(dtype, "broadcast")
+        if _is_empty(shape):
+            return ref
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+
+        def transfer(value: Tensor) -> Ref:
+            if source == self._group.worker_id:
+                return self._collective(
+                    name, "CollectiveBcastSendV2", [value], wire, device, {}
+                )
+            dims = self._emit.dims(f"{name}/shape", value, wire, device)
+            return self._collective(
+                name,
+                "CollectiveBcastRecvV2",
+                [],
+                wire,
+                device,
+                {"Tshape": tf.int32},
+                last_inputs=[dims],
+            )
+
+        result = self._transfer(name, sent, wire, shape, device, transfer)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+    ) -> Tensor:
+        """Emits a concatenation over workers, by worker id.
+
+        Args:
+          name: Name of the node.
+          ref: This worker's part, of shape ``[replicas of this worker] + dims``.
+          dtype: Its type.
+          shape: What is known of its shape.
+          device: Where it is.
+
+        Returns:
+          Shape ``[replicas of the job] + dims``.
+        """
+        how, wire = wire_types.moved(dtype, "all_gather")
+        if _is_empty(shape):
+            dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
+            return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+        if shape.is_fully_defined():
+            result = self._gather(name, sent, wire, device)
+        else:
+            result = self._gather_unknown(name, sent, wire, device)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
+        """Emits a comparison of a tensor's shape over workers, before it travels."""
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
+        # One more number, so that a scalar has something to compare as well.
+        rank = self._emit.const(f"{name}/one", np.array([1], np.int64), device)
+        row = self._emit.concat(f"{name}/row", [dims, rank], tf.int64, device)
+        part = self._emit.row(f"{name}/part", row, tf.int64, device)
+        rows = self._gather(f"{name}/gathered", part, tf.int64, device)
+        equal = self._emit.add(
+            f"{name}/equal",
+            "Equal",
+            [rows, row],
+            device,
+            "z:0",
+            {"T": tf.int64, "incompatible_shape_error": True},
+        )
+        axes = self._emit.numbers(f"{name}/axes", [0, 1], device)
+        all_equal = self._emit.add(
+            f"{name}/all",
+            "All",
+            [equal, axes],
+            device,
+            "output:0",
+            {"Tidx": tf.int32, "keep_dims": False},
+        )
+        text = self._emit.const(f"{name}/text", np.array(SHAPES_DIFFER, object), device)
+        check = f"{name}/assert"
+        node = make_node(
+            check, "Assert", [all_equal, text, rows], device, {"summarize": 256}
+        )
+        node.attr["T"].list.type.extend(
+            [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
+        )
+        self._emit.nodes.append(node)
+        self._before = [check]
+
+    def _gather(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        attrs = {"is_stateless": False, "Nordering_token": 0}
+        raw = self._collective(name, "CollectiveGatherV2", [ref], dtype, device, attrs)
+        if self._group.order == tuple(range(self._group.num_workers)):
+            return raw
+        return self._sort(f"{name}/sorted", raw, dtype, device)
+
+    def _sort(self, name: str, ref: Ref, dtype: tf.DType, device: str) -> Ref:
+        """Puts the parts of workers into the order of their ids."""
+        count = self._group.num_workers
+        axis = self._emit.const(f"{name}/axis", np.int32(0), device)
+        parts = self._emit.add(
+            f"{name}/parts",
+            "Split",
+            [axis, ref],
+            device,
+            "output:0",
+            {"num_split": count, "T": dtype},
+        )
+        places = [self._group.order.index(worker) for worker in range(count)]
+        by_worker = [Ref(node=parts.node, port=f"output:{p}") for p in places]
+        return self._emit.concat(name, by_worker, dtype, device)
+
+    def _transfer(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+        transfer: Callable[[Tensor], Ref],
+    ) -> Ref:
+        """Transfers a tensor; TensorFlow may crash on one without elements.
+
+        Where the shape is not known, one element more travels.
+        """
+        if shape.is_fully_defined():
+            return transfer(ref)
+        longer = transfer(self._emit.longer(name, ref, dtype, device))
+        begin = self._emit.numbers(f"{name}/begin", [0], device)
+        kept = self._emit.add(
+            f"{name}/kept",
+            "Slice",
+            [longer, begin, self._emit.num_elements(name, ref, dtype, device)],
+            device,
+            "output:0",
+            {"T": dtype, "Index": tf.int32},
+        )
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
+
+    def _gather_unknown(
+        self, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> Ref:
+        """Gathers what may be empty, as ``_transfer`` does.
+
+        Parts have the same shape on all workers; that was checked before.
+        """
+        count = self._group.num_workers
+        longer = self._emit.longer(name, ref, dtype, device)
+        part = self._emit.row(f"{name}/part", longer, dtype, device)
+        rows = self._gather(f"{name}/rows", part, dtype, device)
+        begin = self._emit.numbers(f"{name}/begin", [0, 0], device)
+        num_rows = self._emit.const(
+            f"{name}/num_rows", np.array([count], np.int32), device
+        )
+        length = self._emit.num_elements(name, ref, dtype, device)
+        extent = self._emit.concat(
+            f"{name}/extent", [num_rows, length], tf.int32, device
+        )
+        kept = self._emit.add(
+            f"{name}/kept",
+            "Slice",
+            [rows, begin, extent],
+            device,
+            "output:0",
+            {"T": dtype, "Index": tf.int32},
+        )
+        # The first dimension times workers, then the others: what is left of the size
+        # cannot be asked for, since it may be zero.
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        first = self._emit.numbers(f"{name}/first", [1], device)
+        zero = self._emit.numbers(f"{name}/zero", [0], device)
+        head = self._emit.slice(f"{name}/head", dims, zero, first, device)
+        rest_size = self._emit.const(
+            f"{name}/rest_size", np.array([-1], np.int32), device
+        )
+        rest = self._emit.slice(f"{name}/rest", dims, first, rest_size, device)
+        total = self._emit.add(
+            f"{name}/total", "Mul", [head, num_rows], device, "z:0", {"T": tf.int32}
+        )
+        target = self._emit.concat(f"{name}/target", [total, rest], tf.int32, device)
+        return self._emit.reshape(f"{name}/result", kept, target, dtype, device)
+
+    def _collective(
+        self,
+        name: str,
+        op: str,
+        data: Sequence[Tensor],
+        dtype: tf.DType,
+        device: str,
+        attrs: dict[str, Any],
+        last_inputs: Sequence[Tensor] = (),
+    ) -> Ref:
+        """Emits a collective op behind the one before."""
+        group_key = self._group_key(device)
+        numbers = [
+            self._emit.const(f"{name}/{what}", np.int32(value), cpu_of(device))
+            for what, value in (
+                ("group_size", self._group.num_workers),
+                ("group_key", group_key),
+                ("instance_key", next(self._group.keys)),
+            )
+        ]
+        node = make_node(
+            name,
+            op,
+            [*data, *numbers, *last_inputs],
+            device,
+            {
+                "T": dtype,
+                "communication_hint": "nccl" if device_lib.is_gpu(device) else "ring",
+                "timeout_seconds": float(self._group.timeout_sec),
+                **attrs,
+            },
+            self._before,
+        )
+        self._emit.nodes.append(node)
+        self._before = [name]
+        return Ref(node=name, port="data:0")
+
+    def _group_key(self, device: str) -> int:
+        """Devices of one place in all workers form a group."""
+        spec = tf.DeviceSpec.from_string(device)
+        kind = 0 if device_lib.is_cpu(device) else 1
+        return CPU_GROUP_KEY + 2 * int(spec.device_index or 0) + kind
+
+
+def _is_empty(shape: tf.TensorShape) -> bool:
+    return bool(shape.is_fully_defined()) and shape.num_elements() == 0
+
+
+def _home(dtype: tf.DType, device: str) -> str:
+    """Where a collective of a type runs: integers of a GPU go by way of the host."""
+    return cpu_of(device) if dtype.is_integer else device

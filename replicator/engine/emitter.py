@@ -1,0 +1,151 @@
+"""Emits the nodes of small computations, one method each.
+
+For code that writes graphs as ``NodeDef``s, where TensorFlow's own functions would need
+a graph of Python objects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator import devices as device_lib
+from replicator.engine.body import Ref, make_const, make_node
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    Tensor = Ref | str
+
+_SIGN_BIT_64 = -(1 << 63)
+
+
+class Emitter:
+    """Collects nodes.
+
+    Attributes:
+      nodes: ``NodeDef``s emitted so far.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+
+    def longer(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """The elements as a vector, and one more."""
+        everything = self.numbers(f"{name}/flat", [-1], device)
+        flat = self.reshape(f"{name}/vector", ref, everything, dtype, device)
+        extra = self.const(f"{name}/extra", np.zeros([1], dtype.as_numpy_dtype), device)
+        return self.concat(f"{name}/longer", [flat, extra], dtype, device)
+
+    def num_elements(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """The size as a vector of one number."""
+        size = self.add(
+            f"{name}/size",
+            "Size",
+            [ref],
+            device,
+            "output:0",
+            {"T": dtype, "out_type": tf.int32},
+        )
+        one = self.numbers(f"{name}/one_number", [1], device)
+        return self.reshape(f"{name}/length", size, one, tf.int32, device)
+
+    def dims(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        out_type: tf.DType = tf.int32,
+    ) -> Ref:
+        """The shape as a vector."""
+        attrs = {"T": dtype, "out_type": out_type}
+        return self.add(name, "Shape", [ref], device, "output:0", attrs)
+
+    def slice(self, name: str, ref: Ref, begin: Ref, size: Ref, device: str) -> Ref:
+        """Some numbers of a vector."""
+        attrs = {"T": tf.int32, "Index": tf.int32}
+        return self.add(name, "Slice", [ref, begin, size], device, "output:0", attrs)
+
+    def row(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """Adds a first dimension of one."""
+        axis = self.const(f"{name}/axis", np.int32(0), device)
+        attrs = {"T": dtype, "Tdim": tf.int32}
+        return self.add(name, "ExpandDims", [ref, axis], device, "output:0", attrs)
+
+    def convert(
+        self,
+        name: str,
+        ref: Tensor,
+        how: str,
+        source: tf.DType,
+        target: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """Casts or bitcasts (``how``) where the types differ."""
+        if source == target:
+            return ref
+        if how == "Cast":
+            attrs = {"SrcT": source, "DstT": target}
+            return self.add(name, "Cast", [ref], cpu_of(device), "y:0", attrs)
+        attrs = {"T": source, "type": target}
+        return self.add(name, "Bitcast", [ref], device, "output:0", attrs)
+
+    def flip(self, name: str, ref: Tensor, device: str) -> Ref:
+        """Flips the highest bit of int64."""
+        bit = self.const(f"{name}/bit", np.int64(_SIGN_BIT_64), cpu_of(device))
+        attrs = {"T": tf.int64}
+        return self.add(name, "BitwiseXor", [ref, bit], cpu_of(device), "z:0", attrs)
+
+    def concat(
+        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
+    ) -> Ref:
+        """Joins along the first dimension."""
+        axis = self.const(f"{name}/dim", np.int32(0), device)
+        return self.add(
+            name,
+            "ConcatV2",
+            [*refs, axis],
+            device,
+            "output:0",
+            {"N": len(refs), "T": dtype, "Tidx": tf.int32},
+        )
+
+    def reshape(
+        self, name: str, ref: Tensor, shape: Ref, dtype: tf.DType, device: str
+    ) -> Ref:
+        """Changes the shape."""
+        attrs = {"T": dtype, "Tshape": tf.int32}
+        return self.add(name, "Reshape", [ref, shape], device, "output:0", attrs)
+
+    def const(self, name: str, value: Any, device: str) -> Ref:
+        """A constant from a NumPy value."""
+        self.nodes.append(make_const(name, value, device))
+        return Ref(node=name, port="output:0")
+
+    def numbers(self, name: str, values: Sequence[int], device: str) -> Ref:
+        """A constant vector of int32."""
+        return self.const(name, np.array(values, np.int32), device)
+
+    def add(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[Tensor],
+        device: str,
+        port: str,
+        attrs: dict[str, Any],
+    ) -> Ref:
+        """Any node; ``port`` names its first output."""
+        self.nodes.append(make_node(name, op, inputs, device, attrs))
+        return Ref(node=name, port=port)
+
+
+def cpu_of(device: str) -> str:
+    """The first CPU of a device's process; CPUs stand for themselves."""
+    if device_lib.is_cpu(device):
+        return device
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())

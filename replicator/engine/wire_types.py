@@ -1,0 +1,86 @@
+"""As what the types of tensors travel between workers.
+
+TensorFlow's collective ops know few types. What they only move travels as a type of the
+same width, what they add in a wider integer or as pairs of floats; results have the
+bits that the type itself would give.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator.errors import CollectiveTypeError
+
+_REDUCED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+_MOVED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# Type that no collective op takes -> how it is added: by which op, as what.
+_ADDED_AS = {
+    tf.int8: ("Cast", tf.int32),
+    tf.uint8: ("Cast", tf.int32),
+    tf.int16: ("Cast", tf.int32),
+    tf.uint16: ("Cast", tf.int32),
+    tf.uint32: ("Cast", tf.int64),
+    tf.uint64: ("Bitcast", tf.int64),
+    tf.complex64: ("Bitcast", tf.float32),
+    tf.complex128: ("Bitcast", tf.float64),
+}
+# The same for types that are moved only.
+_MOVED_AS = {
+    tf.bool: ("Cast", tf.int32),
+    tf.int8: ("Cast", tf.int32),
+    tf.uint8: ("Cast", tf.int32),
+    tf.int16: ("Bitcast", tf.float16),
+    tf.uint16: ("Bitcast", tf.float16),
+    tf.bfloat16: ("Bitcast", tf.float16),
+    tf.uint32: ("Bitcast", tf.int32),
+    tf.uint64: ("Bitcast", tf.int64),
+    tf.complex64: ("Bitcast", tf.int64),
+    tf.complex128: ("Bitcast", tf.float64),
+    tf.dtypes.experimental.float8_e4m3fn: ("Cast", tf.float32),
+    tf.dtypes.experimental.float8_e5m2: ("Cast", tf.float32),
+}
+
+
+def added(dtype: tf.DType) -> tuple[str, tf.DType]:
+    """How a type is reduced over workers.
+
+    Returns:
+      The op that converts it (empty for none), and the type that travels.
+
+    Raises:
+      CollectiveTypeError: It cannot.
+    """
+    if dtype in _REDUCED:
+        return "", dtype
+    return _look_up(_ADDED_AS, dtype, "all_reduce")
+
+
+def moved(dtype: tf.DType, kind: str) -> tuple[str, tf.DType]:
+    """How a type is gathered or broadcast over workers.
+
+    Args:
+      dtype: The type.
+      kind: The collective, for the message.
+
+    Returns:
+      The op that converts it (empty for none), and the type that travels.
+
+    Raises:
+      CollectiveTypeError: It cannot.
+    """
+    if dtype in _MOVED:
+        return "", dtype
+    return _look_up(_MOVED_AS, dtype, kind)
+
+
+def _look_up(
+    table: dict[tf.DType, tuple[str, tf.DType]], dtype: tf.DType, kind: str
+) -> tuple[str, tf.DType]:
+    if dtype not in table:
+        raise CollectiveTypeError(
+            f"{kind} of {dtype.name} cannot cross between worker processes: "
+            "TensorFlow's collective ops carry numbers and bool only; encode the value "
+            "as numbers first (such as tf.io.decode_raw of a string), or use the "
+            "in_graph backend"
+        )
+    return table[dtype]

@@ -1,0 +1,484 @@
+"""What worker processes of between-graph replication share besides their collectives.
+
+TensorFlow's servers and its coordination service do the work. Here is the order in
+which a worker joins, the exchange of small texts by which workers agree before they
+run, and what is found out when a collective fails. Every wait is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_workers, cluster
+from replicator.engine.cross_worker import CPU_GROUP_KEY, Group
+from replicator.errors import (
+    ClusterError,
+    DisagreementError,
+    ReplicatorError,
+    UnreachableError,
+    WorkerLostError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replicator.cluster import ClusterConfig
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_TIMEOUT_SEC = 300.0
+DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
+_POLL_SEC = 1.0
+# How long those who lost a worker wait for word from the others.
+_GRACE_SEC = 5.0
+_PEER_CHECK_SEC = 2.0
+
+
+class WorkerRuntime:
+    """This process as a worker of a cluster; there is one per process.
+
+    Attributes:
+      config: The cluster.
+      timeout_sec: Longest wait for other workers, in one step or exchange.
+      doing: What this worker does or did last, for the errors of others.
+    """
+
+    def __init__(self, config: ClusterConfig, timeout_sec: float) -> None:
+        self.config = config
+        self.timeout_sec = timeout_sec
+        self.doing = "starting"
+        self._num_exchanges = 0
+        self._lost: ReplicatorError | None = None
+        self._group: Group | None = None
+
+    @property
+    def num_workers(self) -> int:
+        """Worker processes."""
+        return self.config.num_workers
+
+    @property
+    def worker_id(self) -> int:
+        """Which of them this is."""
+        return self.config.worker_id
+
+    def exchange(self, what: str, text: str) -> list[str]:
+        """Gives a text to all workers and gets theirs.
+
+        All workers call this in the same order.
+
+        Args:
+          what: What this is about, in a few words, for errors.
+          text: What the others get.
+
+        Returns:
+          The texts by worker id.
+
+        Raises:
+          DisagreementError: Another worker came with something else.
+          WorkerLostError: Another worker did not come in time, or has ended.
+        """
+        self._check_not_lost()
+        self.doing = what
+        number = self._num_exchanges
+        self._num_exchanges += 1
+        message = json.dumps({"what": what, "text": text})
+        mine = self._key(f"exchange/{number}", self.worker_id)
+        deadline = time.monotonic() + self.timeout_sec
+        try:
+            _tf_workers.put_value(mine, message)
+        except tf.errors.OpError as error:
+            raise self._lose(self._diagnose(str(error))) from error
+        answers = [
+            json.loads(self._wait_for(worker, number, deadline, what))
+            for worker in range(self.num_workers)
+        ]
+        if number > 1:
+            # All have come to this exchange, so all have read the one before the last.
+            with contextlib.suppress(tf.errors.OpError):
+                _tf_workers.delete_value(
+                    self._key(f"exchange/{number - 2}", self.worker_id)
+                )
+        for worker, answer in enumerate(answers):
+            if answer["what"] != answers[0]["what"]:
+                raise self._lose(
+                    DisagreementError(
+                        f"workers do different things: {self.config.name_of(0)} is at "
+                        f"{answers[0]['what']}, {self.config.name_of(worker)} at "
+                        f"{answer['what']}; every worker must run the same program: "
+                        "the same calls of the replicator in the same order"
+                    )
+                )
+        return [answer["text"] for answer in answers]
+
+    def agree(self, what: str, description: dict[str, Any]) -> None:
+        """Makes sure that all workers are about to run the same.
+
+        Args:
+          what: What this is about, for errors.
+          description: What must be equal on all workers, as JSON.
+
+        Raises:
+          DisagreementError: It is not; the message has both sides. Raised on all
+            workers, before anything ran.
+          WorkerLostError: See ``exchange``.
+        """
+        texts = self.exchange(what, json.dumps(description))
+        for worker, text in enumerate(texts):
+            if text == texts[0]:
+                continue
+            first, other = json.loads(texts[0]), json.loads(text)
+            where, ours, theirs = difference(first, other)
+            raise DisagreementError(
+                f"workers are about to run different programs at {what}: {where} is "
+                f"{ours} on {self.config.name_of(0)}, but {theirs} on "
+                f"{self.config.name_of(worker)}; every worker must run the same step "
+                "functions on inputs of the same shapes and types, in the same order"
+            )
+
+    def report_failure(self, what: str, failure: str) -> None:
+        """Lets the others know that this worker failed before a run.
+
+        They raise ``DisagreementError``, unless they failed in the same way.
+        """
+        with contextlib.suppress(DisagreementError):
+            self.agree(what, {"failure": failure})
+
+    def group(self) -> Group:
+        """What the collectives of this process's programs need to know.
+
+        Waits for all workers once, to learn in which order gathers have their parts.
+        """
+        if self._group is None:
+            what = "the first collective"
+            with self.guard(what):
+                parts = tf.raw_ops.CollectiveGatherV2(
+                    input=[self.worker_id],
+                    group_size=self.num_workers,
+                    group_key=CPU_GROUP_KEY,
+                    instance_key=0,
+                    ordering_token=[],
+                    communication_hint="ring",
+                    timeout_seconds=self.timeout_sec,
+                )
+            self._group = Group(
+                num_workers=self.num_workers,
+                worker_id=self.worker_id,
+                order=tuple(int(worker) for worker in parts),
+                timeout_sec=self.timeout_sec,
+            )
+        return dataclasses.replace(self._group, timeout_sec=self.timeout_sec)
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        """Turns the failure of a collective into an error that says who was lost.
+
+        Args:
+          what: What is run inside, in a few words, for errors here and elsewhere.
+
+        Raises:
+          WorkerLostError: A worker ended, or did not come in time.
+          DisagreementError: Workers came with different shapes.
+        """
+        self._check_not_lost()
+        self.doing = what
+        try:
+            yield
+        except tf.errors.OutOfRangeError:
+            self._end_of_input(what)
+            raise
+        except tf.errors.OpError as error:
+            message = str(error.message)
+            if "replicator: shapes differ" in message:
+                raise self._lose(_shape_error(what, message)) from error
+            if not _is_collective_failure(message):
+                self._abort(f"failed in {what}: {_first_line(message)}")
+                raise
+            raise self._lose(self._diagnose(message)) from error
+        except Exception as error:
+            self._abort(f"failed in {what}: {_first_line(str(error))}")
+            raise
+
+    def _end_of_input(self, what: str) -> None:
+        """Makes sure that the data of all workers ended in the same step."""
+        what = f"the end of its input in {what}"
+        with contextlib.suppress(DisagreementError):
+            try:
+                self.exchange(what, "")
+            except WorkerLostError as error:
+                self._abort(f"came to {what}, and other workers did not")
+                raise WorkerLostError(
+                    f"{self.config.name_of(self.worker_id)} came to {what}, but not "
+                    "every worker did: pipelines of different lengths; repeat() the "
+                    "datasets, or give all workers the same number of batches "
+                    f"({error})"
+                ) from error
+
+    def _abort(self, why: str) -> None:
+        """Tells the others at once, instead of letting them wait for this worker."""
+        if self._lost is None and self.num_workers > 1:
+            name = self.config.name_of(self.worker_id)
+            _tf_workers.abort_collectives(f"{name} {why}")
+            self._lost = WorkerLostError(
+                f"{name} {why}; its collectives were ended, so that other workers do "
+                "not wait for it; restart the job, from its last checkpoint"
+            )
+
+    def _check_not_lost(self) -> None:
+        if self._lost is not None:
+            raise type(self._lost)(*self._lost.args) from self._lost
+
+    def _lose(self, error: ReplicatorError) -> ReplicatorError:
+        """Remembers why this process can communicate no more."""
+        self._lost = error
+        return error
+
+    def _wait_for(self, worker: int, number: int, deadline: float, what: str) -> str:
+        """Waits for a worker's part of an exchange."""
+        key = self._key(f"exchange/{number}", worker)
+        while True:
+            left_sec = max(deadline - time.monotonic(), 0.01)
+            try:
+                return _tf_workers.get_value(key, min(left_sec, _POLL_SEC))
+            except tf.errors.DeadlineExceededError as error:
+                name = self.config.name_of(worker)
+                if self._has_ended(worker):
+                    raise self._lose(self._diagnose(f"no word from {name}")) from error
+                if left_sec > _POLL_SEC:
+                    continue
+                raise self._lose(
+                    WorkerLostError(
+                        f"{name} did not come to {what} within {self.timeout_sec:g} s; "
+                        "every worker must make the same calls in the same order; if "
+                        "it is only slow, use a larger timeout_sec"
+                    )
+                ) from error
+            except tf.errors.OpError as error:
+                raise self._lose(self._diagnose(str(error.message))) from error
+
+    def _diagnose(self, message: str) -> ReplicatorError:
+        """Finds out which workers are lost, after a collective failed."""
+        others = [w for w in range(self.num_workers) if w != self.worker_id]
+        told: dict[int, str] = {}
+        has_leader = True
+        try:
+            _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
+        except tf.errors.OpError:
+            has_leader = False
+        deadline = time.monotonic() + _GRACE_SEC
+        states: dict[int, str] = {}
+        for worker in others:
+            states[worker] = self._state(worker)
+        for worker in others if has_leader else ():
+            wait_sec = deadline - time.monotonic() if not states[worker] else 0.05
+            with contextlib.suppress(tf.errors.OpError):
+                told[worker] = _tf_workers.get_value(
+                    self._key("fault", worker), max(wait_sec, 0.05)
+                )
+        lost = [
+            f"{self.config.name_of(worker)} {states[worker]}"
+            for worker in others
+            # One that told what it was doing ended because of what this is about.
+            if states[worker] and worker not in told
+        ]
+        silent = [w for w in others if not states[w] and w not in told]
+        if not lost and has_leader:
+            lost = [
+                f"{self.config.name_of(w)} is alive, but did not come" for w in silent
+            ]
+        elsewhere = [
+            f"{self.config.name_of(w)} was at {doing}"
+            for w, doing in told.items()
+            if doing != self.doing
+        ]
+        reason = "; ".join([*lost, *elsewhere]) or _root_cause(message)
+        return WorkerLostError(
+            f"{self.doing} cannot go on on {self.config.name_of(self.worker_id)}: "
+            f"{reason}; a synchronous step needs every worker: restart the job, from "
+            "its last checkpoint (a worker that is only slow needs a larger "
+            f"timeout_sec, which is {self.timeout_sec:g} s)"
+        )
+
+    def _state(self, worker: int) -> str:
+        """What is wrong with a worker, or nothing."""
+        if self._has_ended(worker):
+            return "has ended"
+        kind, index = self.config.workers[worker]
+        try:
+            _tf_workers.check_peer(kind, index, _PEER_CHECK_SEC)
+        except tf.errors.DeadlineExceededError:
+            return f"did not answer within {_PEER_CHECK_SEC:g} s"
+        except tf.errors.FailedPreconditionError:
+            return "has been started again"
+        except tf.errors.OpError:
+            return "has ended"
+        return ""
+
+    def _has_ended(self, worker: int) -> bool:
+        """Whether nobody listens at a worker's address any more."""
+        if worker == self.worker_id:
+            return False
+        address = self.config.address_of(worker)
+        try:
+            with socket.create_connection(cluster.split_address(address), timeout=1.0):
+                return False
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False  # slow, or not to be told
+
+    @staticmethod
+    def _key(topic: str, worker: int) -> str:
+        return f"replicator/{topic}/{worker}"
+
+
+class _Process:
+    """The one runtime of this process."""
+
+    runtime: WorkerRuntime | None = None
+
+
+def join(
+    config: ClusterConfig,
+    *,
+    timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+    heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+) -> WorkerRuntime:
+    """Makes this process a worker of its cluster, together with all others.
+
+    The second and later calls return the same.
+
+    Args:
+      config: The cluster, and the place of this process in it.
+      timeout_sec: Longest wait for the others, here and later.
+      heartbeat_timeout_sec: After this time without a sign of life a worker is lost.
+
+    Returns:
+      The runtime.
+
+    Raises:
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Workers did not come in time; the message names them.
+      ClusterError: TensorFlow has run before, or this process is in another cluster.
+    """
+    existing = _Process.runtime
+    if existing is not None:
+        if existing.config != config:
+            raise ClusterError(
+                f"this process is already {existing.config.kind} "
+                f"{existing.config.index} of a cluster; a process can be in one only"
+            )
+        existing.timeout_sec = timeout_sec
+        return existing
+    if _tf_workers.has_started():
+        raise ClusterError(
+            "TensorFlow has already run in this process, and a cluster must be joined "
+            "before: make the replicator first, before any tensor, variable or list of "
+            "devices"
+        )
+    workers = {
+        kind: config.addresses[kind]
+        for kind in ("chief", "worker")
+        if kind in config.addresses
+    }
+    deadline = time.monotonic() + timeout_sec
+    _meet(config, workers, timeout_sec)
+    _start(config, workers, deadline, heartbeat_timeout_sec)
+    _Process.runtime = WorkerRuntime(config, timeout_sec)
+    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
+    return _Process.runtime
+
+
+def _meet(config: ClusterConfig, workers: Any, timeout_sec: float) -> None:
+    """Waits until every worker listens, this one included.
+
+    TensorFlow's server waits for the others too, but without end; so this process
+    listens at its address first, in its server's place.
+    """
+    cluster.check_port_is_free(config.address)
+    _, port = cluster.split_address(config.address)
+    with socket.create_server(("", port), backlog=2 * config.num_workers + 16):
+        cluster.wait_for(workers, timeout_sec)
+
+
+def _start(
+    config: ClusterConfig, workers: Any, deadline: float, heartbeat_timeout_sec: float
+) -> None:
+    """Starts TensorFlow's server in a thread, since nothing else bounds its wait."""
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            _tf_workers.join_workers(
+                workers,
+                config.kind,
+                config.index,
+                heartbeat_timeout_sec=heartbeat_timeout_sec,
+            )
+        except Exception as error:  # noqa: BLE001 (raised again by the caller)
+            failures.append(error)
+
+    thread = threading.Thread(target=start, name="join-cluster", daemon=True)
+    thread.start()
+    thread.join(max(deadline - time.monotonic(), _GRACE_SEC))
+    if thread.is_alive():
+        raise UnreachableError(
+            "all workers answered, but not all joined the cluster in time: one ended "
+            "while it started; see its output, and start all of them again"
+        )
+    if failures:
+        raise ClusterError(
+            f"TensorFlow could not join the cluster: {failures[0]}; check TF_CONFIG on "
+            "every worker, and start all of them again"
+        ) from failures[0]
+
+
+def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
+    """Finds the first place where two JSON values differ: where, and both sides."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in [*first, *(k for k in second if k not in first)]:
+            if key not in first or key not in second:
+                return key, str(first.get(key)), str(second.get(key))
+            if first[key] != second[key]:
+                return difference(first[key], second[key], key)
+    if isinstance(first, list) and isinstance(second, list):
+        for index, (ours, theirs) in enumerate(zip(first, second, strict=False)):
+            if ours != theirs:
+                return difference(ours, theirs, f"#{index} of {where}")
+        return f"the number of {where}", str(len(first)), str(len(second))
+    return where, repr(first), repr(second)
+
+
+def _shape_error(what: str, message: str) -> ReplicatorError:
+    shapes = message.partition("shapes differ between workers")[2]
+    return DisagreementError(
+        f"a collective in {what} got tensors of different shapes on different workers "
+        f"(dimensions by worker, then a one: {_first_line(shapes.strip(' [],'))}); all "
+        "replicas must pass the same shapes: pad or drop the last partial batch "
+        "(drop_remainder=True)"
+    )
+
+
+def _is_collective_failure(message: str) -> bool:
+    marks = ("Collective", "collective", "RecvBuf", "CompleteGroup", "CompleteInstance")
+    return any(mark in message for mark in marks)
+
+
+def _root_cause(message: str) -> str:
+    """What TensorFlow says began it, without the chain of those who passed it on."""
+    for line in message.splitlines():
+        if "aborted by" in line or "timed out" in line:
+            return line.rpartition("aborted by: ")[2]
+    return _first_line(message)
+
+
+def _first_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else text

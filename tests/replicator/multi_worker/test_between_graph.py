@@ -1,0 +1,237 @@
+"""multi_worker in real clusters of processes: values, agreement, misuse."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+
+pytestmark = pytest.mark.processes
+
+SPEC = importlib.util.spec_from_file_location(
+    "worker_cases", Path(__file__).with_name("worker_cases.py")
+)
+worker_cases = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(worker_cases)
+
+# Sums of 8 examples in another order, eight steps deep: a few float32 roundings.
+RTOL_FLOAT32 = 3e-5
+
+
+def on_one_device(case):
+    """A training case on the joined batch."""
+    return worker_cases.train(replicator.create("single"), *worker_cases.TRAINING[case])
+
+
+@pytest.mark.parametrize("case", sorted(worker_cases.TRAINING))
+def test_two_workers_train_like_one_device(two_workers, case):
+    """Loss trajectory and weights are those of the joined batch."""
+    expected = on_one_device(case)
+
+    for result in two_workers.of(case):
+        np.testing.assert_allclose(
+            result["losses"], expected["losses"], rtol=RTOL_FLOAT32, atol=1e-6
+        )
+        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", worker_cases.TRAINING_OF_TWO)
+def test_two_workers_of_two_replicas_train_like_one_device(two_workers_of_two, case):
+    """Replicas of one worker are reduced first; the result is the same."""
+    expected = on_one_device(case)
+
+    for result in two_workers_of_two.of(case):
+        np.testing.assert_allclose(
+            result["losses"], expected["losses"], rtol=RTOL_FLOAT32, atol=1e-6
+        )
+        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
+
+
+def test_several_steps_in_one_dispatch_are_the_same(two_workers):
+    """Collectives in a loop: bit for bit what single steps give."""
+    single = two_workers.of("train convolution momentum")
+    several = two_workers.of("several steps")
+
+    assert single[0]["weights"] == several[0]["weights"]
+    assert single[1]["losses"][3::4] == several[1]["losses"]
+
+
+def test_workers_know_their_place(two_workers_of_two):
+    """Replica ids count over the job; worker 0 is the chief."""
+    first, second = two_workers_of_two.of("topology")
+
+    assert {"ids": [0, 1], "facts": [4, 2, 0, 2, 0, True]} == first
+    assert {"ids": [2, 3], "facts": [4, 2, 2, 2, 1, False]} == second
+
+
+@pytest.mark.parametrize("name", worker_cases.TYPES)
+@pytest.mark.parametrize("num_replicas", [2, 4])
+def test_every_type_crosses(request, name, num_replicas):
+    """As NumPy and TensorFlow compute it in one process, on every replica."""
+    results = request.getfixturevalue(
+        "two_workers" if num_replicas == 2 else "two_workers_of_two"
+    )
+    values = [worker_cases.of_type(name, r) for r in range(num_replicas)]
+    stacked = tf.stack(values)
+    expected = {"gather": stacked, "broadcast": values[1]}
+    for op in worker_cases.ops_of(values[0].dtype):
+        if values[0].dtype == tf.bool:
+            reduce = tf.reduce_all if op == "min" else tf.reduce_any
+        else:
+            reduce = getattr(tf, f"reduce_{op}")
+        expected[op] = reduce(stacked, axis=0)
+
+    for result in results.of("every type"):
+        assert set(expected) == set(result[name])
+        for key, value in expected.items():
+            assert worker_cases.plain(value) == result[name][key], key
+
+
+def test_empty_tensors_are_no_danger(two_workers):
+    """TensorFlow's own collectives crash on some of them."""
+    assert [[[2, 0, 2], [0, 2], [2, 0]]] * 2 == two_workers.of("empty tensors")
+
+
+def test_shapes_that_the_trace_does_not_know_cross(two_workers):
+    """Workers compare them in every run, then communicate."""
+    batches = [[1, 2, 3], [4, 5, 6]]
+    expected = [[[b, b], [2 * x for x in b], b] for b in batches]
+
+    assert [expected] * 2 == two_workers.of("unknown shapes")
+
+
+def test_local_and_random_state_is_that_of_the_job(two_workers):
+    """Outside, local variables read as mean or sum over all replicas."""
+    results = two_workers.of("state")
+    first, second = results
+    draws = [*first["draws"], *second["draws"]]
+
+    assert [1.5, 3] == first["outside"] == second["outside"]
+    assert ([11.0], [12.0]) == (first["seen"], second["seen"])
+    assert [11.5, 6] == first["after"] == second["after"]
+    assert len(draws) == len(set(draws))
+    assert first["generator"] == second["generator"]
+
+
+def test_compressed_sums_have_the_same_bits_everywhere(two_workers):
+    """Rounded to bfloat16 on the way."""
+    values = tf.constant([1.001, 2.001], tf.float32)
+    expected = float(tf.reduce_sum(tf.cast(values / 2, tf.bfloat16)))
+
+    assert [[expected]] * 2 == two_workers.of("compressed")
+
+
+def test_bytes_of_any_length_are_exchanged(two_workers):
+    """What checkpoints need; beyond the usual limit of a message."""
+    assert [[0, 5_000_000]] * 2 == two_workers.of("exchange")
+
+
+def test_the_plan_shows_the_leg_between_workers(two_workers):
+    """explain() names it for every kind of collective."""
+    text = two_workers.of("plans")[0]
+
+    for line in (
+        r"#0 all_reduce\(sum\): 3 tensors, 2400008 bytes .* 2 transfers .* 1 fused;",
+        r"fused; then reduce over 2 workers \(ring\)",
+        r"#1 all_gather: .*; then gather over 2 workers \(ring\)",
+        r"#2 broadcast: .*; then broadcast over 2 workers \(tree\)",
+    ):
+        assert re.search(line, text), text
+
+
+def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
+    """The next step runs."""
+    assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.of("alike failures")
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "kind",
+            (
+                r"DisagreementError: .* different programs at the first run of step "
+                r"'.*other_kind': call is 'all_reduce\(sum\)' on worker 0 \(local.*\), "
+                r"but 'all_reduce\(max\)' on worker 1 \(localhost:\d+\); every work"
+            ),
+        ),
+        ("number", r"the number of collectives is 2 on worker 0 .*, but 1 on worker 1"),
+        (
+            "shape",
+            r"#0 of tensors is 'float32\(2,\)' on worker 0 .*'float32\(3,\)'",
+        ),
+        ("num_steps", r"num_steps is 2 on worker 0 \(.*\), but 3 on worker 1"),
+    ],
+)
+def test_different_programs_are_refused_on_all_workers(two_workers, case, message):
+    """Before anything runs; the message has both sides."""
+    for result in two_workers.of("disagreements"):
+        assert re.search(message, result[case]), result[case]
+
+
+def test_a_step_that_fails_to_trace_on_one_worker_ends_the_wait_of_others(two_workers):
+    """They are told; the failing worker has its own error; both go on."""
+    first, second = two_workers.of("disagreements")
+
+    assert re.search(
+        r"DisagreementError: .*failure is None on worker 0 .*KeyError: 'only here'",
+        first["failure"],
+    ), first["failure"]
+    assert second["failure"].startswith("KeyError")
+    assert 2.0 == first["after"] == second["after"]
+
+
+def test_drift_between_workers_is_found(two_workers):
+    """assert_in_sync() compares digests over workers; all of them raise."""
+    for message in two_workers.of("drift"):
+        assert re.search(
+            r"1 mirrored variables differ between worker 0 .* and worker 1 .*: weight",
+            message,
+        ), message
+
+
+def test_data_of_equal_length_ends_together(two_workers):
+    """And starts again after a rewind."""
+    assert [[0, 2, 0, 2]] * 2 == two_workers.of("end of data")
+
+
+def test_input_functions_know_their_worker(two_workers_of_two):
+    """PER_WORKER counts workers, PER_REPLICA replicas of the job."""
+    first, second = two_workers_of_two.of("input modes")
+
+    assert {"calls": [[2, 0]], "fed": [0, 0]} == first["per_worker"]
+    assert {"calls": [[2, 1]], "fed": [1, 1]} == second["per_worker"]
+    assert {"calls": [[4, 0], [4, 1]], "fed": [0, 1]} == first["per_replica"]
+    assert {"calls": [[4, 2], [4, 3]], "fed": [2, 3]} == second["per_replica"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (
+            0,
+            r"InputModeError: InputReplicationMode.SINGLE cannot work with between-",
+        ),
+        (1, r"CollectiveTypeError: all_gather of string cannot cross between worker"),
+        (
+            2,
+            r"DeviceError: num_replicas 3 counts the whole job .* divide by its 2 ",
+        ),
+        (
+            3,
+            r"ValueError: pattern 'sideways' is not one of 'between_graph', 'in",
+        ),
+    ],
+)
+def test_misuse_is_explained(two_workers, index, message):
+    """Each has a message of its own, on every worker."""
+    for messages in two_workers.of("refused"):
+        assert re.search(message, messages[index]), messages[index]
