@@ -38,6 +38,7 @@ GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
 
+_PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
@@ -234,6 +235,25 @@ def connect_to_cluster(
         task_index=index,
         protocol="grpc",
     )
+
+
+def python_ops(dataset: tf.data.Dataset) -> list[str]:
+    """Names of the ops of a pipeline that call Python (remote)."""
+    found = []
+    pending, seen = [dataset], set()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        pending += part._inputs()  # noqa: SLF001
+        for wrapped in part._functions():  # noqa: SLF001
+            graph_def = wrapped.function.graph.as_graph_def()
+            nodes = itertools.chain(
+                graph_def.node, *(f.node_def for f in graph_def.library.function)
+            )
+            found += [node.name for node in nodes if node.op in _PYTHON_OPS]
+    return found
 
 
 def live_variables() -> list[str]:

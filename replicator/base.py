@@ -61,6 +61,11 @@ class Replicator(abc.ABC):
         return self.num_replicas
 
     @property
+    def num_programs(self) -> int:
+        """Processes that run the user's program; workers that only serve are none."""
+        return self.num_workers
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes what the job writes once: checkpoints, logs."""
         return self.worker_id == 0

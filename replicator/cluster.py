@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import enum
 import json
 import os
 import socket
@@ -189,7 +190,8 @@ def wait_for(
     while True:
         for name, address in list(missing.items()):
             left_sec = max(deadline - time.monotonic(), 0.01)
-            if accepts(address, min(_CONNECT_SEC, left_sec)):
+            found = knock(address, min(_CONNECT_SEC, left_sec))
+            if found is Knock.ACCEPTED:
                 del missing[name]
         if not missing:
             return
@@ -241,13 +243,23 @@ def split_address(address: str) -> tuple[str, int]:
     return name.strip("[]"), int(port)
 
 
-def accepts(address: str, timeout_sec: float) -> bool:
-    """Whether a process accepts connections at an address."""
+class Knock(enum.Enum):
+    """What comes of a try to connect."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    SILENT = "silent"
+
+
+def knock(address: str, timeout_sec: float) -> Knock:
+    """Tries to connect: nobody listens there, or the machine does not answer at all."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
-            return True
+            return Knock.ACCEPTED
+    except ConnectionRefusedError:
+        return Knock.REFUSED
     except OSError:
-        return False
+        return Knock.SILENT
 
 
 def _tuples(addresses: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -11,6 +11,7 @@ ReplicatorError
 +-- InputAuditError            an epoch that misses or repeats examples
 +-- CheckpointError            a checkpoint that cannot be written or read
 |   +-- CheckpointMismatchError  the checkpoint of another model
++-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
 +-- RetraceLimitError          a new step function object in every call
@@ -83,6 +84,10 @@ class CheckpointError(ReplicatorError):
 
 class CheckpointMismatchError(CheckpointError):
     """A checkpoint belongs to another model, or to inputs that do not fit."""
+
+
+class RemoteInputError(ReplicatorError):
+    """An input pipeline calls Python, which only the client's process can run."""
 
 
 class UnknownBackendError(ReplicatorError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
@@ -9,6 +10,7 @@ import tensorflow as tf
 from replicator import _tf_compat, cluster
 from replicator import devices as device_lib
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
+from replicator.watch import WorkerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,13 +25,15 @@ class _Connection:
     """What this process is the client of; TensorFlow has one cluster per process.
 
     Attributes:
-      addresses: The cluster, or None before the first replicator connects.
+      addresses: The cluster; empty before the first replicator connects.
+      watch: Over its servers; None before.
     """
 
-    addresses: Mapping[str, tuple[str, ...]] | None = None
+    addresses: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
+    watch: WorkerWatch | None = None
 
 
-def connect(config: ClusterConfig, timeout_sec: float) -> list[str]:
+def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
     """Makes this process the client of the cluster's servers, once.
 
     Args:
@@ -37,7 +41,7 @@ def connect(config: ClusterConfig, timeout_sec: float) -> list[str]:
       timeout_sec: Longest wait for the servers.
 
     Returns:
-      Full device prefix of each worker, such as ``/job:worker/replica:0/task:1``.
+      The watch over the servers, which has begun.
 
     Raises:
       ClusterConfigError: This process is not worker 0, or it is the client of another
@@ -51,14 +55,19 @@ def connect(config: ClusterConfig, timeout_sec: float) -> list[str]:
         for kind, of_kind in config.addresses.items()
         if kind in _TRAINING_KINDS
     }
-    if _Connection.addresses is None:
-        _connect(config, addresses, timeout_sec)
+    if _Connection.watch is None:
+        _Connection.watch = _connect(config, addresses, timeout_sec)
     elif _Connection.addresses != addresses:
         raise ClusterConfigError(
             f"this process is already the client of {dict(_Connection.addresses)!r}, "
             f"but TF_CONFIG now lists {addresses!r}; TensorFlow has one cluster per "
             "process: start another process"
         )
+    return _Connection.watch
+
+
+def worker_devices(config: ClusterConfig) -> list[str]:
+    """Device prefix of each worker, such as ``/job:worker/replica:0/task:1``."""
     return [f"/job:{kind}/replica:0/task:{index}" for kind, index in config.workers]
 
 
@@ -141,7 +150,7 @@ def _connect(
     config: ClusterConfig,
     addresses: Mapping[str, tuple[str, ...]],
     timeout_sec: float,
-) -> None:
+) -> WorkerWatch:
     _check_nothing_is_made()
     cluster.check_port_is_free(config.address)
     try:
@@ -152,6 +161,13 @@ def _connect(
         ) from None
     _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
     _Connection.addresses = addresses
+    servers = list(enumerate(worker_devices(config)))[1:]
+    return WorkerWatch(
+        {
+            device: (config.name_of(worker_id), config.address_of(worker_id))
+            for worker_id, device in servers
+        }
+    )
 
 
 def _check_nothing_is_made() -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator.cluster import ClusterConfig, accepts, check_port_is_free
+from replicator.cluster import ClusterConfig, Knock, check_port_is_free, knock
 from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
 
 if TYPE_CHECKING:
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
-# A client that does not accept connections for that long has left.
-LEAVE_SEC = 5.0
-_POLL_SEC = 1.0
+# A client whose port is closed has left; a machine that is silent may be unreachable
+# for a moment.
+_CLOSED_SEC = 2.0
+_SILENT_SEC = 30.0
+_POLL_SEC = 0.5
 _CONNECT_SEC = 2.0
 
 
@@ -97,7 +99,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
 
 def _wait_for_client(config: ClusterConfig, timeout_sec: float) -> None:
     deadline = time.monotonic() + timeout_sec
-    while not accepts(config.address_of(0), _CONNECT_SEC):
+    while knock(config.address_of(0), _CONNECT_SEC) is not Knock.ACCEPTED:
         if time.monotonic() > deadline:
             raise UnreachableError(
                 f"the client, {config.name_of(0)}, did not appear within "
@@ -111,10 +113,14 @@ def _wait_until_left(address: str) -> None:
     # The client listens, as part of the cluster, from when it connects until it ends
     # in whatever way; a stopped or busy one still accepts, through its kernel.
     last_seen = time.monotonic()
-    while time.monotonic() - last_seen < LEAVE_SEC:
+    while True:
         time.sleep(_POLL_SEC)
-        if accepts(address, _CONNECT_SEC):
+        found = knock(address, _CONNECT_SEC)
+        if found is Knock.ACCEPTED:
             last_seen = time.monotonic()
+        limit_sec = _CLOSED_SEC if found is Knock.REFUSED else _SILENT_SEC
+        if time.monotonic() - last_seen > limit_sec:
+            return
 
 
 def main(argv: Sequence[str] | None = None) -> None:

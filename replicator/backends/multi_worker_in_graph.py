@@ -14,13 +14,16 @@ from replicator import _tf_compat, base, remote
 from replicator import devices as device_lib
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
+from replicator.errors import RemoteInputError
 from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
+    check_dataset,
     pipeline_contexts,
 )
 from replicator.topology import make_topology
+from replicator.watch import WORKER_TIMEOUT_SEC
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +48,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         cluster: ClusterConfig | None = None,
         logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
+        worker_timeout_sec: float = WORKER_TIMEOUT_SEC,
     ) -> None:
         """Connects to the servers.
 
@@ -55,6 +59,8 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             worker or, where they do not fit, on neighbouring ones.
           cluster: The processes; by default those of ``TF_CONFIG``.
           connect_timeout_sec: Longest wait for the servers to answer.
+          worker_timeout_sec: How long a worker may give no sign of life before a step
+            ends with ``WorkerLostError``; one whose process ended is noticed at once.
 
         Raises:
           ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
@@ -64,7 +70,9 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
           DeviceError: The replicas do not divide by the workers, or GPUs are missing.
         """
         config = ClusterConfig.from_tf_config() if cluster is None else cluster
-        self.worker_devices = remote.connect(config, connect_timeout_sec)
+        self._watch = remote.connect(config, connect_timeout_sec)
+        self._watch.timeout_sec = worker_timeout_sec
+        self.worker_devices = remote.worker_devices(config)
         count = device_lib.check_num_logical(logical_devices_per_replica)
         names = remote.replica_devices(
             self.worker_devices,
@@ -89,16 +97,27 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         fed = {self.worker_of(r) for r in range(self.num_replicas)}
         contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
         share = self.num_replicas // len(contexts)
-        return RemoteInputIterator(
-            input_fn,
-            mode,
-            self.num_replicas,
-            contexts=contexts,
-            devices=[
-                self.worker_devices[self.worker_of(share * index)] + "/device:CPU:0"
-                for index in range(len(contexts))
-            ],
-        )
+        workers = [self.worker_of(share * index) for index in range(len(contexts))]
+
+        def checked_fn(context: InputContext) -> tf.data.Dataset:
+            dataset = check_dataset(input_fn(context))
+            if worker_id := workers[context.input_pipeline_id]:
+                _check_runs_elsewhere(dataset, context, worker_id)
+            return dataset
+
+        with self._watch.guard():
+            return RemoteInputIterator(
+                checked_fn,
+                mode,
+                self.num_replicas,
+                contexts=contexts,
+                devices=[f"{self.worker_devices[w]}/device:CPU:0" for w in workers],
+            )
+
+    @property
+    def num_programs(self) -> int:
+        """One: the client's; the other workers serve."""
+        return 1
 
     def worker_of(self, replica_id: int) -> int:
         """The worker that hosts a replica's first device, where its inputs arrive."""
@@ -106,8 +125,34 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         return self.worker_devices.index(prefix)
 
     def _run(self, *args: Any) -> Any:
-        _tf_compat.wait_for_remote_ops()
-        return super()._run(*args)
+        with self._watch.guard():
+            _tf_compat.wait_for_remote_ops()
+            return super()._run(*args)
+
+    def assert_in_sync(self) -> None:
+        """Fetches and compares the copies; see ``Replicator.assert_in_sync``."""
+        with self._watch.guard():
+            super().assert_in_sync()
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Combines values of all workers here; see ``Replicator.reduce``."""
+        with self._watch.guard():
+            return super().reduce(op, value)
+
+
+def _check_runs_elsewhere(
+    dataset: tf.data.Dataset, context: InputContext, worker_id: int
+) -> None:
+    calls = _tf_compat.python_ops(dataset)
+    if calls:
+        raise RemoteInputError(
+            f"input pipeline {context.input_pipeline_id} belongs to worker "
+            f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
+            "from_generator, py_function or "
+            "numpy_function), which only the client's process can run; write it with "
+            "TensorFlow ops, or use InputReplicationMode.SINGLE: one pipeline on the "
+            "client, whose batches are sent to all workers"
+        )
 
 
 class RemoteInputIterator(InputIterator):

@@ -101,7 +101,7 @@ class CheckpointManager:
         self._max_to_keep = max_to_keep
         self._inputs = inputs
         self._metadata = _Text()
-        self._workers = [_Text() for _ in range(repl.num_workers)]
+        self._workers = [_Text() for _ in range(repl.num_programs)]
         Inventory(trackables)  # refuses what cannot be saved now, not after an hour
 
     @property

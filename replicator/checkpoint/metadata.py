@@ -30,7 +30,7 @@ class Metadata:
       step: Training step, as the caller counts.
       backend: Catalogue name of the backend, or its class where it is not listed.
       num_replicas: Replicas of the job.
-      num_workers: Workers of the job.
+      num_workers: Processes that ran the program.
       library_version: Of this package.
       tensorflow_version: Of TensorFlow.
       variables: Shape and type of every variable, by path.
@@ -59,7 +59,7 @@ def describe(repl: Replicator, **facts: Any) -> Metadata:
     return Metadata(
         backend=_backend_name(repl),
         num_replicas=repl.num_replicas,
-        num_workers=repl.num_workers,
+        num_workers=repl.num_programs,
         library_version=_library_version(),
         tensorflow_version=tf.__version__,
         digest=digest(facts["variables"]),

@@ -3,7 +3,7 @@
     python client.py RESULTS_DIR
 
 The client runs every function of ``client_cases`` and writes what it returned, or the
-error that it raised, to a file of its name.
+error that it raised, to a file of its name; then it runs steps until it is killed.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ def main():
                 "traceback": traceback.format_exc(),
             }
         result["duration_sec"] = time.monotonic() - start
-        part = folder / f"{name}.part"
-        part.write_text(json.dumps(result), encoding="utf-8")
-        part.rename(folder / f"{name}.json")
+        _write(folder, name, result)
+    _write(folder, "all", {"value": list(client_cases.CASES)})
+    client_cases.run_forever()
+
+
+def _write(folder, name, result):
+    part = folder / f"{name}.part"
+    part.write_text(json.dumps(result), encoding="utf-8")
+    part.rename(folder / f"{name}.json")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import cases
+import tensorflow as tf
 
 import replicator
 
@@ -23,6 +25,14 @@ def make(num_replicas):
     return replicator.create(
         "multi_worker_in_graph", num_replicas=num_replicas, connect_timeout_sec=60
     )
+
+
+def run_forever():
+    """Steps, so that the client can be killed during one."""
+    training = cases.Training(make(2))
+    while True:
+        training.run(num_steps_per_run=4)
+        time.sleep(0.2)  # leaves the cores to other tests
 
 
 def _trajectories(num_replicas):
@@ -54,3 +64,102 @@ def input_modes():
     }
     loop = cases.trajectory(make(4), "dense", "momentum", num_steps_per_run=4)
     return {**modes, "loop": loop}
+
+
+def _message(function):
+    try:
+        function()
+    except replicator.ReplicatorError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+@case
+def python_in_a_pipeline():
+    """Python runs in the client only, so other workers' pipelines cannot call it."""
+    repl = make(2)
+
+    def numbers():
+        yield from (1.0, 2.0)
+
+    def from_generator(ctx):
+        spec = tf.TensorSpec([], tf.float32)
+        return tf.data.Dataset.from_generator(numbers, output_signature=spec)
+
+    def from_function(ctx):
+        def add(x):
+            return tf.py_function(lambda y: y + 1, [x], tf.int64)
+
+        return tf.data.Dataset.range(3).map(add).map(lambda x: x * 2).prefetch(1)
+
+    modes = replicator.InputReplicationMode
+    single = repl.make_input_iterator(from_generator, modes.SINGLE)
+    return {
+        "from_generator": _message(lambda: repl.make_input_iterator(from_generator)),
+        "py_function": _message(
+            lambda: repl.make_input_iterator(from_function, modes.PER_REPLICA)
+        ),
+        "single": [float(value) for value in repl.run(lambda x: x, single)],
+    }
+
+
+@case
+def places():
+    """Where pipelines live, and what a replica's batch comes from."""
+    repl = make(4)
+    found = {}
+    for mode in replicator.InputReplicationMode:
+        contexts = []
+
+        def input_fn(ctx, contexts=contexts):
+            contexts.append([ctx.input_pipeline_id, ctx.num_input_pipelines])
+            return tf.data.Dataset.range(10).map(lambda x: x + 100 * contexts[-1][0])
+
+        inputs = repl.make_input_iterator(input_fn, mode)
+        batches = [int(v) for v in repl.run(lambda x: x, inputs)]
+        found[mode.name] = {
+            "contexts": contexts,
+            "devices": [i._iterator_resource.device for i in inputs.iterators],
+            "batches": batches,
+        }
+    return found
+
+
+@case
+def variables():
+    """The user's variables between steps: set, read, local, random, checked."""
+    repl = make(4)
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0])
+        statistic = tf.Variable(0.0, trainable=False)
+        generator = tf.random.Generator.from_seed(5)
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        weight.assign_add(tf.ones([2]) * replicator.all_sum(1.0))
+        statistic.assign_add(tf.cast(replica_id, tf.float32))
+        return {
+            "weight": tf.identity(weight),
+            "statistic": tf.identity(statistic),
+            "random": generator.uniform([]),
+        }
+
+    def plain(out):
+        return {key: [v.numpy().tolist() for v in out[key]] for key in out}
+
+    first = plain(repl.run(step))
+    read = {"weight": weight.numpy().tolist(), "statistic": float(statistic)}
+    weight.assign([10.0, 20.0])
+    statistic.assign(100.0)
+    second = plain(repl.run(step))
+    repl.assert_in_sync()
+    entry = next(e for e in repl._table.entries() if e.variable is weight)
+    entry.copies[2].assign([7.0, 7.0])
+    return {
+        "first": first,
+        "read": read,
+        "second": second,
+        "drift": _message(repl.assert_in_sync),
+        "devices": [copy.device for copy in entry.copies],
+        "weight_device": weight.device,
+    }

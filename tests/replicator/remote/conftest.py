@@ -13,7 +13,7 @@ import pytest
 from replicator.local_cluster import LocalCluster
 
 FOLDER = Path(__file__).parent
-CASE_TIMEOUT_SEC = 240
+CASE_TIMEOUT_SEC = 300
 
 
 class Client:
@@ -21,18 +21,22 @@ class Client:
 
     def __init__(self, cluster, folder):
         """Reads results from a folder while the cluster runs."""
-        self._cluster = cluster
+        self.cluster = cluster
         self._folder = folder
+
+    def wait_for_all(self):
+        """Waits until all cases have ended; from then on the client only runs steps."""
+        self.result("all")
 
     def result(self, name):
         """What a case returned; waits for it, and raises what it raised."""
         path = self._folder / f"{name}.json"
         deadline = time.monotonic() + CASE_TIMEOUT_SEC
         while not path.exists():
-            if not self._cluster.is_running("worker", 0) and not path.exists():
-                pytest.fail(f"the client ended early\n{self._cluster.tails()}")
+            if not self.cluster.is_running("worker", 0):
+                pytest.fail(f"the client ended early\n{self.cluster.tails()}")
             if time.monotonic() > deadline:
-                pytest.fail(f"{name} took too long\n{self._cluster.tails()}")
+                pytest.fail(f"{name} took too long\n{self.cluster.tails()}")
             time.sleep(0.05)
         result = json.loads(path.read_text(encoding="utf-8"))
         if "error" in result:

@@ -1,0 +1,80 @@
+"""Variables, randomness and pipelines when replicas live on two machines."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+WORKER_0 = "/job:worker/replica:0/task:0/device:CPU:0"
+WORKER_1 = "/job:worker/replica:0/task:1/device:CPU:0"
+
+
+def test_pipelines_live_on_the_workers_that_they_feed(client):
+    """In every mode; each is told its place in the job."""
+    found = client.result("places")
+
+    assert {
+        "SINGLE": [[0, 1]],
+        "PER_WORKER": [[0, 2], [1, 2]],
+        "PER_REPLICA": [[0, 4], [1, 4], [2, 4], [3, 4]],
+    } == {mode: facts["contexts"] for mode, facts in found.items()}
+    assert {
+        "SINGLE": [WORKER_0],
+        "PER_WORKER": [WORKER_0, WORKER_1],
+        "PER_REPLICA": [WORKER_0, WORKER_0, WORKER_1, WORKER_1],
+    } == {mode: facts["devices"] for mode, facts in found.items()}
+    assert {
+        "SINGLE": [0, 1, 2, 3],
+        "PER_WORKER": [0, 1, 100, 101],
+        "PER_REPLICA": [0, 100, 200, 300],
+    } == {mode: facts["batches"] for mode, facts in found.items()}
+
+
+def test_a_pipeline_of_another_worker_cannot_call_python(client):
+    """It would run in the client's process; one SINGLE pipeline may."""
+    found = client.result("python_in_a_pipeline")
+    lesson = r"RemoteInputError: input pipeline 1 belongs to worker 1, but it calls Pyt"
+
+    assert re.match(lesson, found["from_generator"])
+    assert re.match(lesson, found["py_function"])
+    assert "use InputReplicationMode.SINGLE" in found["py_function"]
+    assert [1.0, 2.0] == found["single"]
+
+
+def test_users_read_and_write_their_variables_on_the_client(client):
+    """Changes reach the copies of other workers before the next step."""
+    found = client.result("variables")
+
+    assert [[5.0, 6.0]] * 4 == found["first"]["weight"]
+    assert [5.0, 6.0] == found["read"]["weight"]
+    assert [[14.0, 24.0]] * 4 == found["second"]["weight"]
+    assert WORKER_0 == found["weight_device"]
+    assert [WORKER_0, WORKER_0, WORKER_1, WORKER_1] == found["devices"]
+
+
+def test_replica_local_state_is_kept_per_replica(client):
+    """It reads as the mean outside; what is set outside is set on every replica."""
+    found = client.result("variables")
+
+    assert [0.0, 1.0, 2.0, 3.0] == found["first"]["statistic"]
+    assert 1.5 == found["read"]["statistic"]
+    assert [100.0, 101.0, 102.0, 103.0] == found["second"]["statistic"]
+
+
+def test_replicas_draw_different_numbers(client):
+    """Each from its own stream, wherever it lives."""
+    found = client.result("variables")
+    drawn = found["first"]["random"] + found["second"]["random"]
+
+    assert 8 == len(set(drawn))
+
+
+def test_copies_that_drifted_are_named(client):
+    """assert_in_sync fetches the copies of all workers."""
+    assert re.match(
+        r"ReplicasOutOfSyncError: 1 mirrored variables differ between replicas: Vari",
+        client.result("variables")["drift"],
+    )
