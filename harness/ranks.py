@@ -32,7 +32,7 @@ _POLL_SEC = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the processes of a trial; returns the exit code of the first bad rank."""
+    """Runs the processes of a trial; returns the exit code that tells most of them."""
     trial_dir = Path(argv[-1])
     die_with_parent.request_death_signal()
     die_with_parent.watch_pipe(sys.stdin.fileno())
@@ -61,18 +61,22 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _wait(cluster: LocalCluster, ranks: Sequence[Member]) -> int:
-    """Waits for the ranks; returns the exit code of the first that failed, or 0."""
-    first_bad = 0
+    """Waits for the ranks; returns 0 or the exit code that tells most.
+
+    A rank that was killed explains why others failed, so its signal comes first.
+    """
+    worst = 0
     deadline = None
     while deadline is None or time.monotonic() < deadline:
         codes = [cluster.exit_code(*rank) for rank in ranks]
         bad = [code for code in codes if code]
-        if bad and deadline is None:
-            first_bad, deadline = bad[0], time.monotonic() + GRACE_SEC
+        if bad:
+            worst = min(bad)  # signals are negative
+            deadline = deadline or time.monotonic() + GRACE_SEC
         if None not in codes:
             break
         time.sleep(_POLL_SEC)
-    return first_bad
+    return worst
 
 
 if __name__ == "__main__":

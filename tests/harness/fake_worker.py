@@ -2,12 +2,14 @@
 
 No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
-separated by commas, ``*`` matches everything).
+separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
+like act on rank 1, and the others lose it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import subprocess
@@ -23,6 +25,10 @@ from results.records import Environment, TrialSpec
 
 class ResourceExhaustedError(Exception):
     """Named as TensorFlow's."""
+
+
+class WorkerLostError(Exception):
+    """Named as the replicator's."""
 
 
 @dataclasses.dataclass
@@ -103,6 +109,9 @@ def misbehave(what: str) -> None:
     """Does what is asked for; what acts elsewhere does nothing here."""
     if what == "fail":
         raise RuntimeError("the reducer is out of paper\nsecond line")
+    if what == "lose":
+        time.sleep(0.5)
+        raise WorkerLostError("worker 1 ended")
     if what == "oom":
         raise ResourceExhaustedError("OOM when allocating tensor with shape[9,9]")
     if what == "sigkill":
@@ -164,17 +173,25 @@ class Memory:
 def main() -> int:
     """Runs one fake trial."""
     trial_dir = Path(sys.argv[1])
-    die_with_parent.request_death_signal()
-    die_with_parent.watch_pipe(sys.stdin.fileno())
+    rank = 0
+    if (config := os.environ.get("TF_CONFIG")) is not None:
+        rank = json.loads(config)["task"]["index"]
+    else:
+        die_with_parent.request_death_signal()
+        die_with_parent.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    os.sched_setaffinity(0, env.placement.cpusets[0])
+    if config is None:
+        os.sched_setaffinity(0, env.placement.cpusets[0])
+    assert set(env.placement.cpusets[rank]) == os.sched_getaffinity(0)
     assert "tensorflow" not in sys.modules
     if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
         with Path(counter).open("a", encoding="utf-8") as file:
             file.write(f"{trial_dir.name}\n")
     clock, behavior = Clock(), behavior_of(spec)
-    writer = RankWriter(rank_path(trial_dir, 0), clock)
+    if behavior.startswith("rank1_"):
+        behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"
+    writer = RankWriter(rank_path(trial_dir, rank), clock)
 
     def build() -> Program:
         clock.now_ns += 5_000_000_000
