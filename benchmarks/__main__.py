@@ -17,6 +17,7 @@ COMMANDS = (
         "replicator, memory kept by malloc",
         [sys.executable, "-m", "benchmarks.bench_replicator", "--malloc", "keep"],
     ),
+    ("workers", [sys.executable, "-m", "benchmarks.bench_multi_worker"]),
 )
 
 

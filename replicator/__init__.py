@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
+    from replicator.backends.tf_multi_worker import MultiWorkerMirroredReplicator
     from replicator.base import Replicator
     from replicator.collectives import (
         all_gather,
@@ -47,6 +48,7 @@ _HOMES = {
     "MirroredReplicator": "backends.strategy",
     "MultiGpuReplicator": "backends.in_graph",
     "MultiWorkerInGraphReplicator": "backends.multi_worker_in_graph",
+    "MultiWorkerMirroredReplicator": "backends.tf_multi_worker",
     "MultiWorkerReplicator": "backends.multi_worker",
     "PerReplica": "per_replica",
     "ReplicaContext": "context",
@@ -82,6 +84,7 @@ __all__ = (
     "MirroredReplicator",
     "MultiGpuReplicator",
     "MultiWorkerInGraphReplicator",
+    "MultiWorkerMirroredReplicator",
     "MultiWorkerReplicator",
     "PerReplica",
     "ReplicaContext",

@@ -160,5 +160,21 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="peer",
             lacks=_STOCK_LACKS,
         ),
+        BackendInfo(
+            name="tf_multi_worker",
+            target=(
+                "replicator.backends.tf_multi_worker:MultiWorkerMirroredReplicator"
+            ),
+            description="tf.distribute.MultiWorkerMirroredStrategy behind the same "
+            "contract",
+            kind="peer",
+            processes=WORKERS,
+            lacks={
+                **_STOCK_LACKS,
+                "input_single": (
+                    "each worker runs a program of its own, and none feeds the others"
+                ),
+            },
+        ),
     )
 }

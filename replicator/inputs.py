@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.errors import SplitBatchError
+from replicator.errors import InputModeError, SplitBatchError
 from replicator.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
@@ -101,6 +101,26 @@ def pipeline_contexts(
         )
         for index in range(num_pipelines)
     ]
+
+
+def own_contexts(
+    mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
+) -> list[InputContext]:
+    """What the input functions of one worker are told.
+
+    Raises:
+      InputModeError: ``SINGLE``.
+    """
+    if mode is InputReplicationMode.SINGLE and num_workers > 1:
+        raise InputModeError(
+            f"{mode} cannot work with between-graph replication: each of the "
+            f"{num_workers} workers runs a program of its own, and none feeds the "
+            "others; use PER_WORKER or PER_REPLICA, and shard by "
+            "ctx.num_input_pipelines and ctx.input_pipeline_id"
+        )
+    contexts = pipeline_contexts(mode, num_replicas, num_workers)
+    share = len(contexts) // num_workers
+    return contexts[worker_id * share : (worker_id + 1) * share]
 
 
 class InputIterator:

@@ -202,9 +202,6 @@ class WorkerRuntime:
                 self._abort(f"failed in {what}: {_first_line(message)}")
                 raise
             raise self._lose(self._diagnose(message)) from error
-        except Exception as error:
-            self._abort(f"failed in {what}: {_first_line(str(error))}")
-            raise
 
     def _end_of_input(self, what: str) -> None:
         """Makes sure that the data of all workers ended in the same step."""
@@ -377,39 +374,44 @@ def join(
             )
         existing.timeout_sec = timeout_sec
         return existing
+    deadline = time.monotonic() + timeout_sec
+    meet(config, timeout_sec)
+    _start(config, deadline, heartbeat_timeout_sec)
+    _Process.runtime = WorkerRuntime(config, timeout_sec)
+    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
+    return _Process.runtime
+
+
+def meet(config: ClusterConfig, timeout_sec: float) -> None:
+    """Waits until every worker listens, this one included.
+
+    TensorFlow's server waits for the others too, but without end; so this process
+    listens at its address first, in its server's place.
+
+    Raises:
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Workers did not come in time; the message names them.
+      ClusterError: TensorFlow has run before in this process.
+    """
     if _tf_workers.has_started():
         raise ClusterError(
             "TensorFlow has already run in this process, and a cluster must be joined "
             "before: make the replicator first, before any tensor, variable or list of "
             "devices"
         )
-    workers = {
-        kind: config.addresses[kind]
-        for kind in ("chief", "worker")
-        if kind in config.addresses
-    }
-    deadline = time.monotonic() + timeout_sec
-    _meet(config, workers, timeout_sec)
-    _start(config, workers, deadline, heartbeat_timeout_sec)
-    _Process.runtime = WorkerRuntime(config, timeout_sec)
-    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
-    return _Process.runtime
-
-
-def _meet(config: ClusterConfig, workers: Any, timeout_sec: float) -> None:
-    """Waits until every worker listens, this one included.
-
-    TensorFlow's server waits for the others too, but without end; so this process
-    listens at its address first, in its server's place.
-    """
     cluster.check_port_is_free(config.address)
     _, port = cluster.split_address(config.address)
     with socket.create_server(("", port), backlog=2 * config.num_workers + 16):
-        cluster.wait_for(workers, timeout_sec)
+        cluster.wait_for(_workers(config), timeout_sec)
+
+
+def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
+    kinds = ("chief", "worker")
+    return {k: config.addresses[k] for k in kinds if k in config.addresses}
 
 
 def _start(
-    config: ClusterConfig, workers: Any, deadline: float, heartbeat_timeout_sec: float
+    config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
 ) -> None:
     """Starts TensorFlow's server in a thread, since nothing else bounds its wait."""
     failures: list[BaseException] = []
@@ -417,7 +419,7 @@ def _start(
     def start() -> None:
         try:
             _tf_workers.join_workers(
-                workers,
+                _workers(config),
                 config.kind,
                 config.index,
                 heartbeat_timeout_sec=heartbeat_timeout_sec,

@@ -7,16 +7,10 @@ collective ops join the workers. The processes learn from ``TF_CONFIG`` who they
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
-from replicator import collectives, reducible, worker_runtime
-from replicator import context as context_lib
 from replicator import devices as device_lib
+from replicator import job_reduce, worker_runtime, worker_sync
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.base import check_mode
 from replicator.cluster import ClusterConfig
@@ -26,15 +20,15 @@ from replicator.engine.variables import Kind
 from replicator.errors import (
     DeviceError,
     DisagreementError,
-    InputModeError,
     ReplicasOutOfSyncError,
 )
-from replicator.inputs import InputIterator, InputReplicationMode, pipeline_contexts
-from replicator.per_replica import PerReplica
+from replicator.inputs import InputIterator, InputReplicationMode, own_contexts
 from replicator.topology import make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import tensorflow as tf
 
     from replicator.inputs import InputContext
 
@@ -229,28 +223,11 @@ class MultiWorkerReplicator(InGraphReplicator):
         A collective: every worker calls it, in the same order, with values of the same
         structure. See ``Replicator.reduce``.
         """
-        context_lib.check_reduce_op(op)
-        leaves = tf.nest.flatten(value)
-        places = [
-            place
-            for place, leaf in enumerate(leaves)
-            if isinstance(leaf, PerReplica) and leaf[0] is not None
-        ]
-        for place in places:
-            reducible.check(leaves[place][0], op, "reduce")
-        if places:
-            inputs = [leaves[place] for place in places]
-            reduced = self.run(_REDUCTIONS[op], inputs)
-            for place, leaf in zip(places, reduced, strict=True):
-                leaves[place] = leaf
-        results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
-        return tf.nest.pack_sequence_as(value, results)
+        return job_reduce.reduce(self, op, value)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker; see ``Replicator.gather_bytes``."""
-        text = base64.b64encode(payload).decode("ascii")
-        texts = self._runtime.exchange("an exchange of bytes (a checkpoint)", text)
-        return [base64.b64decode(text) for text in texts]
+        return worker_sync.gather_bytes(self._runtime, payload)
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.
@@ -266,34 +243,11 @@ class MultiWorkerReplicator(InGraphReplicator):
         except ReplicasOutOfSyncError as error:
             failure = str(error)
         digests = [
-            [entry.variable.name, _digest(entry.variable)]
+            (entry.variable.name, worker_sync.digest(entry.variable))
             for entry in self._table.entries()
             if entry.kind is Kind.MIRRORED
         ]
-        text = json.dumps({"failure": failure, "digests": digests})
-        answers = [
-            json.loads(answer)
-            for answer in self._runtime.exchange("assert_in_sync()", text)
-        ]
-        for worker, answer in enumerate(answers):
-            if answer["failure"]:
-                raise ReplicasOutOfSyncError(
-                    f"on {self.cluster.name_of(worker)}: {answer['failure']}"
-                )
-            differing = [
-                name
-                for (name, digest), (_, other) in zip(
-                    answers[0]["digests"], answer["digests"], strict=True
-                )
-                if digest != other
-            ]
-            if differing:
-                raise ReplicasOutOfSyncError(
-                    f"{len(differing)} mirrored variables differ between "
-                    f"{self.cluster.name_of(0)} and {self.cluster.name_of(worker)}: "
-                    f"{', '.join(differing[:5])}; assign variables outside run() on "
-                    "every worker, with the same values"
-                )
+        worker_sync.compare(self._runtime, failure, digests)
 
     def explain(self) -> str:
         """Prints the plan of every traced step, the leg between workers included."""
@@ -320,41 +274,5 @@ def local_share(num_replicas: int, num_workers: int) -> int:
     return share
 
 
-def own_contexts(
-    mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
-) -> list[InputContext]:
-    """What the input functions of one worker are told.
-
-    Raises:
-      InputModeError: ``SINGLE``.
-    """
-    if mode is InputReplicationMode.SINGLE and num_workers > 1:
-        raise InputModeError(
-            f"{mode} cannot work with between-graph replication: each of the "
-            f"{num_workers} workers runs a program of its own, and none feeds the "
-            "others; use PER_WORKER or PER_REPLICA, and shard by "
-            "ctx.num_input_pipelines and ctx.input_pipeline_id"
-        )
-    contexts = pipeline_contexts(mode, num_replicas, num_workers)
-    share = len(contexts) // num_workers
-    return contexts[worker_id * share : (worker_id + 1) * share]
-
-
-def _reduction(op: str) -> Callable[[Any], Any]:
-    def reduce(value: Any) -> Any:
-        return collectives.all_reduce(value, op)
-
-    reduce.__qualname__ = f"reduce({op!r})"
-    return reduce
-
-
-# Fixed functions: each is traced once per structure and shapes.
-_REDUCTIONS = {op: _reduction(op) for op in context_lib.REDUCE_OPS}
-
-
 def _name(step_fn: Callable[..., Any]) -> str:
     return str(getattr(step_fn, "__qualname__", type(step_fn).__qualname__))
-
-
-def _digest(variable: Any) -> str:
-    return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()

@@ -17,7 +17,12 @@ from replicator import _tf_compat, base, context, creation, logical, loop, progr
 from replicator import devices as device_lib
 from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.inputs import (
+    InputContext,
+    InputIterator,
+    InputReplicationMode,
+    own_contexts,
+)
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica
@@ -73,9 +78,9 @@ class StrategyReplicaContext(context.ReplicaContext):
             # A stock reduction has no group for int32, which TensorFlow keeps on the
             # host, and none for narrower integers; sums wrap the same after the cast.
             wide = tf.int64 if dtype.is_integer else dtype
-            reduced = replica.all_reduce(
-                op, [tf.cast(tensors[i], wide) for i in places]
-            )
+            # An identity has a device, by which the strategy finds its destination.
+            sent = [tf.identity(tf.cast(tensors[i], wide)) for i in places]
+            reduced = replica.all_reduce(op, sent)
             for place, value in zip(places, reduced, strict=True):
                 results[place] = tf.cast(value, dtype)
         return [results[place] for place in range(len(tensors))]
@@ -118,9 +123,11 @@ class StrategyInputIterator(InputIterator):
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode,
         strategy: tf.distribute.Strategy,
+        num_replicas: int,
+        contexts: Sequence[InputContext],
     ) -> None:
         self._strategy = strategy
-        super().__init__(input_fn, mode, strategy.num_replicas_in_sync)
+        super().__init__(input_fn, mode, num_replicas, contexts=contexts)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if len(pipelines) == 1:
@@ -176,7 +183,12 @@ class StrategyReplicator(base.Replicator):
     ) -> StrategyInputIterator:
         """Distributes the pipelines; see ``Replicator.make_input_iterator``."""
         base.check_mode(mode)
-        return StrategyInputIterator(input_fn, mode, self.strategy)
+        contexts = own_contexts(
+            mode, self.num_replicas, self.num_workers, self.worker_id
+        )
+        return StrategyInputIterator(
+            input_fn, mode, self.strategy, self.num_local_replicas, contexts
+        )
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
@@ -226,7 +238,7 @@ class StrategyReplicator(base.Replicator):
     def _distribute(self, leaf: PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(
             lambda value_context: tf.convert_to_tensor(
-                leaf[value_context.replica_id_in_sync_group]
+                leaf[value_context.replica_id_in_sync_group % self.num_local_replicas]
             )
         )
 
@@ -268,7 +280,7 @@ class StrategyReplicator(base.Replicator):
                 lambda leaf: PerReplica(
                     [
                         None if leaf is None else next(flat)
-                        for _ in range(self.num_replicas)
+                        for _ in range(self.num_local_replicas)
                     ]
                 ),
                 structure[0],

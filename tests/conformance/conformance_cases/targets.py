@@ -114,6 +114,7 @@ TARGETS = {target.name: target for target in IN_PROCESS}
 
 # Backend -> why no target of it can run on a machine like this one.
 NOT_RUN: dict[str, str] = {
+    "tf_multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "multi_worker_in_graph": "its clusters are started in tests/replicator/remote",
 }

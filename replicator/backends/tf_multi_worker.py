@@ -1,0 +1,126 @@
+"""``tf.distribute.MultiWorkerMirroredStrategy`` behind the replicator contract.
+
+A peer for comparison, so it runs as its documentation shows; see ``strategy``. Its
+replicas are its local devices: the GPUs of each worker, or one CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator import job_reduce, worker_runtime, worker_sync
+from replicator.backends.strategy import StrategyReplicator
+from replicator.cluster import ClusterConfig
+from replicator.errors import DeviceError, ReplicasOutOfSyncError
+
+
+class _Process:
+    """A process joins a cluster once, so all replicators share one strategy."""
+
+    strategy: Any = None
+    runtime: worker_runtime.WorkerRuntime | None = None
+
+
+class MultiWorkerMirroredReplicator(StrategyReplicator):
+    """The stock between-graph peer (``tf_multi_worker``).
+
+    Attributes:
+      cluster: The workers, and which of them this process is.
+      num_workers: Worker processes.
+      worker_id: Which of them this process is.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
+    ) -> None:
+        """Joins the cluster, together with all other workers.
+
+        Args:
+          num_replicas: Replicas of the whole job; by default, and at most, those that
+            the strategy makes.
+          cluster: The workers; None reads ``TF_CONFIG``.
+          timeout_sec: Longest wait for another worker.
+
+        Raises:
+          ClusterError: The cluster cannot be joined; subclasses say why.
+          DeviceError: The strategy makes another number of replicas.
+        """
+        self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
+        if _Process.strategy is None:
+            worker_runtime.meet(self.cluster, timeout_sec)
+            _Process.strategy = _make_strategy(self.cluster, timeout_sec)
+            _Process.runtime = worker_runtime.WorkerRuntime(self.cluster, timeout_sec)
+        super().__init__(_Process.strategy)
+        if num_replicas not in (None, self.num_replicas):
+            raise DeviceError(
+                f"num_replicas={num_replicas!r} does not fit: the stock strategy "
+                f"makes {self.num_replicas} replicas on {self.cluster.num_workers} "
+                "workers, one per GPU, or one per worker without GPUs"
+            )
+        self.num_workers = self.cluster.num_workers
+        self.worker_id = self.cluster.worker_id
+        self.first_replica_id = self.worker_id * self.num_local_replicas
+
+    @property
+    def _runtime(self) -> worker_runtime.WorkerRuntime:
+        runtime = _Process.runtime
+        assert runtime is not None
+        return runtime
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.num_replicas // self.cluster.num_workers
+
+    def _run(self, *args: Any) -> Any:
+        with self._runtime.guard("a step"):
+            return super()._run(*args)
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Combines over all replicas of the job what ``run`` returned here.
+
+        A collective: every worker calls it, in the same order, with values of the same
+        structure. See ``Replicator.reduce``.
+        """
+        return job_reduce.reduce(self, op, value)
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+        return worker_sync.gather_bytes(self._runtime, payload)
+
+    def assert_in_sync(self) -> None:
+        """Compares mirrored variables here and over workers. A collective."""
+        failure = ""
+        try:
+            super().assert_in_sync()
+        except ReplicasOutOfSyncError as error:
+            failure = str(error)
+        digests = [
+            (variable.name, worker_sync.digest(self._components(variable)[0]))
+            for variable in self._mirrored.values()
+            if variable.trainable
+        ]
+        worker_sync.compare(self._runtime, failure, digests)
+
+
+def _make_strategy(config: ClusterConfig, timeout_sec: float) -> Any:
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(
+            {kind: list(addresses) for kind, addresses in config.addresses.items()}
+        ),
+        task_type=config.kind,
+        task_id=config.index,
+        rpc_layer="grpc",
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(
+        cluster_resolver=resolver,
+        communication_options=tf.distribute.experimental.CommunicationOptions(
+            timeout_seconds=timeout_sec
+        ),
+    )

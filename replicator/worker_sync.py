@@ -1,0 +1,72 @@
+"""What workers tell each other between steps: digests of variables, bytes."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from replicator.errors import ReplicasOutOfSyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.worker_runtime import WorkerRuntime
+
+
+def digest(variable: Any) -> str:
+    """What equal bits of a variable have in common."""
+    return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
+    """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+    text = base64.b64encode(payload).decode("ascii")
+    texts = runtime.exchange("an exchange of bytes (a checkpoint)", text)
+    return [base64.b64decode(text) for text in texts]
+
+
+def compare(
+    runtime: WorkerRuntime, failure: str, digests: Sequence[tuple[str, str]]
+) -> None:
+    """Compares mirrored variables over workers.
+
+    Args:
+      runtime: The workers.
+      failure: What was wrong within this worker already, or empty.
+      digests: Name and digest of each variable, in the same order on all workers.
+
+    Raises:
+      ReplicasOutOfSyncError: On all workers, if there is a difference on any.
+    """
+    config = runtime.config
+    text = json.dumps({"failure": failure, "digests": digests})
+    answers = [
+        json.loads(answer) for answer in runtime.exchange("assert_in_sync()", text)
+    ]
+    for worker, answer in enumerate(answers):
+        if answer["failure"]:
+            raise ReplicasOutOfSyncError(
+                f"on {config.name_of(worker)}: {answer['failure']}"
+            )
+        if len(answer["digests"]) != len(answers[0]["digests"]):
+            raise ReplicasOutOfSyncError(
+                f"{config.name_of(0)} has {len(answers[0]['digests'])} mirrored "
+                f"variables, {config.name_of(worker)} has {len(answer['digests'])}; "
+                "every worker must run the same program"
+            )
+        differing = [
+            name
+            for (name, mine), (_, other) in zip(
+                answers[0]["digests"], answer["digests"], strict=True
+            )
+            if mine != other
+        ]
+        if differing:
+            raise ReplicasOutOfSyncError(
+                f"{len(differing)} mirrored variables differ between "
+                f"{config.name_of(0)} and {config.name_of(worker)}: "
+                f"{', '.join(differing[:5])}; assign variables outside run() on "
+                "every worker, with the same values"
+            )
