@@ -9,6 +9,7 @@ When a rank fails, the others get a moment to write what they saw of it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -55,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
             sys.stderr.flush()
     if code < 0:
         # End as the rank did: the harness tells a crash or a kill by the signal.
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL needs no default
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code
 
