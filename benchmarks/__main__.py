@@ -12,6 +12,7 @@ COMMANDS = (
     ("command line", [sys.executable, "-m", "benchmarks.bench_cli"]),
     ("report", [sys.executable, "-m", "benchmarks.bench_report"]),
     ("engine", [sys.executable, "-m", "pytest", "-q", "benchmarks/bench_engine.py"]),
+    ("optimizer", [sys.executable, "-m", "benchmarks.bench_optimizer"]),
     ("replicator", [sys.executable, "-m", "benchmarks.bench_replicator"]),
     (
         "replicator, memory kept by malloc",

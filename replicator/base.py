@@ -232,6 +232,7 @@ class Replicator(abc.ABC):
         compression: str | None = None,
         accumulation_steps: int = 1,
         global_clipnorm: float | None = None,
+        sharded_update: bool = False,
         loss_scale: float | str | None = None,
     ) -> ReplicatedOptimizer:
         """Makes ``apply_gradients`` average over replicas first (sum / R), once.
@@ -243,6 +244,8 @@ class Replicator(abc.ABC):
           accumulation_steps: Calls of ``apply_gradients`` that make one update, with
             the average of their gradients; see ``replicator.accumulation``.
           global_clipnorm: Largest norm of all averaged gradients together.
+          sharded_update: Each variable is updated, and its optimizer state kept, by one
+            replica; see ``replicator.sharded_update``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
             which gradients are divided, or ``dynamic``; see ``replicator.loss_scale``.
 
@@ -258,6 +261,7 @@ class Replicator(abc.ABC):
             compression=compression,
             accumulation_steps=accumulation_steps,
             global_clipnorm=global_clipnorm,
+            sharded_update=sharded_update,
             loss_scale=loss_scale,
         )
         return self._wrap_optimizer(optimizer, options)

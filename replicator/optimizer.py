@@ -12,6 +12,7 @@ What happens to gradients, in this order, whatever the options:
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -26,6 +27,8 @@ from replicator.optimizer_options import OptimizerOptions
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from replicator.sharded_update import ShardedUpdate
+
 
 _OWN_ATTRIBUTES = frozenset(
     {
@@ -36,6 +39,7 @@ _OWN_ATTRIBUTES = frozenset(
         "accumulation",
         "_num_replicas",
         "_is_built",
+        "_sharded_update",
         "_is_loss_scaled",
     }
 )
@@ -63,6 +67,7 @@ class ReplicatedOptimizer:
         *,
         num_replicas: int,
         options: OptimizerOptions | None = None,
+        sharded_update: ShardedUpdate | None = None,
     ) -> None:
         for needed in ("apply", "build", "iterations"):
             if not hasattr(optimizer, needed):
@@ -78,6 +83,7 @@ class ReplicatedOptimizer:
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
         self.loss_scale = None if scale is None else LossScale(scale)
         self.accumulation = Accumulation(steps) if steps > 1 else None
+        self._sharded_update = sharded_update
         self._is_built = False
         self._is_loss_scaled = False
 
@@ -100,7 +106,12 @@ class ReplicatedOptimizer:
         it, so one checkpoint of ``wrapped`` has all.
         """
         variables = list(variables)
-        with tf.init_scope(), creation.allowed():
+        placing = (
+            contextlib.nullcontext()
+            if self._sharded_update is None
+            else self._sharded_update.building(self.wrapped, variables)
+        )
+        with tf.init_scope(), creation.allowed(), placing:
             if not self.wrapped.built:
                 self.wrapped.build(variables)
                 self.wrapped.built = True
@@ -197,7 +208,12 @@ class ReplicatedOptimizer:
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by averaged gradients."""
-        fused_update = fused.find(self.wrapped, averaged, variables)
+        # A kernel wants a variable and its state on one device; a branch that updates
+        # variables of several owners is emitted on one of them.
+        is_split = self._sharded_update is not None and self.options.needs_branch
+        fused_update = (
+            None if is_split else fused.find(self.wrapped, averaged, variables)
+        )
         self.uses_fused_update = fused_update is not None
         if fused_update is not None:
             fused_update.apply(averaged, variables, 1)

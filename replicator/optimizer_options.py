@@ -45,6 +45,11 @@ class OptimizerOptions:
             and self.loss_scale is None
         )
 
+    @property
+    def needs_branch(self) -> bool:
+        """Whether some calls do not update."""
+        return self.accumulation_steps > 1 or self.loss_scale == DYNAMIC
+
     def check(self, optimizer: Any) -> OptimizerOptions:
         """Returns the options if they make sense for an optimizer.
 

@@ -19,13 +19,16 @@ from replicator.engine.program import Program
 from replicator.engine.variables import Kind, VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs import InputIterator
+from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import regroup
+from replicator.sharded_update import ShardedUpdate
 from replicator.topology import make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.engine.variables import LocalState
+    from replicator.optimizer_options import OptimizerOptions
     from replicator.topology import Topology
 
 _PLACEMENTS = ("auto", "shared", "mirrored")
@@ -140,16 +143,35 @@ class InGraphReplicator(base.Replicator):
         super().restore_local_state(saved)
         self._table.restore(saved)
 
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
+        """Wraps; a sharded update needs all replicas in this program."""
+        options.check(optimizer)
+        sharded = None
+        if options.sharded_update:
+            if self.topology.num_programs > 1:
+                reason = "other processes keep copies that this one cannot write"
+                options.refuse({"sharded_update": reason}, type(self).__name__)
+            sharded = ShardedUpdate(self._table.ownership)
+        return ReplicatedOptimizer(
+            optimizer,
+            num_replicas=self.num_replicas,
+            options=options,
+            sharded_update=sharded,
+        )
+
     def explain(self) -> str:
         """Prints the plan of every traced step's collectives."""
         steps = self._programs.items()
         if not steps:
             return "no step was traced yet; call run() first"
+        owners = self._table.ownership.explain()
         return "\n\n".join(
             f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
             f"variables\n{plan.explain(program.plans, self.topology)}"
             for name, program in steps
-        )
+        ) + (owners and f"\n\n{owners}")
 
     def assert_in_sync(self) -> None:
         """Compares the copies of mirrored variables bit by bit.

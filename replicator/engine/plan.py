@@ -74,6 +74,7 @@ def make_plan(
     collectives: Sequence[Collective],
     topology: Topology,
     depths: Mapping[str, int] | None = None,
+    needed_by: Mapping[str, tuple[int, ...]] | None = None,
 ) -> tuple[CollectivePlan, ...]:
     """Decides algorithm, buckets and owners for all collectives of a step.
 
@@ -82,6 +83,8 @@ def make_plan(
       topology: Where the replicas are.
       depths: By operand, its distance from the inputs of the step: how late it is
         computed. Needed between workers only.
+      needed_by: By marker, the replicas whose memories need the result; all without.
+        What one of them needs is combined there.
 
     Returns:
       One plan per collective.
@@ -97,14 +100,16 @@ def make_plan(
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
+        homes = [_home(marker, needed_by or {}) for marker in collective.markers]
         groups = _group(
             collective,
+            homes,
             _order(collective, depths if crosses else None),
             below if fuses and collective.kind == "all_reduce" else 0,
             limit,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
-        owners = dict(_balance(sizes, load))
+        owners = dict(_balance(sizes, load, [homes[group[0]] for group in groups]))
         plans.append(
             CollectivePlan(
                 collective=collective,
@@ -207,10 +212,20 @@ def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int
     return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
 
 
+def _home(marker: str, needed_by: Mapping[str, tuple[int, ...]]) -> int | None:
+    """The only replica that needs a result, if there is one."""
+    needed = needed_by.get(marker, ())
+    return needed[0] if len(needed) == 1 else None
+
+
 def _group(
-    collective: Collective, order: Sequence[int], below: int, limit: int
+    collective: Collective,
+    homes: Sequence[int | None],
+    order: Sequence[int],
+    below: int,
+    limit: int,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors smaller than ``below`` bytes into buckets of one type.
+    """Puts tensors smaller than ``below`` bytes into buckets of one type and home.
 
     Buckets, and tensors that go alone, keep the order in which their last member came.
     """
@@ -221,20 +236,24 @@ def _group(
         if not 0 < size < below:
             groups.append((position,))
             continue
-        dtype = collective.dtypes[position]
-        members, total = is_open.pop(dtype, ([], 0))
+        key = (collective.dtypes[position], homes[position])
+        members, total = is_open.pop(key, ([], 0))
         if members and total + size > limit:
             groups.append(tuple(members))
             members, total = [], 0
-        is_open[dtype] = ([*members, position], total + size)
+        is_open[key] = ([*members, position], total + size)
     return groups + [tuple(members) for members, _ in is_open.values()]
 
 
-def _balance(sizes: Sequence[int], load: list[int]) -> list[tuple[int, int]]:
-    """Gives each bucket, largest first, to the owner with the least to do."""
+def _balance(
+    sizes: Sequence[int], load: list[int], homes: Sequence[int | None]
+) -> list[tuple[int, int]]:
+    """Gives each bucket, largest first, to its home or the owner with least to do."""
     owners = []
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        home = homes[index]
         owner = min(range(len(load)), key=lambda r: (load[r], r))
+        owner = owner if home is None else home
         load[owner] += max(sizes[index], 1)
         owners.append((index, owner))
     return owners

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from replicator import _tf_compat, loop
 from replicator.engine import body as body_lib
-from replicator.engine import invariance, placement, plan
+from replicator.engine import invariance, liveness, placement, plan
 from replicator.engine.coherence import Coherence
 from replicator.engine.cross_worker import CrossWorker
 from replicator.engine.link import Linker
@@ -65,8 +65,12 @@ class Program:
         self._invariance = self._analyze()
         self.entries = self._require_variables()
         self._version = table.version
+        self._liveness = self._find_live()
         self.plans = plan.make_plan(
-            self._traced.collectives, topology, self._depths() if group else None
+            self._traced.collectives,
+            topology,
+            self._depths() if group else None,
+            {} if self._liveness is None else self._liveness.results,
         )
         self._arguments: dict[tuple[int, str], str] = {}
         self._captured: list[Any] = []
@@ -172,6 +176,27 @@ class Program:
         invariance.check_trainable(analysis, handles, self._topology.num_replicas)
         return analysis
 
+    def _find_live(self) -> liveness.Liveness | None:
+        """Who emits what, where variables have owners; None where all emit all."""
+        owners = {
+            name: owner
+            for name, variable in self._traced.variables.items()
+            if (owner := self._table.ownership.owner(variable)) is not None
+        }
+        if not owners or self._topology.is_shared:
+            return None
+        traced = self._traced
+        tensors = [name.partition(":")[0] for name in traced.output_names]
+        operands = [name for c in traced.collectives for name in c.operands]
+        return liveness.analyze(
+            self._body,
+            invariant=self._invariance.nodes,
+            holders=set(self._topology.holders),
+            handles=set(traced.variables),
+            owners=owners,
+            roots=[*tensors, *operands, *traced.control_output_names],
+        )
+
     def _require_variables(self) -> dict[str, Entry]:
         entries = {}
         for name, variable in self._traced.variables.items():
@@ -187,8 +212,10 @@ class Program:
             self._body,
             self._topology,
             merged=self._invariance.nodes,
+            liveness=self._liveness,
             resolve=self._resolve,
             handle_device=self._handle_device,
+            handle_dtype=lambda handle: self._traced.variables[handle].dtype,
         )
         workers = None
         if self._group is not None:
@@ -221,9 +248,9 @@ class Program:
             arg.type = spec.dtype.as_datatype_enum
             function.ret[f"output_{index}"] = str(ref)
         controls = {
-            self._copies.name(replica, name)
-            for replica in self._replicas
+            effect
             for name in self._traced.control_output_names
+            for effect in self._copies.effects(name)
         }
         for index, name in enumerate(sorted(controls)):
             function.signature.control_output.append(f"control_{index}")

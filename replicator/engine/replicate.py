@@ -14,20 +14,23 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat, logical
-from replicator.engine.body import Ref
+from replicator.engine.body import Ref, make_node
 from replicator.engine.effects import EffectTable
 from replicator.engine.optimize import called_functions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from replicator.engine.body import Body, Node
+    from replicator.engine.liveness import Liveness
     from replicator.topology import Topology
 
     # (replica, placeholder) -> what stands for it, a Ref or a function argument
     Resolve = Callable[[int, str], Ref | str]
     # (replica, placeholder) -> device of the variable behind a handle, or None
     HandleDevice = Callable[[int, str], str | None]
+    # placeholder of a handle -> type of the variable
+    HandleDtype = Callable[[str], tf.DType]
 
 _SEED_STEP = 0x9E3779B1
 _SEED_LIMIT = 0x7FFFFFFF
@@ -46,8 +49,10 @@ class Replicas:
         topology: Topology,
         *,
         merged: Collection[str],
+        liveness: Liveness | None = None,
         resolve: Resolve,
         handle_device: HandleDevice,
+        handle_dtype: HandleDtype | None = None,
     ) -> None:
         self._body = body
         self._topology = topology
@@ -56,8 +61,13 @@ class Replicas:
             tf.DeviceSpec.from_string(device) for device in topology.replica_devices
         ]
         self._merged = frozenset(merged)
+        self._homes = {} if liveness is None else liveness.homes
+        self._written = {} if liveness is None else liveness.written
+        self._emitted = None if liveness is None else liveness.emitted
+        self._earlier = {} if liveness is None else liveness.earlier
         self._resolve = resolve
         self._handle_device = handle_device
+        self._handle_dtype = handle_dtype or (lambda _: tf.float32)
         self._effects = EffectTable(body.library)
         self._library_names = {f.signature.name for f in body.library}
         self._placed = _placed_functions(body.library)
@@ -74,6 +84,7 @@ class Replicas:
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
         owner = self._topology.holders[replica] if node in self._merged else replica
+        owner = self._homes.get(node, owner)
         return f"replica_{self._topology.replica_id(owner)}/{node}"
 
     def ref(self, replica: int, ref: Ref) -> Ref | str:
@@ -91,10 +102,16 @@ class Replicas:
             for holder in dict.fromkeys(holders)
         }
         for node in self._body.nodes:
-            if node.name in self._merged:
+            if node.name in self._homes:
+                # Others may read what exists once: it waits for all of them.
+                home = self._homes[node.name]
+                copies.append(self._copy(node, home, self._replicas))
+                copies += self._refresh(node, sharing)
+            elif node.name in self._merged:
                 copies += [
                     self._copy(node, holder, replicas)
                     for holder, replicas in sharing.items()
+                    if self._emitted is None or holder in self._emitted[node.name]
                 ]
             else:
                 copies += [self._copy(node, r, [r]) for r in self._replicas]
@@ -109,7 +126,11 @@ class Replicas:
         proto.attr.pop("_class", None)
         del proto.input[:]
         proto.input.extend(str(self.ref(replica, ref)) for ref in node.inputs)
-        proto.input.extend(self._controls(node, waits_for))
+        edges = self._controls(node, waits_for)
+        if node.name in self._homes:
+            once = set(self._written[node.name]) - set(self._copied(node.name))
+            edges = list(dict.fromkeys([*edges, *self._before(node, waits_for, once)]))
+        proto.input.extend(edges)
         self._fold_seeds(proto, replica)
         self._rename_calls(proto, replica)
         return proto
@@ -124,8 +145,97 @@ class Replicas:
                         continue  # arguments are there before anything runs
                     edges[f"^{target.node}"] = None
                 else:
-                    edges[f"^{self.name(replica, control)}"] = None
+                    edges |= dict.fromkeys(self._after(replica, control))
         return list(edges)
+
+    def _after(self, replica: int, node: str) -> list[str]:
+        """Control edges that let a replica go on when a node has had its effect."""
+        if node not in self._homes:
+            holder = self._topology.holders[replica]
+            is_live = self._emitted is None or node not in self._merged
+            if is_live or holder in (self._emitted or {})[node]:
+                return [f"^{self.name(replica, node)}"]
+            return []
+        if self._homes[node] == self._topology.holders[replica]:
+            # Its value must have been read before it changes again.
+            new = [f"^{self._new(node, h)}" for h in self._copied(node)]
+            return [f"^{self.name(replica, node)}", *new]
+        holder = self._topology.holders[replica]
+        copied = [f"^{self._old(node, h, holder)}" for h in self._copied(node)]
+        return copied or [f"^{self.name(replica, node)}"]
+
+    def _before(
+        self, node: Node, replicas: Sequence[int], handles: Iterable[str]
+    ) -> list[str]:
+        """Control edges from earlier uses of variables that a home node writes.
+
+        The node's own edges need not tell them: what orders them on its home may not
+        be emitted on others.
+        """
+        edges: dict[str, None] = {}
+        for handle in handles:
+            for name in self._earlier.get((node.name, handle), ()):
+                for replica in replicas:
+                    edges |= dict.fromkeys(self._after(replica, name))
+        return list(edges)
+
+    def effects(self, node: str) -> list[str]:
+        """Names of the nodes that have the effect of a node on all replicas."""
+        edges = [edge for r in self._replicas for edge in self._after(r, node)]
+        return list(dict.fromkeys(edge.removeprefix("^") for edge in edges))
+
+    def _copied(self, node: str) -> list[str]:
+        """Handles that a home node writes and of which others have copies."""
+        home = self._homes[node]
+        return [
+            handle
+            for handle in self._written[node]
+            if any(
+                self._resolve(r, handle) != self._resolve(home, handle)
+                for r in self._replicas
+            )
+        ]
+
+    def _new(self, node: str, handle: str) -> str:
+        return f"{self.name(0, node)}/new_{handle}"
+
+    def _old(self, node: str, handle: str, holder: int) -> str:
+        replica_id = self._topology.replica_id(holder)
+        return f"replica_{replica_id}/{node}/refresh_{handle}"
+
+    def _refresh(self, node: Node, sharing: Mapping[int, Sequence[int]]) -> list[Any]:
+        """Copies what a home node wrote to the variables of the other holders."""
+        nodes = []
+        home = self._homes[node.name]
+        for handle in self._copied(node.name):
+            dtype = self._handle_dtype(handle)
+            new = self._new(node.name, handle)
+            nodes.append(
+                make_node(
+                    new,
+                    "ReadVariableOp",
+                    [self._resolve(home, handle)],
+                    self._handle_device(home, handle) or "",
+                    {"dtype": dtype},
+                    controls=[self.name(home, node.name)],
+                )
+            )
+            for holder, replicas in sharing.items():
+                if holder == home:
+                    continue
+                waits = dict.fromkeys(self._controls(node, replicas))
+                waits |= dict.fromkeys(self._before(node, replicas, [handle]))
+                nodes.append(
+                    make_node(
+                        self._old(node.name, handle, holder),
+                        "AssignVariableOp",
+                        [self._resolve(holder, handle), f"{new}:value:0"],
+                        self._handle_device(holder, handle) or "",
+                        {"dtype": dtype},
+                        controls=[edge.removeprefix("^") for edge in waits],
+                    )
+                )
+        return nodes
 
     def _device(self, node: Node, replica: int) -> str:
         for ref in node.inputs:

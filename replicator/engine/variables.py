@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import creation
+from replicator import _tf_compat, creation
 from replicator import devices as device_lib
+from replicator.engine.ownership import Ownership, num_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -82,6 +83,7 @@ class VariableTable:
     """All variables that the steps of one replicator use.
 
     Attributes:
+      ownership: Who updates which variable, with a sharded update.
       version: Grows when a variable changes kind, so that programs built before know.
     """
 
@@ -89,6 +91,7 @@ class VariableTable:
         self.version = 0
         self._topology = topology
         self._entries: dict[int, Entry] = {}
+        self.ownership = Ownership(topology)
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
@@ -122,6 +125,20 @@ class VariableTable:
     def entries(self) -> list[Entry]:
         """All entries, in the order of first use."""
         return list(self._entries.values())
+
+    def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
+        """Bytes that variables of static shape take on each device, with all copies.
+
+        Args:
+          variables: Keras or TensorFlow variables; those of no step count once.
+        """
+        sizes: dict[str, int] = {}
+        for variable in map(_tf_compat.unwrap, variables):
+            entry = self._entries.get(id(variable))
+            copies = (variable,) if entry is None else entry.copies
+            for copy in {id(c): c for c in copies}.values():
+                sizes[copy.device] = sizes.get(copy.device, 0) + num_bytes(copy)
+        return sizes
 
     def local_state(self) -> list[LocalState]:
         """What the copies hold that differ between replicas."""
@@ -172,6 +189,8 @@ class VariableTable:
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         topology = self._topology
         is_mirrored = kind is Kind.MIRRORED
+        if is_mirrored and self.ownership.is_slot(variable):
+            return (variable,) * topology.num_local_replicas
         initial = [] if is_mirrored else self._initial_values(variable, kind)
         copies: list[Any] = []
         for replica, devices in enumerate(topology.devices):

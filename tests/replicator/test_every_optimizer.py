@@ -73,13 +73,18 @@ def test_there_are_optimizers_to_try():
     assert {"SGD", "Adam", "Muon", "Lamb", "Ftrl"} <= set(NAMES)
 
 
-def test_all_optimizers_in_one_step(repl):
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_all_optimizers_in_one_step(repl, is_sharded):
     """Three steps on replicas equal three steps of Keras on the joined batch."""
-    if repl.num_replicas != 2:
+    can_shard = isinstance(repl, replicator.InGraphReplicator)
+    if repl.num_replicas != 2 or (is_sharded and not can_shard):
         pytest.skip("two replicas say what there is to say")
+    options = {"sharded_update": True} if is_sharded else {}
     with repl.context():
         weights = {name: _weights(name) for name in NAMES}
-        wrapped = {name: repl.wrap_optimizer(_optimizer(name)) for name in NAMES}
+        wrapped = {
+            name: repl.wrap_optimizer(_optimizer(name), **options) for name in NAMES
+        }
         for name in NAMES:
             wrapped[name].build(weights[name])
 

@@ -1,0 +1,248 @@
+"""sharded_update: the same numbers, a share of the work and of the memory."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+
+NUM_REPLICAS = 4
+
+
+def _mirrored(num_replicas=NUM_REPLICAS):
+    return replicator.create(
+        "in_graph",
+        num_replicas=num_replicas,
+        devices=[f"CPU:{index}" for index in range(num_replicas)],
+        variable_placement="mirrored",
+    )
+
+
+def _model():
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.layers.Dense(width, activation="tanh") for width in (16, 12, 8, 3)]
+    )
+    model.build((None, 5))
+    return model
+
+
+class _Training:
+    """A model, its optimizer and a step."""
+
+    def __init__(self, repl, make_optimizer, **options):
+        self.repl = repl
+        with repl.context():
+            self.model = _model()
+            self.optimizer = repl.wrap_optimizer(make_optimizer(), **options)
+        self.optimizer.build(self.model.trainable_variables)
+
+    def run(self, first, last, num_steps=1):
+        """Trains on batches first to last, each split over replicas."""
+        rng = np.random.default_rng(2)
+        batches = rng.normal(size=(8, 8, 5)).astype(np.float32)[first:last]
+        data = tf.data.Dataset.from_tensor_slices(
+            batches.reshape(-1, 8 // self.repl.num_replicas, 5)
+        )
+        inputs = self.repl.make_input_iterator(lambda _: data)
+        for _ in range(0, last - first, num_steps):
+            self.repl.run(self.step, inputs, num_steps=num_steps)
+        return self
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self.model(x) - 1.0) ** 2)
+            scaled = self.optimizer.scale_loss(loss)
+        variables = self.model.trainable_variables
+        grads = tape.gradient(scaled, variables)
+        self.optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    def values(self):
+        self.repl.assert_in_sync()
+        variables = [*self.model.trainable_variables, *self.optimizer.variables]
+        return [np.asarray(v) for v in variables]
+
+
+def _check_same(expected, got):
+    for want, value in zip(expected.values(), got.values(), strict=True):
+        np.testing.assert_array_equal(want, value)
+
+
+MAKERS = {
+    "fused momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "fused adam": lambda: keras.optimizers.Adam(0.01),
+    "keras with decay and averages": lambda: keras.optimizers.AdamW(
+        0.01, use_ema=True, ema_overwrite_frequency=2
+    ),
+    "keras that clips": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
+    "keras with factors": lambda: keras.optimizers.Adafactor(0.01),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_bit_is_that_of_the_unsharded_update(name):
+    """Weights and state, also over several steps in one dispatch."""
+    unsharded = _Training(_mirrored(), MAKERS[name]).run(0, 4)
+    sharded = _Training(_mirrored(), MAKERS[name], sharded_update=True)
+
+    sharded.run(0, 2).run(2, 4, num_steps=2)
+
+    _check_same(unsharded, sharded)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accumulation_steps": 2},
+        {"loss_scale": "dynamic", "global_clipnorm": 0.1},
+        {"accumulation_steps": 2, "loss_scale": "dynamic"},
+    ],
+    ids="+".join,
+)
+def test_updates_in_branches_are_those_of_the_unsharded(options):
+    """One owner takes the branch for all, without kernels; the others get its values.
+
+    Up to the last bits, in which Keras' update differs from the kernel.
+    """
+    make = MAKERS["fused adam"]
+    unsharded = _Training(_mirrored(), make, **options).run(0, 4)
+
+    sharded = _Training(_mirrored(), make, sharded_update=True, **options).run(0, 4)
+
+    for want, value in zip(unsharded.values(), sharded.values(), strict=True):
+        np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-6)
+
+
+def test_separate_memories_give_the_same(separate):
+    """Gradients are then bucketed by owner, and results have far to go."""
+    make = MAKERS["fused adam"]
+    unsharded = _Training(separate(NUM_REPLICAS), make).run(0, 4)
+
+    sharded = _Training(separate(NUM_REPLICAS), make, sharded_update=True).run(0, 4)
+
+    _check_same(unsharded, sharded)
+    plans = next(p for _, p in sharded.repl._programs.items()).plans
+    assert {0, 1, 2, 3} == {b.owner for plan in plans for b in plan.buckets}
+
+
+def test_state_takes_a_share_of_the_memory():
+    """The fullest device has at most 0.3 of what every device had, and no copies."""
+    make = MAKERS["fused adam"]
+    sizes = []
+    for is_sharded in (False, True):
+        training = _Training(_mirrored(), make, sharded_update=is_sharded).run(0, 1)
+        slots = training.optimizer.variables[2:]
+        sizes.append(training.repl._table.bytes_by_device(slots))
+
+    before, after = sizes
+    total = 2 * sum(w.nbytes for w in _model().get_weights())
+    assert [total] * NUM_REPLICAS == list(before.values())
+    assert total == sum(after.values())
+    assert NUM_REPLICAS == len(after)
+    assert max(after.values()) <= 0.45 * total  # four unequal layers
+
+
+def test_each_update_is_emitted_once():
+    """The linked graph has one kernel per variable, not one on every replica."""
+    training = _Training(_mirrored(), MAKERS["fused adam"], sharded_update=True)
+
+    training.run(0, 1)
+
+    program = next(p for _, p in training.repl._programs.items())
+    devices = [n.device for n in program._copies.nodes() if n.op == "ResourceApplyAdam"]
+    assert len(training.model.trainable_variables) == len(devices)
+    assert set(training.repl.devices) == set(devices)
+
+
+def test_the_plan_says_who_owns_what():
+    """explain() has a line per owner, with bytes."""
+    training = _Training(_mirrored(2), MAKERS["fused adam"], sharded_update=True)
+
+    text = training.run(0, 1).repl.explain()
+
+    assert "device:CPU:0 updates " in text
+    assert "device:CPU:1 updates " in text
+    assert "bytes of optimizer state" in text
+
+
+def test_where_memory_is_shared_there_is_nothing_to_shard(in_graph):
+    """One update and one copy, with the option or without; the plan says so."""
+    if not in_graph.topology.is_shared:
+        pytest.skip("this one has copies")
+    make = MAKERS["fused adam"]
+    unsharded = _Training(in_graph, make).run(0, 2)
+
+    sharded = _Training(in_graph, make, sharded_update=True).run(0, 2)
+
+    _check_same(unsharded, sharded)
+    assert "replicas share one copy of every variable" in in_graph.explain()
+
+
+@pytest.mark.parametrize("is_sharded_first", [True, False])
+def test_checkpoints_go_both_ways(tmp_path, is_sharded_first):
+    """Saved by one kind and restored into the other, training goes on bit by bit."""
+    make = MAKERS["fused adam"]
+    whole = _Training(_mirrored(), make).run(0, 4)
+    first = _Training(_mirrored(), make, sharded_update=is_sharded_first).run(0, 2)
+    path = tf.train.Checkpoint(
+        model=first.model, optimizer=first.optimizer.wrapped
+    ).write(str(tmp_path / "state"))
+
+    then = _Training(_mirrored(), make, sharded_update=not is_sharded_first).run(4, 5)
+    tf.train.Checkpoint(model=then.model, optimizer=then.optimizer.wrapped).read(
+        path
+    ).assert_consumed()
+    then.run(2, 4)
+
+    _check_same(whole, then)
+
+
+def test_values_set_outside_reach_all():
+    """Weights of all replicas, and state that exists once."""
+    make = MAKERS["fused momentum"]
+    runs = []
+    for is_sharded in (False, True):
+        training = _Training(_mirrored(), make, sharded_update=is_sharded).run(0, 1)
+        weights = [w + 0.5 for w in training.model.get_weights()]
+        training.model.set_weights(weights)
+        for slot in training.optimizer.variables[2:]:
+            slot.assign(slot.value * 2.0)
+        runs.append(training.run(1, 3))
+
+    _check_same(*runs)
+
+
+def test_reads_and_writes_stay_in_order():
+    """A step may read and write an owned variable before and after its update."""
+    results = []
+    for is_sharded in (False, True):
+        repl = _mirrored()
+        with repl.context():
+            weights = [tf.Variable(float(i + 1)) for i in range(4)]
+            optimizer = repl.wrap_optimizer(
+                keras.optimizers.SGD(0.5, momentum=0.5), sharded_update=is_sharded
+            )
+
+        def step(x, weights=weights, optimizer=optimizer):
+            seen = []
+            for _ in range(2):
+                seen += [w * x for w in weights]
+                optimizer.apply_gradients([(w * x, w) for w in weights])
+                seen += [w * x for w in weights]
+                weights[1].assign_add(weights[2] * weights[3])
+                seen += [w * x for w in weights]
+                weights[3].assign(weights[1])
+            slot = optimizer.wrapped.momentums[2] * x
+            return tf.stack([*seen, slot])
+
+        x = replicator.PerReplica([tf.constant(r + 1.0) for r in range(NUM_REPLICAS)])
+        outs = [np.stack(repl.run(step, x).values) for _ in range(3)]
+        repl.assert_in_sync()
+        results.append((outs, [w.numpy() for w in weights]))
+
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
