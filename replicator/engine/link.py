@@ -230,17 +230,32 @@ class Linker:
         is_compressed = wire != dtype and len(self._memories) > 1
         device = self._devices[owner]
         if is_compressed:
-            # Each memory rounds before it sends; what arrives is summed in full width.
+            # Who sends rounds before; what arrives is summed in full width. What the
+            # owner itself adds does not travel, and need not be rounded.
+            is_nccl = plan.algorithm == "nccl"
+            home = None if is_nccl else self._topology.memories[owner]
             sent = [
-                self._cast(f"{name}/send_{m}", ref, dtype, wire, self._devices[m])
+                self._convert(
+                    f"{name}/send_{m}",
+                    ref,
+                    dtype,
+                    dtype if m == home else wire,
+                    self._devices[m],
+                )
                 for m, ref in zip(self._memories, operands, strict=True)
             ]
-            if plan.algorithm == "nccl":  # sums in the type that travels
+            if is_nccl:  # sums in the type that travels
                 return self._receive(
                     name, self._nccl(op, name, sent, wire), wire, dtype
                 )
             operands = [
-                self._cast(f"{name}/widen_{m}", ref, wire, dtype, device)
+                self._convert(
+                    f"{name}/widen_{m}",
+                    ref,
+                    dtype if m == home else wire,
+                    dtype,
+                    device,
+                )
                 for m, ref in zip(self._memories, sent, strict=True)
             ]
         if plan.algorithm == "nccl":
