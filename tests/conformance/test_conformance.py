@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance_cases import matrix, runner
+from conformance_cases import clusters, matrix, runner
 from conformance_cases.every import CASES
 from conformance_cases.targets import NOT_RUN, TARGETS
 
@@ -23,6 +23,28 @@ PAIRS = [
 _SINGLE = {}
 
 
+@pytest.fixture(scope="session")
+def cluster_outcomes(request, tmp_path_factory):
+    """What came of a case in a cluster: one cluster per target runs all of them."""
+    found = {}
+
+    def outcome(target, case_name):
+        if target.name not in found:
+            asked = [
+                item.callspec.params["case_name"]
+                for item in request.session.items
+                if getattr(item, "callspec", None) is not None
+                and item.callspec.params.get("target_name") == target.name
+                and "case_name" in item.callspec.params
+            ]
+            names = [name for name in asked if target.why_not(CASES[name]) is None]
+            folder = tmp_path_factory.mktemp(target.name)
+            found[target.name] = clusters.run(target, names, folder)
+        return found[target.name][case_name]
+
+    return outcome
+
+
 def _of_single_device(case):
     """What one device makes of a case that is compared with it, once."""
     if case.like_single_device and case.name not in _SINGLE:
@@ -35,7 +57,7 @@ def _of_single_device(case):
 @pytest.mark.parametrize(
     ("target_name", "case_name"), PAIRS, ids=lambda name: name.replace("-", "_")
 )
-def test_a_backend_conforms(target_name, case_name, record_property):
+def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
     """It gives what NumPy or one device gives, or the error that teaches."""
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
@@ -43,7 +65,10 @@ def test_a_backend_conforms(target_name, case_name, record_property):
     if reason is not None:
         pytest.skip(reason)
 
-    outcome = runner.evaluate(case, target.make)
+    if target.is_cluster:
+        outcome = cluster_outcomes(target, case_name)
+    else:
+        outcome = runner.evaluate(case, target.make)
 
     runner.judge(case, target.topology, outcome, _of_single_device(case))
 
@@ -53,7 +78,7 @@ def _lacks():
     targets = {
         target.backend: target
         for target in TARGETS.values()
-        if target.num_workers == 1 and target.num_replicas <= 2
+        if not target.is_cluster and target.num_replicas <= 2
     }
     return [
         (target.name, capability)

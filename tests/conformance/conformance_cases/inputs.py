@@ -119,6 +119,7 @@ def end_of_data(repl):
 
 @case(
     "whole_steps",
+    "input_per_replica",
     reference=lambda t: {
         "total": np.int64(sum(range(t.num_replicas))),
         "error": "OutOfRangeError",
@@ -126,14 +127,15 @@ def end_of_data(repl):
     min_replicas=2,
 )
 def a_step_that_cannot_be_fed_changes_nothing(repl):
-    """2 R - 1 batches feed one step; the second finds too few and does not run."""
+    """Replica 0 has a second batch, the others have none: no replica runs."""
     with repl.context():
         total = tf.Variable(0, dtype=tf.int64, trainable=False)
 
-    def input_fn(_):
-        return tf.data.Dataset.range(2 * repl.num_replicas - 1)
+    def input_fn(ctx):
+        first = ctx.input_pipeline_id
+        return tf.data.Dataset.range(first, first + (2 if first == 0 else 1))
 
-    inputs = repl.make_input_iterator(input_fn, PER_WORKER)
+    inputs = repl.make_input_iterator(input_fn, PER_REPLICA)
 
     def step(x):
         total.assign_add(replicator.all_sum(x))

@@ -48,9 +48,17 @@ class Target:
         """What references are made for."""
         return Topology(self.num_replicas, self.num_workers)
 
+    @property
+    def is_cluster(self) -> bool:
+        """Whether it needs processes of its own."""
+        return self.num_workers > 1
+
     def make(self, case: Case) -> Any:
         """Makes the replicator for a case, in this process."""
-        count = case.num_logical_devices
+        return self.make_for(case.num_logical_devices)
+
+    def make_for(self, count: int) -> Any:
+        """Makes the replicator for a number of logical devices per replica."""
         options = {
             name: value(self.num_replicas, count) if callable(value) else value
             for name, value in self.options.items()
@@ -110,11 +118,18 @@ IN_PROCESS = [
     ),
     *_in_process("tf_mirrored", (1, 2, 4), devices=_cpus),
 ]
-TARGETS = {target.name: target for target in IN_PROCESS}
+CLUSTERS = [
+    Target(backend="multi_worker", num_replicas=2, num_workers=2),
+    Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
+]
+TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
-# Backend -> why no target of it can run on a machine like this one.
+# Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {
     "tf_multi_worker": "its clusters are started in tests/replicator/multi_worker",
-    "multi_worker": "its clusters are started in tests/replicator/multi_worker",
-    "multi_worker_in_graph": "its clusters are started in tests/replicator/remote",
+    "tpu": (
+        "no TPU: `MirroredStrategy` on virtual CPU devices stands in for "
+        "`TPUStrategy`, with all code but the start of the TPU system and the "
+        "placement on its cores"
+    ),
 }
