@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
     from replicator.backends.tf_multi_worker import MultiWorkerMirroredReplicator
+    from replicator.backends.tpu import TpuReplicator
     from replicator.base import Replicator
     from replicator.collectives import (
         all_gather,
@@ -57,6 +58,7 @@ _HOMES = {
     "ReplicatorError": "errors",
     "SingleDeviceReplicator": "backends.single",
     "StrategyReplicator": "backends.strategy",
+    "TpuReplicator": "backends.tpu",
     "all_gather": "collectives",
     "all_max": "collectives",
     "all_mean": "collectives",
@@ -93,6 +95,7 @@ __all__ = (
     "ReplicatorError",
     "SingleDeviceReplicator",
     "StrategyReplicator",
+    "TpuReplicator",
     "all_gather",
     "all_max",
     "all_mean",

@@ -142,6 +142,10 @@ BACKENDS: dict[str, BackendInfo] = {
                 "input_single": (
                     "each worker runs a program of its own, and none feeds the others"
                 ),
+                "whole_steps": (
+                    "a worker does not know that another one's data has ended: it "
+                    "waits in the step's collective until the wait ends in an error"
+                ),
             },
         ),
         BackendInfo(
@@ -175,6 +179,17 @@ BACKENDS: dict[str, BackendInfo] = {
                     "each worker runs a program of its own, and none feeds the others"
                 ),
             },
+        ),
+        BackendInfo(
+            name="tpu",
+            target="replicator.backends.tpu:TpuReplicator",
+            description="tf.distribute.TPUStrategy behind the same contract",
+            kind="ours",
+            lacks={
+                **{k: v for k, v in _STOCK_LACKS.items() if k != "model_parallelism"},
+                "ragged_inputs": "steps are compiled, so shapes must be static",
+            },
+            not_swept_because="it needs a TPU, which the harness does not look for",
         ),
     )
 }

@@ -14,6 +14,7 @@ ReplicatorError
 +-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
 +-- DeviceError                devices that do not exist, or too few of them
++-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend cannot serve
 +-- CollectiveTypeError        a type that cannot cross between worker processes
@@ -96,6 +97,10 @@ class UnknownBackendError(ReplicatorError):
 
 class DeviceError(ReplicatorError):
     """A device does not exist, or there are fewer devices than replicas."""
+
+
+class StaticShapeError(ReplicatorError):
+    """A compiled step cannot take batches whose shapes are not known in advance."""
 
 
 class RetraceLimitError(ReplicatorError):

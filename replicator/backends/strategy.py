@@ -71,19 +71,25 @@ class StrategyReplicaContext(context.ReplicaContext):
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
     ) -> list[tf.Tensor]:
         """Reduces one type at a time: a stock reduction does not mix types."""
-        replica = tf.distribute.get_replica_context()
         results: dict[int, tf.Tensor] = {}
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
             places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            # A stock reduction has no group for int32, which TensorFlow keeps on the
-            # host, and none for narrower integers; sums wrap the same after the cast.
-            wide = tf.int64 if dtype.is_integer else dtype
-            # An identity has a device, by which the strategy finds its destination.
-            sent = [tf.identity(tf.cast(tensors[i], wide)) for i in places]
-            reduced = replica.all_reduce(op, sent)
-            for place, value in zip(places, reduced, strict=True):
-                results[place] = tf.cast(value, dtype)
+            reduced = self._reduce_one_type([tensors[i] for i in places], op)
+            results.update(zip(places, reduced, strict=True))
         return [results[place] for place in range(len(tensors))]
+
+    def _reduce_one_type(
+        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
+    ) -> list[tf.Tensor]:
+        replica = tf.distribute.get_replica_context()
+        dtype = tensors[0].dtype
+        # A stock reduction has no group for int32, which TensorFlow keeps on the
+        # host, and none for narrower integers; sums wrap the same after the cast.
+        wide = tf.int64 if dtype.is_integer else dtype
+        # An identity has a device, by which the strategy finds its destination.
+        sent = [tf.identity(tf.cast(tensor, wide)) for tensor in tensors]
+        reduced = replica.all_reduce(op, sent)
+        return [tf.cast(value, dtype) for value in reduced]
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums zeros with the own slice in its place.
@@ -153,6 +159,8 @@ class StrategyReplicator(base.Replicator):
     Attributes:
       strategy: The stock strategy.
     """
+
+    replica_context_class: type[StrategyReplicaContext] = StrategyReplicaContext
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
         self.strategy = strategy
@@ -243,7 +251,8 @@ class StrategyReplicator(base.Replicator):
         )
 
     def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
-        replica_context = StrategyReplicaContext(self.num_replicas)
+        replica_context = self.replica_context_class(self.num_replicas)
+        replica_context.num_logical_devices = self.logical_devices_per_replica
         local = self.strategy.experimental_local_results
 
         def step(*batch: Any) -> Any:

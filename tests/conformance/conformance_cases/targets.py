@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from conformance_cases import stand_ins
 from conformance_cases.registry import Topology
 
 import replicator
 from replicator.catalog import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from conformance_cases.registry import Case
 
@@ -27,6 +29,8 @@ class Target:
       variant: What the options are about; empty for the defaults.
       num_replicas: Of the whole job.
       num_workers: Processes that hold replicas.
+      not_here: Capability -> why this target cannot show it on a machine like this.
+      patch: Puts stand-ins in place of what this machine has not; a context manager.
       options: Keyword arguments of the backend, or functions of the numbers of
         replicas and of logical devices that give them.
     """
@@ -36,6 +40,8 @@ class Target:
     variant: str = ""
     num_workers: int = 1
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    not_here: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    patch: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     @property
     def name(self) -> str:
@@ -65,9 +71,10 @@ class Target:
         }
         if count > 1:
             options["logical_devices_per_replica"] = count
-        return replicator.create(
-            self.backend, num_replicas=self.num_replicas, **options
-        )
+        with self.patch():
+            return replicator.create(
+                self.backend, num_replicas=self.num_replicas, **options
+            )
 
     def why_not(self, case: Case) -> str | None:
         """The reason why the backend skips a case, or None."""
@@ -75,6 +82,8 @@ class Target:
         for capability in sorted(case.needs):
             if capability in lacks:
                 return f"{self.backend} lacks {capability}: {lacks[capability]}"
+            if capability in self.not_here:
+                return f"not run here: {self.not_here[capability]}"
         return None
 
     def is_meant(self, case: Case) -> bool:
@@ -117,6 +126,16 @@ IN_PROCESS = [
         "in_graph", (2, 4), "mirrored", devices=_cpus, variable_placement="mirrored"
     ),
     *_in_process("tf_mirrored", (1, 2, 4), devices=_cpus),
+    Target(
+        backend="tpu",
+        # More would test MirroredStrategy again, which is a target by itself.
+        num_replicas=2,
+        variant="stand_in",
+        patch=stand_ins.tpu,
+        not_here={
+            "model_parallelism": "MirroredStrategy stands in, which splits nothing"
+        },
+    ),
 ]
 CLUSTERS = [
     Target(backend="multi_worker", num_replicas=2, num_workers=2),

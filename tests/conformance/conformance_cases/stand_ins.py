@@ -1,0 +1,32 @@
+"""Stand-ins for hardware and libraries that test machines do not have."""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import tensorflow as tf
+
+from replicator import _tf_compat, tpu_system
+from replicator.backends.tpu import TpuReplicaContext
+
+
+class _TpuOnCpus:
+    """An initialised TPU whose cores are virtual CPU devices."""
+
+    name = "stand-in"
+
+    def make_strategy(self, num_replicas, num_logical_devices):
+        """MirroredStrategy has the interface of TPUStrategy that steps see."""
+        assert num_logical_devices == 1
+        # On CPUs, TensorFlow keeps int32 apart and MirroredStrategy sums int64 only.
+        TpuReplicaContext.wire_integer = tf.int64
+        names = [f"/device:CPU:{index}" for index in range(num_replicas)]
+        return _tf_compat.mirrored_strategy(names)
+
+
+@contextlib.contextmanager
+def tpu():
+    """A TPU is found, and it is the CPU."""
+    with mock.patch.object(tpu_system, "connect", return_value=_TpuOnCpus()):
+        yield
