@@ -13,6 +13,7 @@ What happens to gradients, in this order, whatever the options:
 from __future__ import annotations
 
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -231,6 +232,14 @@ class ReplicatedOptimizer:
         self._apply(self._all_reduce(grads, "mean"), variables)
 
 
+class _Clips(threading.local):
+    def __init__(self) -> None:
+        self.found: dict[str, float] = {}
+
+
+_CLIPS = _Clips()
+
+
 class StrategyOptimizer(ReplicatedOptimizer):
     """The same contract on the stock path of Keras under ``tf.distribute``.
 
@@ -240,9 +249,15 @@ class StrategyOptimizer(ReplicatedOptimizer):
     clipping optimizer's gradients are averaged and clipped here.
     """
 
+    def _update(self, grads: list[Any], variables: list[Any]) -> None:
+        # Replicas are traced in threads that take turns at collectives, so this is read
+        # before the first one: _apply of another thread takes the options away.
+        _CLIPS.found = clipping.of_keras(self.wrapped)
+        super()._update(grads, variables)
+
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
-        clips = clipping.of_keras(optimizer)
+        clips = _CLIPS.found
         averaged = clipping.as_keras(averaged, clips)
         scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
         try:
@@ -254,7 +269,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
                 setattr(optimizer, name, value)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        if clipping.of_keras(self.wrapped) or self.options.compression is not None:
+        if _CLIPS.found or self.options.compression is not None:
             self._apply(self._all_reduce(grads, "mean"), variables)
             return
         scale = 1.0 / self._num_replicas
