@@ -138,13 +138,13 @@ IN_PROCESS = [
     ),
 ]
 CLUSTERS = [
-    Target(backend="multi_worker", num_replicas=2, num_workers=2),
     Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
 ]
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
 # Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {
+    "multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "tf_multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "tpu": (
         "no TPU: `MirroredStrategy` on virtual CPU devices stands in for "
