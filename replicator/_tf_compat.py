@@ -20,7 +20,7 @@ from tensorflow.core.framework import (
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import autograph_util
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import resource_variable_ops
@@ -149,6 +149,21 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     return func_graph_from_py_func("replica", converted, tuple(specs), {})
 
 
+def dismantle(graph: Any, graph_def: Any) -> None:
+    """Frees a function graph that was read and is not called (test_leaks).
+
+    Python alone does not find its cycles, and TensorFlow keeps the gradient of every
+    ``tf.custom_gradient`` in a table, under the name that its node has.
+    """
+    registry = ops.gradient_registry._registry  # noqa: SLF001
+    for node in graph_def.node:
+        if "_gradient_op_type" in node.attr:
+            name = node.attr["_gradient_op_type"].s.decode()
+            if name.startswith("CustomGradient-"):
+                registry.pop(name, None)
+    func_graph.dismantle_func_graph(graph)
+
+
 def mirrored_strategy(devices: Sequence[str]) -> Any:
     """A stock strategy whose collectives cannot meet those of another one.
 
@@ -172,6 +187,22 @@ def op_def(name: str) -> Any:
 def add_function(function_def: Any) -> None:
     """Registers a function with the eager runtime (test_conformance)."""
     eager_context.context().add_function_def(function_def)
+
+
+def remove_functions(names: Sequence[str]) -> None:
+    """Takes functions from the eager runtime that nothing calls any more (test_leaks).
+
+    TensorFlow itself keeps them, and the kernels made for them, as long as the process.
+    """
+    context = eager_context.context()
+    for name in names:
+        if context.has_function(name):
+            context.remove_function(name)
+
+
+def function_names() -> set[str]:
+    """Names of the functions that the eager runtime knows (test_leaks)."""
+    return set(map(str, eager_context.context().list_function_names()))
 
 
 def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:

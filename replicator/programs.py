@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import types
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -19,11 +21,16 @@ MAX_FUNCTIONS_PER_CODE = 16
 
 
 class ProgramCache:
-    """Keeps one built program per step function, input signature and step count."""
+    """Keeps one built program per step function, input signature and step count.
+
+    Step functions are held weakly: when one is gone, nobody can run its programs, so
+    they go too, with the memory of their graphs.
+    """
 
     def __init__(self) -> None:
-        self._programs: dict[tuple[Any, Hashable], Any] = {}
-        self._functions: dict[Any, set[int]] = collections.defaultdict(set)
+        self._programs: dict[tuple[Hashable, Hashable], tuple[str, Any]] = {}
+        self._held: dict[Hashable, list[Any]] = {}
+        self._num_traced: collections.Counter[Any] = collections.Counter()
 
     def get(
         self,
@@ -36,11 +43,8 @@ class ProgramCache:
         Raises:
           RetraceLimitError: The caller makes a new function object for every call.
         """
-        key = (step_fn, signature)
-        if key not in self._programs:
-            self._check_retracing(step_fn)
-            self._programs[key] = build()
-        return self._programs[key]
+        found = self._programs.get((_identity(step_fn), signature))
+        return found[1] if found else self._add(step_fn, signature, build)
 
     def replace(
         self,
@@ -49,29 +53,80 @@ class ProgramCache:
         build: Callable[[], Any],
     ) -> Any:
         """Builds the program of ``step_fn`` again, in the place of the old one."""
-        self._programs[(step_fn, signature)] = program = build()
-        return program
+        return self._add(step_fn, signature, build)
 
     def items(self) -> list[tuple[str, Any]]:
         """Name of the step function and program, in the order of building."""
-        return [
-            (getattr(step_fn, "__qualname__", repr(step_fn)), program)
-            for (step_fn, _), program in self._programs.items()
-        ]
+        return list(self._programs.values())
+
+    def _add(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        key = _identity(step_fn)
+        if key not in self._held:
+            self._check_retracing(step_fn)
+        program = build()
+        name = getattr(step_fn, "__qualname__", repr(step_fn))
+        self._programs[key, signature] = name, program
+        if key not in self._held:
+            cache = weakref.ref(self)
+            self._held[key] = [
+                _hold(part, lambda _: _drop(cache, key)) for part in _parts(step_fn)
+            ]
+        return program
+
+    def _drop(self, key: tuple[int, ...]) -> None:
+        """Forgets a step function that no longer exists."""
+        self._held.pop(key, None)
+        # Another object can have the address of this one later.
+        for origin in [o for o in self._num_traced if o[1] and o[1] == key[0]]:
+            del self._num_traced[origin]
+        for program_key in [k for k in self._programs if k[0] == key]:
+            del self._programs[program_key]
 
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
         code = getattr(step_fn, "__code__", None)
         if code is None:
             return
         # Methods of different objects are different functions with the same code.
-        seen = self._functions[code, id(getattr(step_fn, "__self__", None))]
-        seen.add(id(step_fn))
-        if len(seen) > MAX_FUNCTIONS_PER_CODE:
+        is_method = isinstance(step_fn, types.MethodType)
+        origin = code, _identity(step_fn)[0] if is_method else 0
+        self._num_traced[origin] += 1
+        if self._num_traced[origin] > MAX_FUNCTIONS_PER_CODE:
             raise RetraceLimitError(
-                f"{len(seen)} different function objects of {step_fn.__qualname__!r} "
-                "were passed to run(), and each is traced anew; make the step function "
-                "once, outside the loop, and pass the same object every time"
+                f"{self._num_traced[origin]} different function objects of "
+                f"{step_fn.__qualname__!r} were passed to run(), and each is traced "
+                "anew; make the step function once, outside the loop, and pass the "
+                "same object every time"
             )
+
+
+def _parts(step_fn: Callable[..., Any]) -> tuple[Any, ...]:
+    """The objects that make a step function: a method is made anew at each access."""
+    if isinstance(step_fn, types.MethodType):
+        return step_fn.__self__, step_fn.__func__
+    return (step_fn,)
+
+
+def _identity(step_fn: Callable[..., Any]) -> tuple[int, ...]:
+    return tuple(map(id, _parts(step_fn)))
+
+
+def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
+    """Refers to an object weakly where it can be."""
+    try:
+        return weakref.ref(part, callback)
+    except TypeError:
+        return part
+
+
+def _drop(cache: Callable[[], ProgramCache | None], key: tuple[int, ...]) -> None:
+    living = cache()
+    if living is not None:
+        living._drop(key)  # noqa: SLF001
 
 
 def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:

@@ -68,6 +68,15 @@ class Coherence:
                 entry.variable.assign(value)
             entry.seen.assign(state(entry.variable, entry.kind))
 
+    def settle(self) -> None:
+        """Emits what makes variables coherent after a run that ended too early.
+
+        Nobody knows whether that run had come to its refresh, so this does it too: it
+        is the identity the second time.
+        """
+        self.refresh()
+        self.publish()
+
     def _is_changed(self) -> tf.Tensor:
         # One vector per type: comparing it is one op instead of one per variable.
         by_type: dict[tf.DType, list[Entry]] = {}
@@ -89,6 +98,7 @@ class Coherence:
             is_changed = is_mirrored or tf.reduce_any(
                 bits(state(entry.variable, entry.kind)) != bits(tf.identity(entry.seen))
             )
+            resets = []
             for replica, copy in enumerate(entry.copies):
                 is_held = is_mirrored and self._topology.holders[replica] != replica
                 if copy is entry.variable or is_held:
@@ -99,7 +109,11 @@ class Coherence:
                     self._topology.replica_id(replica),
                     self._topology.num_replicas,
                 )
-                copy.assign(fresh if is_mirrored else tf.where(is_changed, fresh, copy))
+                value = fresh if is_mirrored else tf.where(is_changed, fresh, copy)
+                resets.append(copy.assign(value).op)
+            # Only then, so that a reset which was cut short happens again.
+            with tf.control_dependencies(resets):
+                entry.seen.assign(state(entry.variable, entry.kind))
         return tf.constant(0)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -78,6 +79,7 @@ class Program:
         self._register()
         self._coherence = Coherence(list(self.entries.values()), topology, group)
         self._functions: dict[int, Any] = {}
+        self._settle = tf.function(self._coherence.settle, autograph=False)
 
     def description(self) -> dict[str, Any]:
         """What programs that run side by side must have in common, as JSON."""
@@ -144,7 +146,14 @@ class Program:
         if num_steps not in self._functions:
             self._functions[num_steps] = self._make_function(num_steps)
         with _tf_compat.graph_optimizer_off():
-            flat = iter(self._functions[num_steps](source))
+            try:
+                flat = iter(self._functions[num_steps](source))
+            except tf.errors.OutOfRangeError:
+                # Steps before the end of the data were applied. Other workers may
+                # not be at their end, so nothing is asked of them here.
+                if num_steps > 1 and self._topology.num_programs == 1:
+                    self._settle()
+                raise
         return [
             tf.nest.map_structure(
                 lambda leaf: None if leaf is None else next(flat),
@@ -259,9 +268,12 @@ class Program:
             [*self._replica_ids, *self._linker.nodes, *self._more_nodes, *nodes]
         )
         function.node_def.extend(workers.nodes if workers else [])
-        for library_function in self._copies.library:
-            _tf_compat.add_function(library_function)
-        _tf_compat.add_function(function)
+        functions = [*self._copies.library, function]
+        for registered in functions:
+            _tf_compat.add_function(registered)
+        names = [registered.signature.name for registered in functions]
+        # TensorFlow would keep the functions, and what it made of them, for ever.
+        weakref.finalize(self, _tf_compat.remove_functions, names).atexit = False
 
     def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
         return [

@@ -64,7 +64,7 @@ class TracedStep:
       variables: The ``tf.Variable`` behind each captured handle, by placeholder node.
       output_names: Tensor names of the flat results.
       output_specs: Their shapes and dtypes.
-      structure: The nest that the step returned.
+      structure: The nest that the step returned, with 0 for a tensor.
       control_output_names: Nodes that must run for their effect.
       collectives: Collective calls in order.
       replica_id_name: Placeholder node of the replica id, if the step asked for it.
@@ -98,6 +98,10 @@ class TraceContext(context.ReplicaContext):
         self.collectives: list[Collective] = []
         self.graph: Any = None
         self.replica_id_tensor: tf.Tensor | None = None
+
+    def forget_graph(self) -> None:
+        """Lets go of the graph once it was read."""
+        self.graph = self.replica_id_tensor = None
 
     @property
     def replica_id(self) -> tf.Tensor:
@@ -227,7 +231,7 @@ def trace(
     captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     by_handle = {id(v.handle): v for v in graph.variables}
-    return TracedStep(
+    traced = TracedStep(
         graph_def=graph.as_graph_def(),
         argument_names=tuple(tensor.op.name for tensor in arguments),
         argument_dtypes=tuple(tensor.dtype for tensor in arguments),
@@ -241,8 +245,14 @@ def trace(
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
         ),
-        structure=graph.structured_outputs,
+        # Without the tensors, which would keep the graph.
+        structure=tf.nest.map_structure(
+            lambda leaf: None if leaf is None else 0, graph.structured_outputs
+        ),
         control_output_names=tuple(op.name for op in graph.control_outputs),
         collectives=tuple(trace_context.collectives),
         replica_id_name=None if replica_id is None else replica_id.op.name,
     )
+    trace_context.forget_graph()
+    _tf_compat.dismantle(graph, traced.graph_def)
+    return traced

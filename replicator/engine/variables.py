@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -34,6 +35,8 @@ _MIX_1 = 0x3F58476D1CE4E5B9
 _MIX_2 = 0x14D049BB133111EB
 # Integer types by width in bytes.
 _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
+# Attribute by which a variable holds its entries, by the table they are in.
+_ENTRIES = "_replicator_entries"
 
 
 class Kind(enum.Enum):
@@ -44,7 +47,7 @@ class Kind(enum.Enum):
     RANDOM = "random"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
     """A user's variable and the variables that replicas use in its place.
 
@@ -90,8 +93,11 @@ class VariableTable:
     def __init__(self, topology: Topology) -> None:
         self.version = 0
         self._topology = topology
-        self._entries: dict[int, Entry] = {}
         self.ownership = Ownership(topology)
+        # Weak: an entry lives as long as its variable, which holds it, or a program.
+        self._entries: weakref.WeakValueDictionary[int, Entry] = (
+            weakref.WeakValueDictionary()
+        )
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
@@ -120,6 +126,9 @@ class VariableTable:
                 else None,
             )
         self._entries[id(variable)] = entry
+        if not hasattr(variable, _ENTRIES):
+            setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
+        getattr(variable, _ENTRIES)[self] = entry
         return entry
 
     def entries(self) -> list[Entry]:

@@ -187,3 +187,48 @@ def test_methods_of_many_objects_are_no_retracing():
     results = [int(repl.run(Agent(index).step)[0]) for index in range(20)]
 
     assert list(range(20)) == results
+
+
+def test_the_end_of_the_data_in_a_dispatch_shows_what_its_steps_left(in_graph):
+    """Three steps of four ran: the variable reads as the mean of what they left."""
+    with in_graph.context():
+        local = tf.Variable(0.0, trainable=False)
+    inputs = in_graph.make_input_iterator(
+        lambda _: tf.data.Dataset.range(6).map(lambda x: tf.cast(x, tf.float32))
+    )
+
+    def step(x):
+        local.assign_add(x)
+        return local.read_value()
+
+    local.assign(100.0)  # set outside, just before: not lost, and not applied twice
+    with pytest.raises(tf.errors.OutOfRangeError):
+        in_graph.run(step, inputs, num_steps=4)
+    shown = float(local)
+    inputs.reinitialize()
+
+    assert 100.0 + (0 + 2 + 4 + 1 + 3 + 5) / 2 == shown
+    assert [106.0, 110.0] == [float(v) for v in in_graph.run(step, inputs)]
+
+
+def test_a_value_set_before_a_dispatch_without_data_is_kept(in_graph):
+    """No step ran: the user's variable and all copies hold what the user set."""
+    with in_graph.context():
+        local = tf.Variable(0.0, trainable=False)
+    inputs = in_graph.make_input_iterator(lambda _: tf.data.Dataset.range(2))
+
+    def step(x):
+        replica_id = replicator.get_replica_context().replica_id
+        local.assign_add(tf.cast(replica_id, tf.float32) + tf.cast(x, tf.float32))
+        return local.read_value()
+
+    in_graph.run(step, inputs)
+    for num_steps in (1, 3):
+        local.assign(50.0 + num_steps)
+        with pytest.raises(tf.errors.OutOfRangeError):
+            in_graph.run(step, inputs, num_steps=num_steps)
+
+        assert 50.0 + num_steps == float(local)
+    inputs.reinitialize()
+
+    assert [53.0, 55.0] == [float(v) for v in in_graph.run(step, inputs)]
