@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from replicator.backends.tf_multi_worker import MultiWorkerMirroredReplicator
     from replicator.backends.tpu import TpuReplicator
     from replicator.base import Replicator
+    from replicator.checkpoint.manager import CheckpointManager, RestoredCheckpoint
     from replicator.collectives import (
         all_gather,
         all_max,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     )
     from replicator.context import ReplicaContext, get_replica_context
     from replicator.data_options import default_data_options
+    from replicator.determinism import set_determinism
     from replicator.errors import ReplicatorError
     from replicator.inputs import InputContext, InputIterator, InputReplicationMode
     from replicator.logical import logical_device
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from replicator.uneven import mean_over_examples, split_global_batches
 
 _HOMES = {
+    "CheckpointManager": "checkpoint.manager",
     "InGraphReplicator": "backends.in_graph",
     "InputAudit": "audit",
     "InputContext": "inputs",
@@ -56,6 +59,7 @@ _HOMES = {
     "ReplicatedOptimizer": "optimizer",
     "Replicator": "base",
     "ReplicatorError": "errors",
+    "RestoredCheckpoint": "checkpoint.manager",
     "SingleDeviceReplicator": "backends.single",
     "StrategyReplicator": "backends.strategy",
     "TpuReplicator": "backends.tpu",
@@ -74,10 +78,12 @@ _HOMES = {
     "map_gather": "mapping",
     "map_reduce": "mapping",
     "mean_over_examples": "uneven",
+    "set_determinism": "determinism",
     "split_global_batches": "uneven",
 }
 
 __all__ = (
+    "CheckpointManager",
     "InGraphReplicator",
     "InputAudit",
     "InputContext",
@@ -93,6 +99,7 @@ __all__ = (
     "ReplicatedOptimizer",
     "Replicator",
     "ReplicatorError",
+    "RestoredCheckpoint",
     "SingleDeviceReplicator",
     "StrategyReplicator",
     "TpuReplicator",
@@ -111,6 +118,7 @@ __all__ = (
     "map_gather",
     "map_reduce",
     "mean_over_examples",
+    "set_determinism",
     "split_global_batches",
 )
 

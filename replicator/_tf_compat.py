@@ -20,6 +20,7 @@ from tensorflow.core.framework import (
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import autograph_util
+from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
@@ -203,6 +204,11 @@ def remove_functions(names: Sequence[str]) -> None:
 def function_names() -> set[str]:
     """Names of the functions that the eager runtime knows (test_leaks)."""
     return set(map(str, eager_context.context().list_function_names()))
+
+
+def disable_op_determinism() -> None:
+    """Lets TensorFlow choose faster kernels again (test_determinism)."""
+    framework_config.disable_op_determinism()
 
 
 def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import audit, logical, programs
+from replicator import audit, logical, programs, summary
 from replicator import context as context_lib
 from replicator.engine.variables import combine
 from replicator.inputs import (
@@ -42,6 +42,7 @@ class Replicator(abc.ABC):
       num_workers: Machines (worker processes) of the job.
       worker_id: Which of them this process is.
       logical_devices_per_replica: Devices that one replica is split over.
+      num_steps_run: Steps that ``run`` has finished.
     """
 
     num_replicas: int
@@ -49,6 +50,7 @@ class Replicator(abc.ABC):
     num_workers: int = 1
     worker_id: int = 0
     logical_devices_per_replica: int = 1
+    num_steps_run: int = 0
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -139,7 +141,7 @@ class Replicator(abc.ABC):
         check_mode(mode)
         return audit.audit(
             input_fn,
-            pipeline_contexts(mode, self.num_replicas),
+            pipeline_contexts(mode, self.num_replicas, self.num_workers),
             self.num_replicas,
             key_fn=key_fn,
             num_examples=num_examples,
@@ -169,12 +171,20 @@ class Replicator(abc.ABC):
           ReplicatorError: Misuse inside the step; the message says how to mend it.
           tf.errors.OutOfRangeError: An input pipeline came to its end.
         """
-        check_num_steps(num_steps, inputs)
+        programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
-        if not isinstance(inputs, InputIterator):
-            return self._run(step_fn, inputs, signature, specs, num_steps)
-        with inputs.count(num_steps):
-            return self._run(step_fn, inputs, signature, specs, num_steps)
+        is_counted = isinstance(inputs, InputIterator)
+        count = inputs.count(num_steps) if is_counted else contextlib.nullcontext()
+        # A profile shows the range "replicator/run" as a step of this number.
+        with (
+            count,
+            tf.profiler.experimental.Trace(
+                "replicator/run", step_num=self.num_steps_run, _r=1
+            ),
+        ):
+            outputs = self._run(step_fn, inputs, signature, specs, num_steps)
+        self.num_steps_run += num_steps
+        return outputs
 
     @abc.abstractmethod
     def _run(
@@ -329,6 +339,10 @@ class Replicator(abc.ABC):
         """
         return [payload]
 
+    def summary(self) -> str:
+        """Describes the topology: workers, replicas, devices, bytes of variables."""
+        return summary.describe(self, [], None)
+
     @abc.abstractmethod
     def explain(self) -> str:
         """Describes the collectives of the steps that were traced so far."""
@@ -351,19 +365,3 @@ def check_mode(mode: Any) -> None:
     if not isinstance(mode, InputReplicationMode):
         allowed = ", ".join(str(m) for m in InputReplicationMode)
         raise TypeError(f"mode {mode!r} is not one of {allowed}")
-
-
-def check_num_steps(num_steps: Any, inputs: Any) -> int:
-    """Returns ``num_steps`` if ``run`` can take it.
-
-    Raises:
-      ValueError: Not a positive integer, or more than one step over fixed values.
-    """
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-        raise ValueError(f"num_steps {num_steps!r} must be an integer of at least 1")
-    if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
-        raise ValueError(
-            f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "
-            "are fixed values; pass an InputIterator from make_input_iterator()"
-        )
-    return num_steps

@@ -191,3 +191,19 @@ def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
             ) from error
 
     return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)
+
+
+def check_num_steps(num_steps: Any, inputs: Any) -> int:
+    """Returns ``num_steps`` if ``run`` can take it.
+
+    Raises:
+      ValueError: Not a positive integer, or more than one step over fixed values.
+    """
+    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+        raise ValueError(f"num_steps {num_steps!r} must be an integer of at least 1")
+    if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
+        raise ValueError(
+            f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "
+            "are fixed values; pass an InputIterator from make_input_iterator()"
+        )
+    return num_steps

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, logical, programs
+from replicator import base, logical, programs, summary
 from replicator import devices as device_lib
 from replicator.engine import plan
 from replicator.engine.program import Program
@@ -159,6 +159,14 @@ class InGraphReplicator(base.Replicator):
             num_replicas=self.num_replicas,
             options=options,
             sharded_update=sharded,
+        )
+
+    def summary(self) -> str:
+        """Describes the replicas' devices and what each device holds."""
+        return summary.describe(
+            self,
+            summary.places_of(self.topology),
+            summary.holdings_of(self._table.entries()),
         )
 
     def explain(self) -> str:

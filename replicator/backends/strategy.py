@@ -13,7 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import _tf_compat, base, context, creation, logical, loop, programs
+from replicator import (
+    _tf_compat,
+    base,
+    context,
+    creation,
+    logical,
+    loop,
+    programs,
+    summary,
+)
 from replicator import devices as device_lib
 from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
@@ -327,6 +336,25 @@ class StrategyReplicator(base.Replicator):
 
     def _components(self, variable: Any) -> tuple[Any, ...]:
         return tuple(self.strategy.experimental_local_results(variable))
+
+    def summary(self) -> str:
+        """Describes the strategy's devices and what each device holds."""
+        devices = self.strategy.extended.worker_devices
+        on_read = tf.VariableSynchronization.ON_READ
+        return summary.describe(
+            self,
+            [f"replica {i}: {device}" for i, device in enumerate(devices)],
+            [
+                summary.holding(
+                    component,
+                    "replica-local"
+                    if variable.synchronization == on_read
+                    else "mirrored",
+                )
+                for variable in self._mirrored.values()
+                for component in self._components(variable)
+            ],
+        )
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
