@@ -14,6 +14,7 @@ from replicator import _tf_compat, base, remote
 from replicator import devices as device_lib
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
+from replicator.engine import traffic
 from replicator.errors import RemoteInputError
 from replicator.inputs import (
     InputContext,
@@ -123,6 +124,22 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         """The worker that hosts a replica's first device, where its inputs arrive."""
         prefix = self.devices[replica_id].rpartition("/")[0]
         return self.worker_devices.index(prefix)
+
+    def explain(self) -> str:
+        """Prints the plans, where replicas live, and what workers send in a step."""
+        workers = [self.worker_of(r) for r in range(self.num_replicas)]
+        lines = [super().explain(), ""]
+        for worker_id in range(self.num_workers):
+            mine = [r for r, worker in enumerate(workers) if worker == worker_id]
+            role = "client" if worker_id == 0 else "server"
+            lines.append(f"{self._cluster.name_of(worker_id)}, {role}: replicas {mine}")
+        for name, program in self._programs.items():
+            sent = traffic.sent_bytes(program.plans, self.topology, workers)
+            parts = [f"worker {w} {num_bytes}" for w, num_bytes in sent.items()]
+            lines.append(
+                f"{name} sends to other workers per step, in bytes: {', '.join(parts)}"
+            )
+        return "\n".join(lines)
 
     def _run(self, *args: Any) -> Any:
         with self._watch.guard():

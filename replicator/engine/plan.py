@@ -191,8 +191,12 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
         return "wire"
     if collective.op in ("min", "max"):
         return "pairwise"
-    distinct_gpus = len(set(devices)) == len(devices) and all(
-        device_lib.is_gpu(device) for device in devices
+    # The kernel meets in the memory of one process.
+    is_one_process = len({device.rpartition("/")[0] for device in devices}) == 1
+    distinct_gpus = (
+        is_one_process
+        and len(set(devices)) == len(devices)
+        and all(device_lib.is_gpu(device) for device in devices)
     )
     has_kernel = all(
         wire_of(dtype, collective.wire_dtype) in _NCCL_DTYPES

@@ -14,6 +14,7 @@ from replicator.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
+REMOTE_GPU = [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in range(2)]
 
 
 def _on(devices):
@@ -120,6 +121,7 @@ def test_tensors_of_unknown_shape_go_alone():
         ("all_reduce", "sum", tf.float32, CPU[:2], "add_n"),
         ("all_reduce", "mean", tf.float32, GPU[:2], "nccl"),
         ("all_reduce", "sum", tf.int64, GPU[:2], "nccl"),
+        ("all_reduce", "sum", tf.float32, REMOTE_GPU, "add_n"),
         # NCCL's op takes no bfloat16, and needs a device per replica.
         ("all_reduce", "sum", tf.bfloat16, GPU[:2], "add_n"),
         ("all_reduce", "sum", tf.uint8, GPU[:2], "add_n"),

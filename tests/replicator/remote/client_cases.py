@@ -163,3 +163,17 @@ def variables():
         "devices": [copy.device for copy in entry.copies],
         "weight_device": weight.device,
     }
+
+
+@case
+def explained():
+    """What explain() says about a step whose traffic is easy to count."""
+    repl = make(4)
+    repl._programs = type(repl._programs)()
+
+    def step():
+        value = tf.ones([1000])  # 4000 bytes
+        return replicator.all_sum(value), replicator.all_gather(value)
+
+    repl.run(step)
+    return repl.explain()

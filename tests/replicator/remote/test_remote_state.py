@@ -78,3 +78,13 @@ def test_copies_that_drifted_are_named(client):
         r"ReplicasOutOfSyncError: 1 mirrored variables differ between replicas: Vari",
         client.result("variables")["drift"],
     )
+
+
+def test_the_plan_says_where_replicas_are_and_what_travels(client):
+    """The sum goes there and back; of the gather, two slices there and four back."""
+    text = client.result("explained")
+
+    assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
+    assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)
+    sent = re.search(r"in bytes: worker 0 (\d+), worker 1 (\d+)$", text)
+    assert sorted([4000 + 16000, 4000 + 8000]) == sorted(map(int, sent.groups()))
