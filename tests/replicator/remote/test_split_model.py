@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +53,9 @@ def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
         served = cluster.output("worker", 1)
 
     assert whole.returncode
-    assert "OOM when allocating" in whole.stderr
+    # An allocation fails, or the start of a thread, which needs memory for its stack.
+    assert re.search(r"OOM when allocating|bad_alloc|pthread_create", whole.stderr)
+    assert "losses" not in whole.stdout
     assert "limited" in served
     (line,) = [text for text in output.splitlines() if text.startswith("{")]
     np.testing.assert_allclose(
