@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from replicator.determinism import set_determinism
     from replicator.errors import ReplicatorError
     from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+    from replicator.layers import CrossReplicaBatchNormalization
     from replicator.logical import logical_device
     from replicator.mapping import map_gather, map_reduce
     from replicator.optimizer import ReplicatedOptimizer
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "CheckpointManager": "checkpoint.manager",
+    "CrossReplicaBatchNormalization": "layers",
     "InGraphReplicator": "backends.in_graph",
     "InputAudit": "audit",
     "InputContext": "inputs",
@@ -84,6 +86,7 @@ _HOMES = {
 
 __all__ = (
     "CheckpointManager",
+    "CrossReplicaBatchNormalization",
     "InGraphReplicator",
     "InputAudit",
     "InputContext",

@@ -33,12 +33,13 @@ def test_every_public_name_is_documented_and_lives_where_it_says(name):
     "kind", [n for n in replicator.__all__ if inspect.isclass(getattr(replicator, n))]
 )
 def test_every_public_method_is_documented(kind):
-    """Also where a subclass overrides it."""
+    """Also where a subclass overrides it; what Keras makes is Keras' to document."""
     missing = [
         name
         for name, member in inspect.getmembers(getattr(replicator, kind))
         if not name.startswith("_")
         and (inspect.isfunction(member) or isinstance(member, property))
+        and getattr(member, "fget", member).__module__.startswith("replicator")
         and not inspect.getdoc(member)
     ]
 
