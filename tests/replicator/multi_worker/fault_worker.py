@@ -1,0 +1,121 @@
+"""What a worker of a cluster with a fault runs; it prints what it saw as JSON lines.
+
+python fault_worker.py FOLDER MODE
+
+MODE says what worker 1 does after some steps; every worker trains and checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+FAULT_STEP = 12
+NUM_STEPS = 20
+SAVE_EVERY = 4
+TIMEOUT_SEC = 8.0
+
+
+def tell(**fields):
+    """Writes one line."""
+    sys.stdout.write(json.dumps({"time": time.time(), **fields}) + "\n")
+    sys.stdout.flush()
+
+
+def make_training(repl):
+    """A model, its optimizer and its step."""
+    keras.utils.set_random_seed(1)
+    with repl.context():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.05, momentum=0.9))
+
+    def train_step(batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(batch) - 1.0) ** 2)
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return loss
+
+    return model, optimizer, train_step
+
+
+def values_of(step, worker_id):
+    """A worker's batch of a step."""
+    rng = np.random.default_rng(1000 * step + worker_id)
+    return tf.constant(rng.normal(size=(4, 8)), tf.float32)
+
+
+def misbehave(mode, repl, train_step):
+    """What worker 1 does instead of its step."""
+    if mode == "hang":
+        time.sleep(3 * TIMEOUT_SEC)
+    elif mode == "other_step":
+
+        def other_step():
+            return replicator.all_sum(1.0)
+
+        repl.run(other_step)
+    elif mode == "input_ends":
+        dataset = tf.data.Dataset.from_tensors(np.ones([4, 8], np.float32))
+        inputs = repl.make_input_iterator(lambda ctx: dataset)
+        for _ in range(2):
+            repl.run(train_step, inputs)
+
+
+def train(repl, folder, mode):
+    """Trains to the end, or to the fault."""
+    model, optimizer, train_step = make_training(repl)
+    manager = repl.make_checkpoint_manager(
+        folder / "checkpoints", model=model, optimizer=optimizer
+    )
+    manager.restore()
+    first = int(optimizer.iterations)
+    for step in range(first, NUM_STEPS):
+        if step == FAULT_STEP:
+            tell(at_fault=True, pid=os.getpid())
+            if mode == "killed":
+                time.sleep(0.5 * repl.worker_id)  # the others wait in the collective
+            elif repl.worker_id == 1:
+                misbehave(mode, repl, train_step)
+        inputs = replicator.PerReplica([values_of(step, repl.worker_id)])
+        loss = repl.reduce("mean", repl.run(train_step, inputs))
+        tell(step=step, loss=float(loss))
+        if (step + 1) % SAVE_EVERY == 0:
+            manager.save(step + 1)
+
+
+def main():
+    """Trains; says how it ended."""
+    folder, mode = Path(sys.argv[1]), sys.argv[2]
+    try:
+        repl = replicator.create(
+            "multi_worker",
+            num_replicas=int(os.environ["NUM_WORKERS"]),
+            timeout_sec=TIMEOUT_SEC,
+            heartbeat_timeout_sec=5.0,
+        )
+        train(repl, folder, mode)
+    except replicator.ReplicatorError as error:
+        tell(error=type(error).__name__, message=str(error))
+        try:
+            repl.run(lambda: 1.0)
+        except replicator.ReplicatorError as again:
+            tell(again=type(again).__name__)
+        except NameError:
+            pass
+        return
+    tell(done=True)
+
+
+if __name__ == "__main__":
+    main()
