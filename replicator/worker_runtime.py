@@ -58,6 +58,7 @@ class WorkerRuntime:
         self._num_exchanges = 0
         self._lost: ReplicatorError | None = None
         self._group: Group | None = None
+        self._has_told = False
 
     @property
     def num_workers(self) -> int:
@@ -100,6 +101,10 @@ class WorkerRuntime:
             json.loads(self._wait_for(worker, number, deadline, what))
             for worker in range(self.num_workers)
         ]
+        if self._has_told:
+            self._has_told = False
+            with contextlib.suppress(tf.errors.OpError):
+                _tf_workers.delete_value(self._key("fault", self.worker_id))
         if number > 1:
             # All have come to this exchange, so all have read the one before the last.
             with contextlib.suppress(tf.errors.OpError):
@@ -246,6 +251,7 @@ class WorkerRuntime:
                 return _tf_workers.get_value(key, min(left_sec, _POLL_SEC))
             except tf.errors.DeadlineExceededError as error:
                 name = self.config.name_of(worker)
+                self._tell()
                 if self._has_ended(worker):
                     raise self._lose(self._diagnose(f"no word from {name}")) from error
                 if left_sec > _POLL_SEC:
@@ -264,11 +270,7 @@ class WorkerRuntime:
         """Finds out which workers are lost, after a collective failed."""
         others = [w for w in range(self.num_workers) if w != self.worker_id]
         told: dict[int, str] = {}
-        has_leader = True
-        try:
-            _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
-        except tf.errors.OpError:
-            has_leader = False
+        has_leader = self._tell()
         deadline = time.monotonic() + _GRACE_SEC
         states: dict[int, str] = {}
         for worker in others:
@@ -302,6 +304,16 @@ class WorkerRuntime:
             "its last checkpoint (a worker that is only slow needs a larger "
             f"timeout_sec, which is {self.timeout_sec:g} s)"
         )
+
+    def _tell(self) -> bool:
+        """Tells the others what this worker waits for; whether that was possible."""
+        if not self._has_told:
+            try:
+                _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
+            except tf.errors.OpError:
+                return False
+            self._has_told = True
+        return True
 
     def _state(self, worker: int) -> str:
         """What is wrong with a worker, or nothing."""

@@ -65,11 +65,6 @@ def misbehave(mode, repl, train_step):
             return replicator.all_sum(1.0)
 
         repl.run(other_step)
-    elif mode == "input_ends":
-        dataset = tf.data.Dataset.from_tensors(np.ones([4, 8], np.float32))
-        inputs = repl.make_input_iterator(lambda ctx: dataset)
-        for _ in range(2):
-            repl.run(train_step, inputs)
 
 
 def train(repl, folder, mode):

@@ -121,11 +121,6 @@ def test_a_lost_worker_ends_the_step_on_all_others(tmp_path, num_workers, victim
     [
         ("hang", r"worker 1 \(.*\) is alive, but did not come"),
         ("other_step", r"worker 1 \(.*\) was at the first run of step '.*other_step'"),
-        ("raise", r"worker 1 \(.*\) has ended"),
-        (
-            "input_ends",
-            r"worker 1 \(.*\) (came to the end|was at the end) of its input",
-        ),
     ],
 )
 def test_a_worker_that_goes_astray_is_named(tmp_path, mode, message):
