@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from replicator.errors import ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from replicator.worker_runtime import WorkerRuntime
 
@@ -28,14 +28,15 @@ def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
 
 
 def compare(
-    runtime: WorkerRuntime, failure: str, digests: Sequence[tuple[str, str]]
+    runtime: WorkerRuntime, failure: str, digests: Mapping[int, tuple[str, str]]
 ) -> None:
     """Compares mirrored variables over workers.
 
     Args:
       runtime: The workers.
       failure: What was wrong within this worker already, or empty.
-      digests: Name and digest of each variable, in the same order on all workers.
+      digests: Name and digest of variables, by a number that a variable has on all
+        workers. Those that one worker has freed already are left out.
 
     Raises:
       ReplicasOutOfSyncError: On all workers, if there is a difference on any.
@@ -50,18 +51,11 @@ def compare(
             raise ReplicasOutOfSyncError(
                 f"on {config.name_of(worker)}: {answer['failure']}"
             )
-        if len(answer["digests"]) != len(answers[0]["digests"]):
-            raise ReplicasOutOfSyncError(
-                f"{config.name_of(0)} has {len(answers[0]['digests'])} mirrored "
-                f"variables, {config.name_of(worker)} has {len(answer['digests'])}; "
-                "every worker must run the same program"
-            )
+        others = answer["digests"]
         differing = [
             name
-            for (name, mine), (_, other) in zip(
-                answers[0]["digests"], answer["digests"], strict=True
-            )
-            if mine != other
+            for number, (name, mine) in answers[0]["digests"].items()
+            if number in others and others[number][1] != mine
         ]
         if differing:
             raise ReplicasOutOfSyncError(

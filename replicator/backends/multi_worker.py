@@ -7,6 +7,7 @@ collective ops join the workers. The processes learn from ``TF_CONFIG`` who they
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from replicator import devices as device_lib
@@ -127,8 +128,12 @@ class MultiWorkerReplicator(InGraphReplicator):
         )
         self.first_replica_id = self.topology.first_replica_id
         self._group = self._runtime.group() if self.num_workers > 1 else None
-        self._equal: set[int] = set()
-        self._agreed: set[tuple[int, int]] = set()
+        # Programs and variables may be freed, and others get their ids.
+        self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._num_variables = 0
+        self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
+            weakref.WeakKeyDictionary()
+        )
         self._runtime.agree(
             "making the replicator",
             {
@@ -188,7 +193,7 @@ class MultiWorkerReplicator(InGraphReplicator):
         except DisagreementError:
             self._group.keys.value = before
             raise
-        self._agreed.add((id(program), num_steps))
+        self._agreed.setdefault(program, set()).add(num_steps)
         self._start_equal(program)
         return program
 
@@ -196,13 +201,22 @@ class MultiWorkerReplicator(InGraphReplicator):
         fresh = [
             entry.variable
             for entry in program.entries.values()
-            if id(entry.variable) not in self._equal
+            if self._number(entry.variable) is None
         ]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
                 worker_values.start_equal(fresh, self.topology, self._group)
-            # The table keeps the variables, so no other one gets their ids.
-            self._equal.update(map(id, fresh))
+            for variable in fresh:
+                number, self._num_variables = (
+                    self._num_variables,
+                    self._num_variables + 1,
+                )
+                self._equal[id(variable)] = weakref.ref(variable), number
+
+    def _number(self, variable: Any) -> int | None:
+        """The same for a variable on all workers; None before it was made equal."""
+        known, number = self._equal.get(id(variable), (None, None))
+        return number if known is not None and known() is variable else None
 
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], source: Any, num_steps: int
@@ -210,10 +224,10 @@ class MultiWorkerReplicator(InGraphReplicator):
         if self._group is None:
             return super()._dispatch(program, step_fn, source, num_steps)
         name = _name(step_fn)
-        if (id(program), num_steps) not in self._agreed:
+        if num_steps not in self._agreed[program]:
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
-            self._agreed.add((id(program), num_steps))
+            self._agreed[program].add(num_steps)
         with self._runtime.guard(f"step {name!r}"):
             return super()._dispatch(program, step_fn, source, num_steps)
 
@@ -242,11 +256,12 @@ class MultiWorkerReplicator(InGraphReplicator):
             super().assert_in_sync()
         except ReplicasOutOfSyncError as error:
             failure = str(error)
-        digests = [
-            (entry.variable.name, worker_sync.digest(entry.variable))
-            for entry in self._table.entries()
-            if entry.kind is Kind.MIRRORED
-        ]
+        digests = {}
+        for entry in self._table.entries():
+            number = self._number(entry.variable)
+            if entry.kind is Kind.MIRRORED and number is not None:
+                name = entry.variable.name
+                digests[number] = name, worker_sync.digest(entry.variable)
         worker_sync.compare(self._runtime, failure, digests)
 
     def explain(self) -> str:

@@ -101,11 +101,11 @@ class MultiWorkerMirroredReplicator(StrategyReplicator):
             super().assert_in_sync()
         except ReplicasOutOfSyncError as error:
             failure = str(error)
-        digests = [
-            (variable.name, worker_sync.digest(self._components(variable)[0]))
-            for variable in self._mirrored.values()
+        digests = {
+            number: (variable.name, worker_sync.digest(self._components(variable)[0]))
+            for number, variable in enumerate(self._mirrored.values())
             if variable.trainable
-        ]
+        }
         worker_sync.compare(self._runtime, failure, digests)
 
 
