@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from replicator.audit import InputAudit
+    from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
     from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
     from replicator.backends.multi_worker import MultiWorkerReplicator
     from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
+    from replicator.backends.parameter_server import ParameterServerReplicator
     from replicator.backends.single import SingleDeviceReplicator
     from replicator.backends.strategy import MirroredReplicator, StrategyReplicator
     from replicator.backends.tf_multi_worker import MultiWorkerMirroredReplicator
@@ -53,9 +55,11 @@ _HOMES = {
     "InputReplicationMode": "inputs",
     "MirroredReplicator": "backends.strategy",
     "MultiGpuReplicator": "backends.in_graph",
+    "MultiWorkerAsyncReplicator": "backends.asynchronous",
     "MultiWorkerInGraphReplicator": "backends.multi_worker_in_graph",
     "MultiWorkerMirroredReplicator": "backends.tf_multi_worker",
     "MultiWorkerReplicator": "backends.multi_worker",
+    "ParameterServerReplicator": "backends.parameter_server",
     "PerReplica": "per_replica",
     "ReplicaContext": "context",
     "ReplicatedOptimizer": "optimizer",
@@ -94,9 +98,11 @@ __all__ = (
     "InputReplicationMode",
     "MirroredReplicator",
     "MultiGpuReplicator",
+    "MultiWorkerAsyncReplicator",
     "MultiWorkerInGraphReplicator",
     "MultiWorkerMirroredReplicator",
     "MultiWorkerReplicator",
+    "ParameterServerReplicator",
     "PerReplica",
     "ReplicaContext",
     "ReplicatedOptimizer",

@@ -18,6 +18,9 @@ from tensorflow.core.framework import (
     node_def_pb2,
 )
 from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+from tensorflow.python.distribute.coordinator import (
+    cluster_coordinator as coordinator_lib,
+)
 from tensorflow.python.eager import context as eager_context
 from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import config as framework_config
@@ -306,6 +309,59 @@ def wait_for_remote_ops() -> None:
     that runs there afterwards would not wait for them either.
     """
     eager_context.async_wait()
+
+
+def create_on_worker(
+    coordinator: Any, worker: int, function: Callable[..., Any], args: Sequence[Any]
+) -> Any:
+    """Gives a function to one worker of a coordinator (test_faults).
+
+    It runs on the coordinator's thread for the worker, after all that was given before.
+    Should the worker be lost and return, everything that this returned and that still
+    exists is run again, in the order in which it was given.
+
+    Args:
+      coordinator: A ``ClusterCoordinator``.
+      worker: Index of the worker.
+      function: Runs with the worker as its default device.
+      args: What earlier calls for the same worker returned.
+
+    Returns:
+      What ``remote_state`` takes.
+    """
+    target = coordinator._cluster.workers[worker]  # noqa: SLF001
+    with target._resource_tracking_lock:  # noqa: SLF001
+        kept = target._resource_remote_value_refs  # noqa: SLF001
+        kept[:] = [reference for reference in kept if reference() is not None]
+    values = tuple(_of_worker(arg, worker) for arg in args)
+    return target.create_resource(function, args=values)
+
+
+def _of_worker(value: Any, worker: int) -> Any:
+    """What the coordinator takes for a value that only one worker has."""
+    return coordinator_lib.PerWorkerValues((value,) * (worker + 1))
+
+
+def remote_state(value: Any, timeout_sec: float) -> tuple[str, BaseException | None]:
+    """Waits a while for a function on a worker (test_faults).
+
+    Returns:
+      ``ready`` with the error that it raised, if any; ``lost`` while the worker is
+      gone; ``pending`` after the timeout.
+    """
+    if not value._status_available_event.wait(timeout_sec):  # noqa: SLF001
+        return "pending", None
+    if value._status is coordinator_lib.RemoteValueStatus.ABORTED:  # noqa: SLF001
+        return "lost", None
+    return "ready", value._error  # noqa: SLF001
+
+
+def failed_server(error: BaseException) -> int | None:
+    """Which parameter server an error of a step comes from, or None (test_faults)."""
+    if not coordinator_lib._is_ps_failure(error):  # noqa: SLF001
+        return None
+    failed = coordinator_lib._extract_failed_ps_instances(str(error))  # noqa: SLF001
+    return min(failed, default=0)
 
 
 def _unoptimized_config(is_soft: bool) -> Any:

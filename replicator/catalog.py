@@ -109,6 +109,17 @@ _STOCK_LACKS = {
     ),
 }
 
+# What workers that do not wait for each other cannot do.
+_ASYNC_LACKS = {
+    "collectives": "they join the replicas of one worker, not workers",
+    "gradient_accumulation": "accumulated gradients of all workers would mix",
+    "model_parallelism": "replicas of one device each, so far",
+    "input_single": "workers that do not wait cannot be dealt one pipeline in turn",
+    "sparse_gradients": "they are averaged over the replicas of one worker only",
+    "synchronous_training": "every worker updates from the values that it has read",
+    "whole_steps": "a worker that has no batch does not stop the others",
+}
+
 BACKENDS: dict[str, BackendInfo] = {
     info.name: info
     for info in (
@@ -158,6 +169,14 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=SERVED_WORKERS,
         ),
         BackendInfo(
+            name="async",
+            target="replicator.backends.asynchronous:MultiWorkerAsyncReplicator",
+            description="workers that do not wait for each other; parameter servers",
+            kind="ours",
+            lacks=_ASYNC_LACKS,
+            processes=PARAMETER_SERVERS,
+        ),
+        BackendInfo(
             name="tf_mirrored",
             target="replicator.backends.strategy:MirroredReplicator",
             description="tf.distribute.MirroredStrategy behind the same contract",
@@ -190,6 +209,23 @@ BACKENDS: dict[str, BackendInfo] = {
                 "ragged_inputs": "steps are compiled, so shapes must be static",
             },
             not_swept_because="it needs a TPU, which the harness does not look for",
+        ),
+        BackendInfo(
+            name="tf_parameter_server",
+            target="replicator.backends.parameter_server:ParameterServerReplicator",
+            description="ParameterServerStrategy of tf.distribute behind the contract",
+            kind="peer",
+            lacks={
+                **_STOCK_LACKS,
+                **_ASYNC_LACKS,
+                "input_per_worker": (
+                    "the coordinator runs the same pipeline on every worker"
+                ),
+                "input_per_replica": (
+                    "the coordinator runs the same pipeline on every worker"
+                ),
+            },
+            processes=PARAMETER_SERVERS,
         ),
     )
 }

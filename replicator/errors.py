@@ -25,6 +25,7 @@ ReplicatorError
     +-- LocalClusterError      processes on this machine that fail or do not end
     +-- WorkerLostError        a worker ended, or came too late to a step
     +-- DisagreementError      workers are about to run different programs
+    +-- ServerLostError        a parameter server that does not answer
 """
 
 from __future__ import annotations
@@ -141,3 +142,7 @@ class WorkerLostError(ClusterError):
 
 class DisagreementError(ClusterError):
     """Workers are about to run different programs."""
+
+
+class ServerLostError(ClusterError):
+    """A parameter server does not answer; the variables that it held are gone."""

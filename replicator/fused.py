@@ -83,7 +83,11 @@ class FusedUpdate:
 
 
 def find(
-    optimizer: Any, grads: Sequence[Any], variables: Sequence[Any]
+    optimizer: Any,
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    takes_sparse: bool = False,
 ) -> FusedUpdate | None:
     """Returns the fused update of ``optimizer``, or None where there is none.
 
@@ -91,6 +95,8 @@ def find(
       optimizer: A built Keras optimizer.
       grads: One gradient per variable.
       variables: Keras or TensorFlow variables.
+      takes_sparse: Whether SGD may take ``tf.IndexedSlices`` too, with results equal to
+        rounding: sums of rows that come twice are added in another order.
 
     Returns:
       The update that has the same result as ``optimizer.apply`` on averages.
@@ -102,6 +108,9 @@ def find(
     if not all(map(_is_plain, grads, variables)):
         return None
     # Subclasses may change the update rule, so only the exact classes qualify.
+    is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+    if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
+        return None  # Keras' Adam squares rows that come twice one by one
     if type(optimizer) is keras.optimizers.SGD:
         return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
     if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
@@ -112,7 +121,7 @@ def find(
 def _is_plain(grad: Any, variable: Any) -> bool:
     dtype = tf.as_dtype(variable.dtype)
     return (
-        isinstance(grad, tf.Tensor)
+        isinstance(grad, (tf.Tensor, tf.IndexedSlices))
         and grad.dtype == dtype
         and dtype in _KERNEL_DTYPES
         and getattr(variable, "constraint", None) is None
@@ -130,6 +139,13 @@ def _sgd(optimizer: Any) -> FusedUpdate:
     def update_one(
         grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
+        if isinstance(grad, tf.IndexedSlices):
+            tf.raw_ops.ResourceScatterSub(
+                resource=_tf_compat.handle(variable),
+                indices=grad.indices,
+                updates=grad.values * tf.cast(scalars["rate"], grad.dtype),
+            )
+            return
         tf.raw_ops.ResourceApplyGradientDescent(
             var=_tf_compat.handle(variable),
             alpha=tf.cast(scalars["rate"], grad.dtype),
@@ -151,6 +167,8 @@ def _momentum(optimizer: Any) -> FusedUpdate:
     def update_one(
         grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
+        # The momentum of rows without a gradient decays too, so the update is dense.
+        grad = tf.convert_to_tensor(grad)
         slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=_tf_compat.handle(variable),

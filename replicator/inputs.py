@@ -167,7 +167,7 @@ class InputIterator:
         self.num_replicas = num_replicas
         self._devices = devices
         self._build = lambda: self._at_devices(
-            lambda context: check_dataset(input_fn(context)), contexts
+            lambda context: self._check(input_fn(context)), contexts
         )
         self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
@@ -225,6 +225,9 @@ class InputIterator:
         self.num_rewinds = num_rewinds
         self.num_steps = self.num_skipped = num_steps
         self.is_at_end = to_end
+
+    def _check(self, pipeline: Any) -> tf.data.Dataset:
+        return check_dataset(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         return self._at_devices(iter, pipelines)

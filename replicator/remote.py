@@ -151,7 +151,7 @@ def _connect(
     addresses: Mapping[str, tuple[str, ...]],
     timeout_sec: float,
 ) -> WorkerWatch:
-    _check_nothing_is_made()
+    check_nothing_is_made()
     cluster.check_port_is_free(config.address)
     try:
         cluster.wait_for(addresses, timeout_sec, own=config.address)
@@ -170,7 +170,7 @@ def _connect(
     )
 
 
-def _check_nothing_is_made() -> None:
+def check_nothing_is_made() -> None:
     """Refuses variables: TensorFlow loses them when a process joins a cluster."""
     names = _tf_compat.live_variables()
     if names:

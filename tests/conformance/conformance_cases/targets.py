@@ -151,4 +151,8 @@ NOT_RUN: dict[str, str] = {
         "`TPUStrategy`, with all code but the start of the TPU system and the "
         "placement on its cores"
     ),
+    "async": "its clusters are started in tests/replicator/parameter_server",
+    "tf_parameter_server": (
+        "its clusters are started in tests/replicator/parameter_server"
+    ),
 }

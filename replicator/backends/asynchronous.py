@@ -1,0 +1,417 @@
+"""Asynchronous training: workers that do not wait for each other (``async``).
+
+The paper's ``MultiWorkerAsyncReplicator`` (Buchlovsky et al. 2019). Variables live on
+parameter servers; each worker reads them, computes a gradient from its own batch and
+updates them, at its own pace. The replicas of one worker are in sync with each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat, base, programs
+from replicator.engine import plan
+from replicator.engine.coherence import Coherence
+from replicator.inputs import InputReplicationMode
+from replicator.per_replica import regroup
+from replicator.servers import connection as connection_lib
+from replicator.servers import staleness
+from replicator.servers.dispatch import Assignment, Dispatcher
+from replicator.servers.inputs import ServerInputIterator
+from replicator.servers.ledger import Ledger
+from replicator.servers.optimizer import ServerOptimizer
+from replicator.servers.placement import Placement
+from replicator.servers.program import ServerProgram
+from replicator.servers.step import trace_step
+from replicator.servers.table import ServerTable
+from replicator.topology import make_topology
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
+    from replicator.cluster import ClusterConfig
+    from replicator.inputs import InputContext, InputIterator
+    from replicator.optimizer import ReplicatedOptimizer
+    from replicator.optimizer_options import OptimizerOptions
+
+WORKER_TIMEOUT_SEC = 600.0
+_COUNTER = itertools.count()
+_BACKEND = "the async backend"
+_LACKING_OPTIONS = {
+    "accumulation_steps": "accumulated gradients of all workers would mix",
+    "loss_scale": "the scale would change between a worker's read and its update",
+}
+
+
+class MultiWorkerAsyncReplicator(base.Replicator):
+    """Replicas on workers that share variables on parameter servers.
+
+    This process is the client (``chief`` in ``TF_CONFIG``); workers and servers run
+    ``python -m replicator.server``. Make it before any variable.
+
+    **No update is lost.** An update that ``wrap_optimizer`` makes runs in a locked
+    section of the server, from gradients that have all arrived there, so workers do not
+    overwrite one another. Should a worker be lost in the middle of a step, the step is
+    done again when it is back, and is meant to skip the servers that have its update
+    already; this path has not been proven by killing workers. What a step changes
+    without the optimizer (``assign_add``) is atomic, but is done again with its step.
+
+    What a step overwrites (``assign``: batch-norm statistics, states of random
+    generators) has a copy per replica; see ``replicator.servers.table``.
+
+    Attributes:
+      num_replicas: Replicas of all workers.
+      connection: The cluster, TensorFlow's strategy and coordinator.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
+        worker_timeout_sec: float = WORKER_TIMEOUT_SEC,
+    ) -> None:
+        """Connects to the cluster, unless this process is connected already.
+
+        Args:
+          num_replicas: Replicas of all workers; None is one per worker.
+          cluster: Who takes part; by default what ``TF_CONFIG`` says.
+          connect_timeout_sec: Longest wait for workers and servers to answer.
+          worker_timeout_sec: Longest wait for a worker that was lost to come back.
+
+        Raises:
+          ClusterConfigError: The cluster is not one for parameter servers.
+          DeviceError: The workers cannot share the replicas evenly.
+          UnreachableError: Some processes do not answer; names them.
+        """
+        self.connection = connection_lib.connect(cluster, connect_timeout_sec)
+        self.num_workers = self.connection.num_workers
+        share = connection_lib.check_num_replicas(num_replicas, self.num_workers)
+        self.num_replicas = share * self.num_workers
+        self._share = share
+        devices = [
+            connection_lib.worker_devices(worker, share)
+            for worker in range(self.num_workers)
+        ]
+        self._topologies = [
+            make_topology(
+                [[device] for device in of_worker],
+                num_replicas=share,
+                first_replica_id=worker * share,
+            )
+            for worker, of_worker in enumerate(devices)
+        ]
+        self._topology = make_topology([[d] for names in devices for d in names])
+        self._placement = Placement(self.connection.num_servers)
+        name = f"replicator_{next(_COUNTER)}"
+        self._ledgers = [
+            Ledger(device, self.num_workers, name) for device in self._placement.devices
+        ]
+        self._table = ServerTable(self._topology, self.num_workers, self._placement)
+        self._programs = programs.ProgramCache()
+        self._dispatcher = Dispatcher(
+            self.connection,
+            self._ledgers,
+            worker_timeout_sec,
+            connection_lib.client_device(),
+        )
+        self._coherence: tuple[int, Any, Any] | None = None
+        self._is_published = True
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of one worker: those whose gradients are averaged."""
+        return self._share
+
+    @contextlib.contextmanager
+    def context(self) -> Iterator[MultiWorkerAsyncReplicator]:
+        """Makes variables on the parameter servers."""
+        with super().context(), self._placement.scope():
+            yield self
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> ServerInputIterator:
+        """Makes pipelines on the workers; see ``Replicator.make_input_iterator``.
+
+        ``ctx.num_replicas_in_sync`` is the number of replicas of one worker, so a
+        global batch is what one update is made from.
+
+        Raises:
+          ReplicatorError: ``SINGLE``, which workers that do not wait cannot share.
+        """
+        base.check_mode(mode)
+        return ServerInputIterator(input_fn, mode, self.connection, self._share)
+
+    def schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> None:
+        """Gives every worker steps to run, and does not wait for them.
+
+        Args:
+          step_fn: As in ``run``.
+          inputs: As in ``run``.
+          num_steps: Steps of each worker, in one dispatch.
+
+        Raises:
+          ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
+        """
+        programs.check_num_steps(num_steps, inputs)
+        signature, specs = programs.split_inputs(inputs, self.num_replicas)
+        self._schedule(step_fn, inputs, signature, specs, num_steps)
+
+    def join(self) -> None:
+        """Waits until all updates of all scheduled steps are applied.
+
+        Raises:
+          ServerLostError: A parameter server does not answer.
+          WorkerLostError: A worker was lost and did not come back in time.
+          tf.errors.OutOfRangeError: An input pipeline came to its end.
+        """
+        self._dispatcher.join()
+        self._publish()
+
+    def staleness(self) -> staleness.Staleness:
+        """Tells how old the values were that applied updates were computed from."""
+        return staleness.summarize(
+            [ledger.tally.numpy().tolist() for ledger in self._ledgers]
+        )
+
+    @property
+    def num_redone(self) -> int:
+        """Dispatches that were started again because a worker was lost."""
+        return self._dispatcher.num_redone
+
+    def _run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+    ) -> Any:
+        """Runs ``num_steps`` steps on every worker and waits for them."""
+        given = self._schedule(step_fn, inputs, signature, specs, num_steps)
+        self.join()
+        outputs = [
+            nest
+            for program, assignment in given
+            for nest in program.pack(assignment.results or [])
+        ]
+        return regroup(outputs, tf.nest.map_structure)
+
+    def _schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+    ) -> list[tuple[ServerProgram, Assignment]]:
+        step = self._programs.get(
+            step_fn, signature, lambda: WorkerSteps(self, step_fn, specs)
+        )
+        if step.is_stale():
+            step = self._programs.replace(
+                step_fn, signature, lambda: WorkerSteps(self, step_fn, specs)
+            )
+        if self._dispatcher.is_idle:
+            self._refresh()
+        self._is_published = False
+        is_iterator = isinstance(inputs, ServerInputIterator)
+        iterators = inputs.iterators if is_iterator else ()
+        given = []
+        with inputs.count(num_steps) if is_iterator else contextlib.nullcontext():
+            for worker in range(self.num_workers):
+                source = None if is_iterator else self._values(inputs, worker)
+                spec = inputs.source_spec if is_iterator else _spec_of(source)
+                assignment = step.assign(worker, num_steps, source, spec)
+                self._dispatcher.hand_out(
+                    assignment, iterators[worker] if is_iterator else None
+                )
+                given.append((step.programs[worker], assignment))
+        return given
+
+    def _values(self, inputs: Any, worker: int) -> Any:
+        if inputs is None:
+            return None
+        start = worker * self._share
+        return [
+            tf.nest.map_structure(
+                lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs
+            )
+            for r in range(start, start + self._share)
+        ]
+
+    def _refresh(self) -> None:
+        """Resets copies of variables that were changed outside, while nothing runs."""
+        coherence = self._current_coherence()
+        if coherence is not None:
+            coherence[0]()
+            _tf_compat.wait_for_remote_ops()
+
+    def _publish(self) -> None:
+        """Gives the user's variables what the copies of all replicas hold."""
+        coherence = self._current_coherence()
+        if coherence is not None and not self._is_published:
+            coherence[1]()
+            _tf_compat.wait_for_remote_ops()
+        self._is_published = True
+
+    def _current_coherence(self) -> tuple[Any, Any] | None:
+        entries = [e for e in self._table.entries() if e.seen is not None]
+        if not entries:
+            return None
+        key = len(entries) * 1000 + self._table.version
+        if self._coherence is None or self._coherence[0] != key:
+            coherence = Coherence(entries, self._topology)
+            self._coherence = (
+                key,
+                tf.function(coherence.refresh, autograph=False),
+                tf.function(coherence.publish, autograph=False),
+            )
+        return self._coherence[1:]
+
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
+        options.refuse(_LACKING_OPTIONS, _BACKEND)
+        return ServerOptimizer(
+            optimizer,
+            num_replicas=self._share,
+            options=options,
+            placement=self._placement,
+        )
+
+    def explain(self) -> str:
+        """Says where variables are and what one step of a worker sends where."""
+        held = ", ".join(
+            f"server {index}: {size} bytes"
+            for index, size in enumerate(self._placement.num_bytes)
+        )
+        head = (
+            f"{self.num_workers} workers with {self._share} replicas in sync each; "
+            f"variables on {held}"
+        )
+        steps = [f"\n{name}\n{step.explain()}" for name, step in self._programs.items()]
+        return "\n".join([head, *steps])
+
+    def assert_in_sync(self) -> None:
+        """Holds always: there is one copy of every shared variable."""
+
+
+class WorkerSteps:
+    """A step function, built for every worker.
+
+    Attributes:
+      programs: By worker.
+    """
+
+    def __init__(
+        self,
+        replicator: MultiWorkerAsyncReplicator,
+        step_fn: Callable[..., Any],
+        specs: list[Any],
+    ) -> None:
+        self._replicator = replicator
+        self._step_fn = step_fn
+        self._specs = specs
+        self._functions: dict[tuple[int, int], Any] = {}
+        self._redo_lock = threading.Lock()
+        self._redo_programs: list[ServerProgram] | None = None
+        self._redo_functions: dict[tuple[int, int], Any] = {}
+        self.programs = self._build(is_redo=False)
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        return any(program.is_stale() for program in self.programs)
+
+    def assign(self, worker: int, num_steps: int, source: Any, spec: Any) -> Assignment:
+        """Makes what one worker is given.
+
+        Args:
+          worker: Which worker.
+          num_steps: Steps in one dispatch.
+          source: Fixed values, or None.
+          spec: The type of the source or of the worker's iterators.
+        """
+        key = (worker, num_steps)
+        if key not in self._functions:
+            program = self.programs[worker]
+            self._functions[key] = program.prepare(spec, num_steps)
+        function = self._functions[key]
+
+        def redo(iterators: Any, num_left: int) -> Any:
+            again = self._redo(worker, num_left, spec)
+            return again(source if iterators is None else iterators)
+
+        return Assignment(
+            worker=worker,
+            num_steps=num_steps,
+            num_commits=self.programs[worker].step.num_commits,
+            run=lambda given: function(source if given is None else given),
+            redo=redo,
+        )
+
+    def explain(self) -> str:
+        """Prints the plan of the collectives in a sync group, and the transfers."""
+        step = self.programs[0].step
+        num_pulled = sum(len(each.reads) for each in step.pulls)
+        return (
+            f"reads: {num_pulled} variables in {len(step.pulls)} transfers, others "
+            f"one by one; updates per server: {list(step.num_commits)}\n"
+            f"{plan.explain(self.programs[0].plans, self._replicator._topologies[0])}"  # noqa: SLF001
+        )
+
+    def _redo(self, worker: int, num_steps: int, spec: Any) -> Any:
+        """The function that skips applied updates; built when it is first needed."""
+        with self._redo_lock, tf.device(None):
+            if self._redo_programs is None:
+                self._redo_programs = self._build(is_redo=True)
+            key = (worker, num_steps)
+            if key not in self._redo_functions:
+                program = self._redo_programs[worker]
+                self._redo_functions[key] = program.prepare(spec, num_steps)
+            return self._redo_functions[key]
+
+    def _build(self, *, is_redo: bool) -> list[ServerProgram]:
+        replicator = self._replicator
+        topologies = replicator._topologies  # noqa: SLF001
+        ledgers = replicator._ledgers  # noqa: SLF001
+        table = replicator._table  # noqa: SLF001
+        step = trace_step(
+            self._step_fn,
+            self._specs,
+            name=f"server_step_{next(_COUNTER)}",
+            topology=topologies[0],
+            table=table,
+            ledgers=ledgers,
+            is_redo=is_redo,
+        )
+        return [
+            ServerProgram(
+                step,
+                topology,
+                table.view(worker, ledgers),
+                replicator._placement,  # noqa: SLF001
+            )
+            for worker, topology in enumerate(topologies)
+        ]
+
+
+def _spec_of(source: Any) -> Any:
+    if source is None:
+        return None
+    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), source)

@@ -1,0 +1,249 @@
+"""``ParameterServerStrategy`` behind the contract (``tf_parameter_server``).
+
+A peer for comparison, so it runs as its documentation shows: variables under the
+strategy's scope, datasets by ``create_per_worker_dataset``, steps handed to whichever
+worker is free by ``ClusterCoordinator.schedule``, updates by the Keras optimizer. Those
+are not atomic under asynchronous workers: updates, and counts of them, are lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import base, context, creation, loop, programs
+from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
+from replicator.errors import ReplicatorError
+from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.optimizer import StrategyOptimizer
+from replicator.per_replica import PerReplica
+from replicator.servers import connection as connection_lib
+from replicator.servers.inputs import traced_dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from replicator.cluster import ClusterConfig
+    from replicator.optimizer import ReplicatedOptimizer
+    from replicator.optimizer_options import OptimizerOptions
+
+_LACKING_OPTIONS = {
+    "accumulation_steps": "accumulated gradients of all workers would mix",
+    "loss_scale": "tf.distribute does not reduce in a branch",
+}
+
+
+class CoordinatorInputIterator(InputIterator):
+    """The same pipeline on every worker: the coordinator does not number them."""
+
+    stateless_reason = "its pipelines are on workers, which may be restarted"
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        replicator: ParameterServerReplicator,
+    ) -> None:
+        if mode is not InputReplicationMode.PER_WORKER:
+            raise ReplicatorError(
+                f"{mode} does not work under ParameterServerStrategy: its coordinator "
+                "runs one and the same pipeline on every worker; use PER_WORKER, or "
+                "the async backend"
+            )
+        self._replicator = replicator
+        told = InputContext(num_replicas_in_sync=replicator.num_replicas_in_sync)
+        super().__init__(
+            lambda ctx: traced_dataset(input_fn, ctx),
+            mode,
+            replicator.num_replicas,
+            contexts=[told],
+        )
+
+    def _check(self, pipeline: Any) -> Any:
+        return pipeline  # was checked when it was traced
+
+    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
+        strategy = self._replicator.strategy
+        (pipeline,) = pipelines
+
+        def dataset_fn() -> Any:
+            return strategy.distribute_datasets_from_function(
+                lambda _: pipeline.dataset()
+            )
+
+        coordinator = self._replicator.connection.coordinator
+        return (iter(coordinator.create_per_worker_dataset(dataset_fn)),)
+
+    def _get_next(self) -> Any:
+        raise ReplicatorError(
+            "get_next() would read on the chief what lives on the workers; pass the "
+            "iterator to run()"
+        )
+
+
+class ParameterServerReplicator(StrategyReplicator):
+    """The stock asynchronous peer.
+
+    Attributes:
+      connection: The cluster, TensorFlow's strategy and coordinator.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        cluster: ClusterConfig | None = None,
+        connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
+    ) -> None:
+        """Connects to the cluster; see ``MultiWorkerAsyncReplicator``.
+
+        Args:
+          num_replicas: Replicas of all workers; the strategy has one per GPU of a
+            worker, or one per worker without GPUs.
+          cluster: Who takes part; by default what ``TF_CONFIG`` says.
+          connect_timeout_sec: Longest wait for workers and servers to answer.
+
+        Raises:
+          ClusterConfigError: The cluster is not one for parameter servers.
+          DeviceError: The strategy cannot run so many replicas.
+          UnreachableError: Some processes do not answer; names them.
+        """
+        self.connection = connection_lib.connect(cluster, connect_timeout_sec)
+        super().__init__(self.connection.strategy)
+        self.num_workers = self.connection.num_workers
+        self._share = self.strategy.num_replicas_in_sync
+        self.num_replicas = self._share * self.num_workers
+        connection_lib.check_stock(num_replicas, self._share, self.num_workers)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Replicas of one worker."""
+        return self._share
+
+    def make_input_iterator(  # type: ignore[override]
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> CoordinatorInputIterator:
+        """Makes the pipeline on every worker; only ``PER_WORKER``."""
+        base.check_mode(mode)
+        return CoordinatorInputIterator(input_fn, mode, self)
+
+    def schedule(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any = None,
+        *,
+        num_steps: int = 1,
+    ) -> None:
+        """Gives as many dispatches as there are workers to those that are free."""
+        programs.check_num_steps(num_steps, inputs)
+        signature, _ = programs.split_inputs(inputs, self.num_replicas)
+        self._schedule(step_fn, inputs, signature, num_steps)
+
+    def join(self) -> None:
+        """Waits until everything that was scheduled has run."""
+        self.connection.coordinator.join()
+
+    def _run(
+        self,
+        step_fn: Callable[..., Any],
+        inputs: InputIterator | Any,
+        signature: Hashable,
+        specs: list[Any],
+        num_steps: int,
+    ) -> Any:
+        del specs  # the strategy takes them from its distributed inputs
+        structure, values = self._schedule(step_fn, inputs, signature, num_steps)
+        self.join()
+        flat = [value for remote in values for value in remote.get()]
+        count = len(flat) // self.num_workers
+        leaves = iter(range(count // self._share))
+
+        def gather(leaf: Any) -> PerReplica[Any]:
+            if leaf is None:
+                return PerReplica([None] * self.num_replicas)
+            start = next(leaves) * self._share
+            return PerReplica(
+                [
+                    flat[worker * count + start + replica]
+                    for worker in range(self.num_workers)
+                    for replica in range(self._share)
+                ]
+            )
+
+        return tf.nest.map_structure(gather, structure[0])
+
+    def _schedule(
+        self, step_fn: Callable[..., Any], inputs: Any, signature: Any, num_steps: int
+    ) -> tuple[list[Any], list[Any]]:
+        function, structure = self._programs.get(
+            step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
+        )
+        coordinator = self.connection.coordinator
+        values = []
+        with creation.forbidden_in_steps():
+            for worker in range(self.num_workers):
+                source: tuple[Any, ...] = ()
+                if isinstance(inputs, InputIterator):
+                    source = (inputs.iterators[0],)
+                elif inputs is not None:
+                    source = (self._values(inputs, worker),)
+                values.append(coordinator.schedule(function, args=source))
+        if isinstance(inputs, InputIterator):
+            with inputs.count(num_steps):
+                pass
+        return structure, values
+
+    def _values(self, inputs: Any, worker: int) -> Any:
+        if self._share != 1:
+            raise ReplicatorError(
+                "fixed values cannot be dealt to the replicas in sync of a stock "
+                "worker; pass an iterator from make_input_iterator()"
+            )
+        return tf.nest.map_structure(
+            lambda leaf: tf.convert_to_tensor(leaf[worker]), inputs
+        )
+
+    def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
+        replica_context = StrategyReplicaContext(self._share)
+        local = self.strategy.experimental_local_results
+        structure: list[Any] = [None]  # known once the step is traced
+
+        def step(*batch: Any) -> Any:
+            with context.enter(replica_context):
+                return programs.check_outputs(step_fn(*batch), step_fn)
+
+        @tf.function
+        def function(*source: Any) -> list[tf.Tensor]:
+            def one_step() -> list[tf.Tensor]:
+                is_iterator = bool(source) and hasattr(source[0], "__next__")
+                batch = (next(source[0]),) if is_iterator else source
+                outputs = self.strategy.run(step, args=batch)
+                structure[0] = outputs
+                leaves = [x for x in tf.nest.flatten(outputs) if x is not None]
+                return [value for leaf in leaves for value in local(leaf)]
+
+            if num_steps == 1:
+                return one_step()
+            return loop.repeat(one_step, num_steps, self._output_specs(one_step))
+
+        return function, structure
+
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
+        options.check(optimizer)
+        options.refuse(_LACKING_OPTIONS, type(self.strategy).__name__)
+        return StrategyOptimizer(optimizer, num_replicas=self._share, options=options)
+
+    def explain(self) -> str:
+        """Names the strategy, which does not show its plan."""
+        return (
+            f"ParameterServerStrategy, {self.num_replicas} replicas on "
+            f"{self.num_workers} workers: stock tf.distribute does not show its plan"
+        )
+
+    def assert_in_sync(self) -> None:
+        """Holds always: there is one copy of every variable."""

@@ -1,0 +1,9 @@
+"""Asynchronous training over parameter servers, on TensorFlow's own coordinator.
+
+Variables live on servers; every worker reads them, computes a gradient, and commits an
+update in one locked section per server. The modules, in the order of a step's life:
+``connection`` (the cluster), ``placement`` (which server holds what), ``inputs``,
+``step`` (tracing), ``pull`` (reading variables in few transfers), ``commit`` and
+``optimizer`` (the update), ``program`` (one per worker), ``dispatch`` (handing steps to
+workers, and their failures), ``staleness`` (how old the read values were).
+"""

@@ -1,0 +1,132 @@
+"""Inputs: pipelines that live on the workers, and come back with them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import _tf_compat
+from replicator.errors import ReplicatorError
+from replicator.inputs import (
+    InputContext,
+    InputIterator,
+    InputReplicationMode,
+    check_dataset,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.servers.connection import Connection
+
+
+class RemotePipeline:
+    """A pipeline as a graph, which a worker turns into a dataset.
+
+    Attributes:
+      element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
+    """
+
+    def __init__(self, function: Any, num_skipped: int = 0) -> None:
+        self.element_spec = function.structured_outputs.element_spec
+        self._function = function
+        self._num_skipped = num_skipped
+
+    def skip(self, num_batches: int) -> RemotePipeline:
+        """The pipeline without its first elements; -1 leaves none."""
+        return RemotePipeline(self._function, num_batches)
+
+    def dataset(self) -> tf.data.Dataset:
+        """Makes the dataset where it is called."""
+        dataset = self._function()
+        return dataset.skip(self._num_skipped) if self._num_skipped else dataset
+
+    def __iter__(self) -> Any:
+        return iter(self.dataset())
+
+
+class ServerInputIterator(InputIterator):
+    """The pipelines of every worker.
+
+    ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
+    worker that it feeds. A worker that was restarted begins its pipeline anew.
+
+    Attributes:
+      source_spec: The type of what one worker's program is given.
+    """
+
+    stateless_reason = "its pipelines are on workers, which may be restarted"
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        connection: Connection,
+        num_replicas_per_worker: int,
+    ) -> None:
+        num_workers = connection.num_workers
+        if mode is InputReplicationMode.SINGLE:
+            raise ReplicatorError(
+                "InputReplicationMode.SINGLE deals one pipeline to all workers, which "
+                "do not wait for each other here; use PER_WORKER or PER_REPLICA and "
+                "let input_fn take its share by ctx.input_pipeline_id"
+            )
+        is_per_replica = mode is InputReplicationMode.PER_REPLICA
+        self._share = num_replicas_per_worker if is_per_replica else 1
+        self._connection = connection
+        count = self._share * num_workers
+        super().__init__(
+            lambda context: traced_dataset(input_fn, context),
+            mode,
+            num_replicas_per_worker * num_workers,
+            contexts=[
+                InputContext(
+                    num_input_pipelines=count,
+                    input_pipeline_id=index,
+                    num_replicas_in_sync=num_replicas_per_worker,
+                )
+                for index in range(count)
+            ],
+        )
+        self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
+
+    def _check(self, pipeline: Any) -> Any:
+        return pipeline  # was checked when it was traced
+
+    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
+        """Makes the iterators on the workers; by worker, what knows them there."""
+        return tuple(
+            _tf_compat.create_on_worker(
+                self._connection.coordinator,
+                worker,
+                _maker(pipelines[worker * self._share : (worker + 1) * self._share]),
+                (),
+            )
+            for worker in range(self._connection.num_workers)
+        )
+
+    def _get_next(self) -> Any:
+        raise ReplicatorError(
+            "get_next() would read on the chief what lives on the workers; pass the "
+            "iterator to run(), and return from the step what you want to see"
+        )
+
+
+def _maker(pipelines: Sequence[Any]) -> Callable[[], Any]:
+    return lambda: tuple(iter(pipeline) for pipeline in pipelines)
+
+
+def traced_dataset(
+    input_fn: Callable[[InputContext], tf.data.Dataset], context: InputContext
+) -> RemotePipeline:
+    """Calls an input function and keeps its pipeline as a graph.
+
+    Raises:
+      TypeError: It returned something else than a dataset.
+    """
+
+    def make() -> tf.data.Dataset:
+        return check_dataset(input_fn(context))
+
+    return RemotePipeline(tf.function(make, autograph=False).get_concrete_function())

@@ -1,0 +1,56 @@
+"""Staleness: how many updates of others came between a step's read and its update."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Staleness:
+    """What was measured since the replicator was made, over all applied updates.
+
+    The staleness of an update on a parameter server is the number of updates that the
+    server applied after the step had read the server's clock, which it does before it
+    reads any variable there, and before its own update. So it is an upper bound of the
+    number of updates that the values which the step read did not contain, and 0 with
+    one worker. A step with updates on several servers counts once on each.
+
+    Attributes:
+      num_updates: Updates that were applied.
+      histogram: Number of updates by staleness: staleness -> updates.
+      mean: Mean staleness; 0.0 before the first update.
+      max: Largest staleness, up to ``limit``.
+      limit: Larger values are counted as this.
+    """
+
+    num_updates: int
+    histogram: dict[int, int]
+    mean: float
+    max: int
+    limit: int
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{s}: {n}" for s, n in sorted(self.histogram.items()))
+        return (
+            f"{self.num_updates} updates, staleness mean {self.mean:.2f}, max "
+            f"{self.max}; updates by staleness: {counts or 'none'}"
+        )
+
+
+def summarize(tallies: list[list[int]]) -> Staleness:
+    """Adds the tallies of all servers.
+
+    Args:
+      tallies: By server, the number of updates of each staleness.
+    """
+    totals = [sum(counts) for counts in zip(*tallies, strict=True)]
+    num_updates = sum(totals)
+    histogram = {value: count for value, count in enumerate(totals) if count}
+    weighted = sum(value * count for value, count in histogram.items())
+    return Staleness(
+        num_updates=num_updates,
+        histogram=histogram,
+        mean=weighted / num_updates if num_updates else 0.0,
+        max=max(histogram, default=0),
+        limit=len(totals) - 1,
+    )

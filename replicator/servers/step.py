@@ -1,0 +1,191 @@
+"""Step: a step function traced once for all workers, and which variables they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.engine import body as body_lib
+from replicator.engine import invariance, placement
+from replicator.engine.effects import READ_OPS, EffectTable
+from replicator.engine.optimize import optimize, own_functions
+from replicator.engine.trace import trace
+from replicator.engine.variables import Kind
+from replicator.errors import UnsynchronisedUpdateError
+from replicator.servers import commit, pull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.engine.body import Body
+    from replicator.engine.trace import TracedStep
+    from replicator.servers.ledger import Ledger
+    from replicator.servers.table import ServerTable
+    from replicator.topology import Topology
+
+# They add to what is there, on the server and under the variable's lock, so that
+# workers share the variable and lose nothing.
+_ADDING_OPS = ("AssignAdd", "AssignSub", "ResourceApply", "ResourceSparseApply")
+_ADDING_SCATTERS = ("Add", "Sub", "Min", "Max", "Mul", "Div")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """A traced step.
+
+    Attributes:
+      traced: The graph as traced.
+      body: The optimized graph, without the reads that are pulled.
+      invariance: What varies between replicas in sync.
+      pulls: The reads that were taken out of the body.
+      num_commits: By server, commits of one step.
+    """
+
+    traced: TracedStep
+    body: Body
+    invariance: invariance.Invariance
+    pulls: tuple[pull.Pull, ...]
+    num_commits: tuple[int, ...]
+
+
+def trace_step(
+    step_fn: Callable[..., Any],
+    specs: Sequence[Any],
+    *,
+    name: str,
+    topology: Topology,
+    table: ServerTable,
+    ledgers: Sequence[Ledger],
+    is_redo: bool,
+) -> ServerStep:
+    """Traces a step function for the workers of a job.
+
+    Args:
+      step_fn: Single-device code.
+      specs: Nests of ``tf.TypeSpec``, one per argument.
+      name: Unique; functions of the step get it as a suffix.
+      topology: The replicas of worker 0.
+      table: The variables of the job.
+      ledgers: By server.
+      is_redo: Whether commits that were applied before are skipped.
+
+    Returns:
+      The step.
+
+    Raises:
+      UnsynchronisedUpdateError: A trained variable is overwritten without a lock.
+      ReplicatorError: Misuse inside the step.
+    """
+    commits = commit.CommitTrace(
+        ledgers=ledgers,
+        clocks=(),
+        is_redo=is_redo,
+        num_commits=[0] * len(ledgers),
+        shared=[v for ledger in ledgers for v in ledger.shared()],
+    )
+
+    def step(*args: Any) -> Any:
+        # Read before everything else, so that staleness is never told too small.
+        commits.clocks = [ledger.clock.read_value() for ledger in ledgers]
+        with commit.tracing(commits):
+            return step_fn(*args)
+
+    step.__qualname__ = getattr(step_fn, "__qualname__", repr(step_fn))
+    traced = trace(
+        step,
+        specs,
+        topology.num_replicas,
+        topology.num_logical_devices,
+        table.num_replicas,
+    )
+    placement.place(traced, topology)
+    optimized = optimize(traced)
+    own_functions(optimized, name)
+    body = body_lib.from_graph_def(optimized)
+    analysis = _analyze(traced, body, table, ledgers)
+    invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
+    _settle_kinds(traced, body, analysis, table, commits)
+    clocks = {id(ledger.clock): server for server, ledger in enumerate(ledgers)}
+    body, pulls = pull.take_out(traced, body, table, clocks)
+    return ServerStep(
+        traced=traced,
+        body=body,
+        invariance=analysis,
+        pulls=pulls,
+        num_commits=tuple(commits.num_commits),
+    )
+
+
+def _analyze(
+    traced: TracedStep, body: Body, table: ServerTable, ledgers: Sequence[Ledger]
+) -> invariance.Invariance:
+    results = {m for c in traced.collectives for m in c.markers}
+    # One lock per server and step, however many replicas: two would wait for another.
+    locks = {id(ledger.mutex) for ledger in ledgers}
+    tensors = {
+        name
+        for name, outer in traced.captures.items()
+        if outer.dtype != tf.resource or id(outer) in locks
+    }
+    local = {
+        name
+        for name, variable in traced.variables.items()
+        if table.kind(variable) is not Kind.MIRRORED
+    }
+    return invariance.analyze(
+        body,
+        invariant_inputs=results | tensors,
+        handles=set(traced.variables),
+        local=local,
+    )
+
+
+def _settle_kinds(
+    traced: TracedStep,
+    body: Body,
+    analysis: invariance.Invariance,
+    table: ServerTable,
+    commits: commit.CommitTrace,
+) -> None:
+    """Gives what a step overwrites a copy per replica; see ``servers.table``."""
+    if table.num_replicas == 1:
+        return
+    shared = {id(variable) for variable in commits.shared}
+    for ledger in commits.ledgers:
+        shared |= {id(v) for v in (*ledger.tickets, *ledger.attempts)}
+    for handle in overwritten(body, set(traced.variables)):
+        variable = traced.variables[handle]
+        if id(variable) in shared or table.kind(variable) is not Kind.MIRRORED:
+            continue
+        if table.num_workers == 1 and handle not in analysis.local:
+            continue  # one worker, whose replicas are in sync
+        if variable.trainable:
+            raise UnsynchronisedUpdateError(
+                f"trainable variable {variable.name!r} is overwritten (assign) by "
+                f"{table.num_workers} workers that do not wait for each other, so "
+                "updates would be lost; update it through repl.wrap_optimizer(), or "
+                "with assign_add or assign_sub, which are atomic"
+            )
+        table.require(variable, Kind.LOCAL)
+
+
+def overwritten(body: Body, handles: set[str]) -> list[str]:
+    """Handles of variables to which the graph writes something else than a summand."""
+    effects = EffectTable(body.library)
+    found: dict[str, None] = {}
+    for node in body.nodes:
+        if node.op in READ_OPS or _is_adding(node.op):
+            continue
+        writes = effects.of(node.proto, len(node.inputs)).writes
+        for position in sorted(writes):
+            if position < len(node.inputs) and node.inputs[position].node in handles:
+                found[node.inputs[position].node] = None
+    return list(found)
+
+
+def _is_adding(op: str) -> bool:
+    if op.startswith(("ResourceScatter", "ResourceScatterNd")):
+        return op.endswith(_ADDING_SCATTERS)
+    return op.startswith(_ADDING_OPS)

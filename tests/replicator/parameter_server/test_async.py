@@ -1,0 +1,194 @@
+"""Asynchronous training: no update is lost, and steps mean what they always do."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+# two_server_cases.NUM_STEPS * NUM_CALLS
+STEPS_PER_WORKER = 180
+
+
+def test_sums_of_whole_gradients_come_out_exactly(two_servers):
+    """Two workers hammer four variables on two servers."""
+    found = two_servers.result("sums")
+
+    assert [[-STEPS_PER_WORKER * (1.0 + 2.0)]] * 4 == found["weights"]
+    assert 2 * STEPS_PER_WORKER == found["num_updates"]
+    assert STEPS_PER_WORKER * (1 + 2) == found["counter"]
+    assert 2 == len(found["servers"])
+    assert found["is_fused"]
+
+
+def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
+    """Row 0 stands twice in every gradient."""
+    found = two_servers.result("sparse_sums")
+    expected = [-STEPS_PER_WORKER * 3.0 * times for times in (2, 1)]
+
+    assert [expected] * 4 == found["weights"]
+    assert 2 * STEPS_PER_WORKER == found["num_updates"]
+
+
+def test_gradients_are_averaged_within_a_worker_only(two_servers):
+    """Replicas 0 and 1 feed 1 and 2, replicas 2 and 3 feed 3 and 4."""
+    found = two_servers.result("group_sums")
+
+    assert [[-STEPS_PER_WORKER * (1.5 + 3.5)]] * 4 == found["weights"]
+    assert 2 * STEPS_PER_WORKER == found["num_updates"]
+    assert STEPS_PER_WORKER * (1 + 2 + 3 + 4) == found["counter"]
+
+
+def test_every_update_is_counted_on_every_server(two_servers):
+    """Also by the kernels with slots."""
+    per_worker = [STEPS_PER_WORKER, STEPS_PER_WORKER]
+    expected = [2 * STEPS_PER_WORKER, [per_worker, per_worker]]
+
+    assert [*expected, *expected] == two_servers.result("momentum_and_adam")
+
+
+def test_slots_lose_nothing_either(two_servers):
+    """The slot is minus the sum of all gradients."""
+    assert [-60.0 * (1 + 2)] == two_servers.result("linear_momentum")
+
+
+def test_staleness_counts_every_update_once(two_servers):
+    """Workers that run at once are sometimes behind."""
+    found = two_servers.result("sums")
+
+    # On both servers.
+    assert 2 * 2 * STEPS_PER_WORKER == sum(found["staleness"].values())
+    assert found["max_staleness"] > 0
+
+
+def test_an_update_that_would_race_is_refused(two_servers):
+    """No kernel, and no single server that could lock all of it."""
+    assert re.search(
+        r"OptimizerOptionError: RMSprop as it is configured has no atomic update "
+        r"kernel.*its variables are on 2: use keras.optimizers.SGD",
+        two_servers.error("keras_optimizer_on_two_servers"),
+    )
+
+
+def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
+    """Moving averages of 1 and of 2; 8 reaches both."""
+    values, outside, after = two_servers.result("overwritten_state")
+
+    assert pytest.approx([1.0, 2.0], abs=1e-5) == values
+    assert pytest.approx(1.5, abs=1e-5) == outside
+    assert [4.5, 5.0] == after
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "overwritten_weight",
+            (
+                r"UnsynchronisedUpdateError: trainable variable 'kernel:0' is "
+                r"overwritten \(assign\) by 2 workers.*wrap_optimizer\(\), or with ass"
+            ),
+        ),
+        (
+            "weight_elsewhere",
+            (
+                r"DeviceError: variable 'kernel:0' is on '/job:chief.*no parameter "
+                r"server; make models and optimizers inside `with repl.context\(\):`"
+            ),
+        ),
+        (
+            "stock_pipeline_per_replica",
+            r"PER_REPLICA does not work under ParameterServerStrategy.*PER_WORKER",
+        ),
+        (
+            "stock_replicas",
+            r"DeviceError: num_replicas 4 does not work.*1 per worker.*use 2",
+        ),
+        ("single_pipeline", r"SINGLE deals one pipeline to all workers.*PER_WORKER"),
+        ("uneven_replicas", r"DeviceError: num_replicas 3 does not divide by the 2"),
+        (
+            "refused_option",
+            (
+                r"OptimizerOptionError: accumulation_steps=2 does not work under the "
+                r"async backend: accumulated gradients of all workers would mix"
+            ),
+        ),
+    ],
+)
+def test_misuse_is_refused_with_a_lesson(two_servers, case, message):
+    """Each error says what was passed and what to do."""
+    assert re.search(message, two_servers.error(case))
+
+
+def test_run_returns_the_last_result_of_every_replica(two_servers):
+    """Collectives join the replicas of one worker; ids count over all."""
+    found = two_servers.result("results")
+
+    assert [0, 1, 2, 3] == found["ids"]
+    assert [1.0, 2.0, 3.0, 4.0] == found["values"]
+    assert [3.0, 3.0, 7.0, 7.0] == found["totals"]
+    assert [[4, 2]] * 4 == found["sizes"]
+    assert [0, 2, 4, 6] == found["fixed"]
+
+
+def test_workers_draw_different_random_numbers(two_servers):
+    """And other ones in the next step."""
+    assert [True, True] == two_servers.result("random_streams")
+
+
+def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
+    """Nothing of the failed step is applied."""
+    assert [-4.0, 4] == two_servers.result("end_of_data")
+
+
+def test_explain_says_what_travels(two_servers):
+    """Four weights and the learning rate come from two servers in two transfers."""
+    text = two_servers.result("explanation")
+
+    assert "2 workers with 1 replicas in sync each" in text
+    assert "reads: 5 variables in 2 transfers" in text
+    assert "updates per server: [1, 1]" in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["sgd", "nesterov", "adam", "rmsprop", "adamw", "sparse_adam"],
+)
+def test_one_worker_trains_exactly_as_one_device(one_worker, name):
+    """Every loss, weight and statistic is the same number."""
+    ours, reference = one_worker.result(name)
+
+    assert reference == ours
+
+
+def test_one_worker_trains_sparse_sgd_as_one_device_to_rounding(one_worker):
+    """Not bit by bit: from the fifth step on, losses differ in the last digit."""
+    (losses, _, num_updates), (expected, _, num_expected) = one_worker.result(
+        "sparse_sgd"
+    )
+
+    assert num_expected == num_updates
+    assert pytest.approx(expected, rel=1e-5) == losses
+
+
+def test_one_worker_is_never_stale(one_worker):
+    """Ten updates, each from fresh values."""
+    num_before, mean_before, text, histogram = one_worker.result("staleness")
+
+    assert (0, 0.0) == (num_before, mean_before)
+    assert {"0": 10} == histogram
+    assert "10 updates, staleness mean 0.00, max 0" in text
+
+
+def test_the_stock_strategy_trains_behind_the_same_contract(two_servers):
+    """It takes every step, but may count fewer: its updates are not atomic."""
+    found = two_servers.result("stock")
+
+    assert [2, 2] == found["num_results"]
+    assert 2 * (1 + 10 + 10 + 1) == found["num_steps"]
+    assert 1 <= found["num_counted"] <= found["num_steps"]
+    assert found["last"] < 0.1 * found["first"]
+    assert [2, 3] == found["fixed"]
+    assert "ParameterServerStrategy, 2 replicas" in found["explained"]

@@ -1,0 +1,330 @@
+"""Cases of two workers and two servers, run by the chief of a test cluster."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from replicator import InputReplicationMode
+from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
+
+NUM_STEPS = 60
+NUM_CALLS = 3
+CASES = {}
+
+
+def case(function):
+    """Registers a case under its name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def by_pipeline(ctx):
+    """Batches of whole numbers: 1 from pipeline 0, 2 from pipeline 1, and so on."""
+    return tf.data.Dataset.from_tensors(float(ctx.input_pipeline_id + 1)).repeat()
+
+
+def hammer(repl, optimizer, make_grad, *, mode=InputReplicationMode.PER_WORKER):
+    """Updates four variables by whole-number gradients from all workers at once."""
+    with repl.context():
+        weights = [tf.Variable(tf.zeros([n, 2]), name=f"w{n}") for n in (3, 40, 5, 7)]
+        wrapped = repl.wrap_optimizer(optimizer())
+        counter = tf.Variable(0, trainable=False)
+
+    def step(value):
+        wrapped.apply_gradients([(make_grad(w, value), w) for w in weights])
+        counter.assign_add(tf.cast(value, tf.int32))
+        return value
+
+    inputs = repl.make_input_iterator(by_pipeline, mode)
+    for _ in range(NUM_CALLS):
+        repl.schedule(step, inputs, num_steps=NUM_STEPS)
+    repl.join()
+    return {
+        "weights": [np.unique(w.numpy()).tolist() for w in weights],
+        "num_updates": int(wrapped.iterations.numpy()),
+        "counter": int(counter.numpy()),
+        "servers": sorted({w.device for w in weights}),
+        "is_fused": wrapped.uses_fused_update,
+        "staleness": dict(repl.staleness().histogram),
+        "max_staleness": repl.staleness().max,
+    }
+
+
+def dense(weight, value):
+    """A gradient of one whole number, which has to wait for the weight."""
+    return 0.0 * weight + value
+
+
+def slices(weight, value):
+    """A sparse gradient that names every row, and the first one twice."""
+    rows = tf.concat([tf.range(weight.shape[0]), [0]], axis=0)
+    values = tf.fill([weight.shape[0] + 1, 2], value)
+    return tf.IndexedSlices(values, rows, tf.constant(weight.shape.as_list()))
+
+
+@case
+def sums():
+    """SGD with rate 1 subtracts every gradient."""
+    return hammer(
+        MultiWorkerAsyncReplicator(), lambda: keras.optimizers.SGD(1.0), dense
+    )
+
+
+@case
+def sparse_sums():
+    """The same for embeddings."""
+    return hammer(
+        MultiWorkerAsyncReplicator(), lambda: keras.optimizers.SGD(1.0), slices
+    )
+
+
+@case
+def group_sums():
+    """Two replicas per worker are in sync: their gradients are averaged first."""
+    return hammer(
+        MultiWorkerAsyncReplicator(num_replicas=4),
+        lambda: keras.optimizers.SGD(1.0),
+        dense,
+        mode=InputReplicationMode.PER_REPLICA,
+    )
+
+
+@case
+def momentum_and_adam():
+    """Both kernels count every update, on both servers."""
+    counts = []
+    for make in (
+        lambda: keras.optimizers.SGD(0.01, momentum=0.9),
+        lambda: keras.optimizers.Adam(0.01),
+    ):
+        repl = MultiWorkerAsyncReplicator()
+        counts.append(hammer(repl, make, dense)["num_updates"])
+        tickets = [[int(t.numpy()) for t in ledger.tickets] for ledger in repl._ledgers]
+        counts.append(tickets)
+    return counts
+
+
+@case
+def linear_momentum():
+    """With rate 1 and momentum 1, whole gradients give whole slots: all can be told."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weight = tf.Variable(tf.zeros([4]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0, momentum=1.0))
+
+    def step(value):
+        optimizer.apply_gradients([(tf.fill([4], value), weight)])
+
+    inputs = repl.make_input_iterator(by_pipeline)
+    repl.run(step, inputs, num_steps=NUM_STEPS)
+    return np.unique(optimizer.wrapped.momentums[0].numpy()).tolist()
+
+
+@case
+def keras_optimizer_on_two_servers():
+    """An optimizer without a kernel is refused, not raced."""
+    return hammer(
+        MultiWorkerAsyncReplicator(), lambda: keras.optimizers.RMSprop(0.1), dense
+    )
+
+
+@case
+def overwritten_state():
+    """Statistics that a step assigns are kept per replica, and read as their mean."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        mean = tf.Variable(0.0, trainable=False)
+
+    def step(value):
+        mean.assign(0.5 * mean + 0.5 * value)
+        return mean.read_value()
+
+    inputs = repl.make_input_iterator(by_pipeline)
+    values = [float(v) for v in repl.run(step, inputs, num_steps=20)]
+    outside = float(mean.numpy())
+    mean.assign(8.0)
+    after = [float(v) for v in repl.run(step, inputs)]
+    return [values, outside, after]
+
+
+@case
+def overwritten_weight():
+    """A trained variable that workers overwrite would lose updates."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weight = tf.Variable(1.0, name="kernel")
+
+    def step(value):
+        weight.assign(weight - 0.1 * value)
+
+    repl.run(step, repl.make_input_iterator(by_pipeline))
+
+
+@case
+def weight_elsewhere():
+    """A variable that no server holds cannot be updated there."""
+    repl = MultiWorkerAsyncReplicator()
+    weight = tf.Variable(1.0, name="kernel")
+    with repl.context():
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(value):
+        optimizer.apply_gradients([(value, weight)])
+
+    repl.run(step, repl.make_input_iterator(by_pipeline))
+
+
+@case
+def results():
+    """run() returns the last result of every replica of every worker."""
+    repl = MultiWorkerAsyncReplicator(num_replicas=4)
+
+    def step(value):
+        context = replicator.get_replica_context()
+        total = replicator.all_sum(value)
+        sizes = (context.num_replicas, context.num_replicas_in_sync)
+        return context.replica_id, value, total, tf.constant(sizes)
+
+    inputs = repl.make_input_iterator(by_pipeline, InputReplicationMode.PER_REPLICA)
+    ids, values, totals, sizes = repl.run(step, inputs)
+    fixed = repl.run(
+        lambda x: x * 2, replicator.PerReplica([tf.constant(v) for v in range(4)])
+    )
+    return {
+        "ids": [int(v) for v in ids],
+        "values": [float(v) for v in values],
+        "totals": [float(v) for v in totals],
+        "sizes": [v.numpy().tolist() for v in sizes],
+        "fixed": [int(v) for v in fixed],
+    }
+
+
+@case
+def random_streams():
+    """Dropout draws another mask on every worker."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        layer = keras.layers.Dropout(0.5, seed=3)
+        layer.build([64])
+
+    def step():
+        return layer(tf.ones([64]), training=True)
+
+    first = [v.numpy().tolist() for v in repl.run(step)]
+    second = [v.numpy().tolist() for v in repl.run(step)]
+    return [first[0] != first[1], first[0] != second[0]]
+
+
+@case
+def end_of_data():
+    """The end of the data is an error; a rewind starts again, and counts go on."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weight = tf.Variable(0.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
+
+    def step(value):
+        optimizer.apply_gradients([(value, weight)])
+
+    inputs = repl.make_input_iterator(lambda _: tf.data.Dataset.from_tensors(1.0))
+    repl.run(step, inputs)
+    try:
+        repl.run(step, inputs)
+    except tf.errors.OutOfRangeError:
+        inputs.reinitialize()
+        repl.run(step, inputs)
+        return [float(weight.numpy()), int(optimizer.iterations.numpy())]
+    return "no error"
+
+
+@case
+def single_pipeline():
+    """One pipeline for workers that do not wait is refused."""
+    repl = MultiWorkerAsyncReplicator()
+    repl.make_input_iterator(by_pipeline, InputReplicationMode.SINGLE)
+
+
+@case
+def uneven_replicas():
+    """Three replicas on two workers."""
+    MultiWorkerAsyncReplicator(num_replicas=3)
+
+
+@case
+def refused_option():
+    """Accumulation would mix the gradients of workers."""
+    MultiWorkerAsyncReplicator().wrap_optimizer(
+        keras.optimizers.SGD(1.0), accumulation_steps=2
+    )
+
+
+@case
+def explanation():
+    """What is where, and what travels."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weights = [tf.Variable(tf.zeros([8])) for _ in range(4)]
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
+
+    def step(value):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(w) for w in weights]) * value
+        optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))  # noqa: B905
+        return loss
+
+    repl.run(step, repl.make_input_iterator(by_pipeline))
+    return repl.explain()
+
+
+@case
+def stock():
+    """The peer trains behind the same contract."""
+    repl = replicator.create("tf_parameter_server", num_replicas=2)
+    with repl.context():
+        weight = tf.Variable(4.0)
+        counter = tf.Variable(0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(target):
+        with tf.GradientTape() as tape:
+            loss = (weight - target) ** 2
+        grad = tape.gradient(loss, weight)
+        optimizer.apply_gradients([(grad, weight)])
+        counter.assign_add(1)
+        return {"loss": loss, "nothing": None}
+
+    inputs = repl.make_input_iterator(by_pipeline)
+    first = repl.run(step, inputs)
+    repl.schedule(step, inputs, num_steps=10)
+    repl.schedule(step, inputs, num_steps=10)
+    repl.join()
+    last = repl.run(step, inputs)
+    repl.assert_in_sync()
+    fixed = repl.run(
+        lambda x: x + 1, replicator.PerReplica([tf.constant(v) for v in (1, 2)])
+    )
+    return {
+        "num_results": [len(last["loss"]), len(last["nothing"])],
+        "first": float(first["loss"][0]),
+        "last": float(repl.reduce("mean", last["loss"])),
+        "num_steps": int(counter.numpy()),
+        "num_counted": int(optimizer.iterations.numpy()),
+        "fixed": sorted(int(v) for v in fixed),
+        "explained": repl.explain(),
+    }
+
+
+@case
+def stock_pipeline_per_replica():
+    """The coordinator does not number pipelines."""
+    repl = replicator.create("tf_parameter_server", num_replicas=2)
+    repl.make_input_iterator(by_pipeline, InputReplicationMode.PER_REPLICA)
+
+
+@case
+def stock_replicas():
+    """The strategy has one replica per worker without GPUs."""
+    replicator.create("tf_parameter_server", num_replicas=4)
