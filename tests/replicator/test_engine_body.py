@@ -126,7 +126,8 @@ def test_an_unknown_op_is_named():
 
 def test_made_nodes_carry_attributes_of_every_kind():
     """Types, booleans, integers, text and arrays become protos; the rest is refused."""
-    attrs = {"T": tf.int32, "b": True, "n": 3, "s": "x", "value": np.array([1, 2])}
+    attrs = {"T": tf.int32, "b": True, "n": 3, "s": "x", "f": 0.5}
+    attrs["value"] = np.array([1, 2])
 
     node = body.make_node("m", "Op", ["a"], "/device:CPU:0", attrs, controls=["c"])
 
@@ -134,10 +135,11 @@ def test_made_nodes_carry_attributes_of_every_kind():
     assert tf.int32.as_datatype_enum == node.attr["T"].type
     assert node.attr["b"].b
     assert 3 == node.attr["n"].i
+    assert 0.5 == node.attr["f"].f
     assert b"x" == node.attr["s"].s
     assert [1, 2] == tf.make_ndarray(node.attr["value"].tensor).tolist()
-    with pytest.raises(TypeError, match=r"no attribute type for 'float'"):
-        body.make_node("m", "Op", [], "", {"f": 1.0})
+    with pytest.raises(TypeError, match=r"no attribute type for 'complex'"):
+        body.make_node("m", "Op", [], "", {"c": 1j})
 
 
 def test_python_ints_become_int32_constants():

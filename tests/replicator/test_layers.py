@@ -92,7 +92,10 @@ def test_inference_uses_the_moving_statistics(in_graph):
     layer = _layer(replicator.CrossReplicaBatchNormalization)
     batch = replicator.PerReplica([tf.constant(part) for part in np.split(x, 2)])
 
-    out = in_graph.run(lambda part: layer(part, training=False), batch)
+    def step(part):
+        return layer(part, training=False)
+
+    out = in_graph.run(step, batch)
 
     expected = _layer(keras.layers.BatchNormalization)(x, training=False)
     np.testing.assert_allclose(expected, np.concatenate(out.values), rtol=1e-5)

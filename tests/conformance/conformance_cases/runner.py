@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from conformance_cases.registry import Case, Topology
 
-CASE_TIMEOUT_SEC = 300.0
+CASE_TIMEOUT_SEC = 1200.0
 
 # Where a hang prints its stacks; a test run sets it to what is not captured.
 WATCHDOG: dict[str, int] = {"file": 2}
