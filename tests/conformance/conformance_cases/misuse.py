@@ -246,7 +246,7 @@ def no_step_at_all(repl):
 
 @case(
     "input_per_worker",
-    raises=(TypeError, r"input_fn returned 'list', but it must return a tf.data.Datas"),
+    raises=(TypeError, r"input_fn returned 'list', but it must return a tf.data."),
 )
 def an_input_function_without_a_dataset(repl):
     """The message has the type that came."""
