@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from harness.topology import CpuTopology, LogicalCpu
 
-_ONE_PROCESS = Processes(members=(), num_ranks=1, num_compute=1)
+_ONE_PROCESS = Processes(members=(), num_ranks=1)
 _CLUSTER_INTER_OP_THREADS = 2
 
 

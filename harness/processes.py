@@ -29,12 +29,10 @@ class Processes:
       members: Kind and index of each, in the order of ``LocalCluster.members``; empty
         for a trial of one process without a cluster.
       num_ranks: How many of them are measured: the first ones.
-      num_compute: How many of them run replicas.
     """
 
     members: tuple[Member, ...]
     num_ranks: int
-    num_compute: int
 
     @property
     def is_cluster(self) -> bool:
@@ -59,17 +57,12 @@ def processes_of(backend: BackendInfo, num_replicas: int) -> Processes:
     """Returns the processes of a trial: a worker per replica, and what they need."""
     workers = tuple(("worker", index) for index in range(num_replicas))
     kinds: Mapping[str, Processes] = {
-        catalog.ONE_PROCESS: Processes(members=(), num_ranks=1, num_compute=1),
-        catalog.WORKERS: Processes(
-            members=workers, num_ranks=num_replicas, num_compute=num_replicas
-        ),
-        catalog.SERVED_WORKERS: Processes(
-            members=workers, num_ranks=1, num_compute=num_replicas
-        ),
+        catalog.ONE_PROCESS: Processes(members=(), num_ranks=1),
+        catalog.WORKERS: Processes(members=workers, num_ranks=num_replicas),
+        catalog.SERVED_WORKERS: Processes(members=workers, num_ranks=1),
         catalog.PARAMETER_SERVERS: Processes(
             members=(("chief", 0), *workers, ("ps", 0)),
             num_ranks=1,
-            num_compute=num_replicas,
         ),
     }
     return kinds[backend.processes]
