@@ -15,6 +15,7 @@ from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
+    counted,
     pipeline_contexts,
 )
 from replicator.optimizer import ReplicatedOptimizer
@@ -173,11 +174,9 @@ class Replicator(abc.ABC):
         """
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
-        is_counted = isinstance(inputs, InputIterator)
-        count = inputs.count(num_steps) if is_counted else contextlib.nullcontext()
         # A profile shows the range "replicator/run" as a step of this number.
         with (
-            count,
+            counted(inputs, num_steps),
             tf.profiler.experimental.Trace(
                 "replicator/run", step_num=self.num_steps_run, _r=1
             ),

@@ -13,7 +13,7 @@ from replicator.errors import InputModeError, SplitBatchError
 from replicator.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
 
 class InputReplicationMode(enum.Enum):
@@ -261,6 +261,29 @@ class InputIterator:
             self.is_at_end = True
             raise
         self.num_steps += num_steps
+
+
+def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[None]:
+    """Counts the steps that are read inside it, where ``inputs`` keep a position."""
+    if isinstance(inputs, InputIterator):
+        return inputs.count(num_steps)
+    return contextlib.nullcontext()
+
+
+def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
+    """Takes the values of some replicas out of a nest of ``PerReplica``.
+
+    Args:
+      inputs: The nest.
+      replicas: Places in its leaves.
+
+    Returns:
+      One nest of tensors per replica.
+    """
+    return [
+        tf.nest.map_structure(lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs)
+        for r in replicas
+    ]
 
 
 def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:

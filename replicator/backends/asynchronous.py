@@ -17,7 +17,7 @@ import tensorflow as tf
 from replicator import _tf_compat, base, programs
 from replicator.engine import plan
 from replicator.engine.coherence import Coherence
-from replicator.inputs import InputReplicationMode
+from replicator.inputs import InputReplicationMode, counted, values_of
 from replicator.per_replica import regroup
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
@@ -121,7 +121,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             worker_timeout_sec,
             connection_lib.client_device(),
         )
-        self._coherence: tuple[int, Any, Any] | None = None
+        self._coherence: tuple[tuple[int, int], Any, Any] | None = None
         self._is_published = True
 
     @property
@@ -170,7 +170,8 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_replicas)
-        self._schedule(step_fn, inputs, signature, specs, num_steps)
+        with counted(inputs, num_steps):
+            self._schedule(step_fn, inputs, signature, specs, num_steps)
 
     def join(self) -> None:
         """Waits until all updates of all scheduled steps are applied.
@@ -233,27 +234,21 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         is_iterator = isinstance(inputs, ServerInputIterator)
         iterators = inputs.iterators if is_iterator else ()
         given = []
-        with inputs.count(num_steps) if is_iterator else contextlib.nullcontext():
-            for worker in range(self.num_workers):
-                source = None if is_iterator else self._values(inputs, worker)
-                spec = inputs.source_spec if is_iterator else _spec_of(source)
-                assignment = step.assign(worker, num_steps, source, spec)
-                self._dispatcher.hand_out(
-                    assignment, iterators[worker] if is_iterator else None
-                )
-                given.append((step.programs[worker], assignment))
+        for worker in range(self.num_workers):
+            source = None if is_iterator else self._values(inputs, worker)
+            spec = inputs.source_spec if is_iterator else _spec_of(source)
+            assignment = step.assign(worker, num_steps, source, spec)
+            self._dispatcher.hand_out(
+                assignment, iterators[worker] if is_iterator else None
+            )
+            given.append((step.programs[worker], assignment))
         return given
 
     def _values(self, inputs: Any, worker: int) -> Any:
         if inputs is None:
             return None
         start = worker * self._share
-        return [
-            tf.nest.map_structure(
-                lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs
-            )
-            for r in range(start, start + self._share)
-        ]
+        return values_of(inputs, range(start, start + self._share))
 
     def _refresh(self) -> None:
         """Resets copies of variables that were changed outside, while nothing runs."""
@@ -274,7 +269,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         entries = [e for e in self._table.entries() if e.seen is not None]
         if not entries:
             return None
-        key = len(entries) * 1000 + self._table.version
+        key = (len(entries), self._table.version)
         if self._coherence is None or self._coherence[0] != key:
             coherence = Coherence(entries, self._topology)
             self._coherence = (

@@ -18,7 +18,7 @@ from replicator.engine import plan
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind, VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
-from replicator.inputs import InputIterator
+from replicator.inputs import InputIterator, values_of
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import regroup
 from replicator.sharded_update import ShardedUpdate
@@ -127,12 +127,7 @@ class InGraphReplicator(base.Replicator):
             return None
         if isinstance(inputs, InputIterator):
             return inputs.iterators
-        return [
-            tf.nest.map_structure(
-                lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs
-            )
-            for r in range(self.num_local_replicas)
-        ]
+        return values_of(inputs, range(self.num_local_replicas))
 
     def local_state(self) -> list[LocalState]:
         """Reads the copies; see ``Replicator.local_state``."""

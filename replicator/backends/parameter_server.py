@@ -15,7 +15,7 @@ import tensorflow as tf
 from replicator import base, context, creation, loop, programs
 from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
 from replicator.errors import ReplicatorError
-from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+from replicator.inputs import InputContext, InputIterator, InputReplicationMode, counted
 from replicator.optimizer import StrategyOptimizer
 from replicator.per_replica import PerReplica
 from replicator.servers import connection as connection_lib
@@ -140,7 +140,8 @@ class ParameterServerReplicator(StrategyReplicator):
         """Gives as many dispatches as there are workers to those that are free."""
         programs.check_num_steps(num_steps, inputs)
         signature, _ = programs.split_inputs(inputs, self.num_replicas)
-        self._schedule(step_fn, inputs, signature, num_steps)
+        with counted(inputs, num_steps):
+            self._schedule(step_fn, inputs, signature, num_steps)
 
     def join(self) -> None:
         """Waits until everything that was scheduled has run."""
@@ -191,9 +192,6 @@ class ParameterServerReplicator(StrategyReplicator):
                 elif inputs is not None:
                     source = (self._values(inputs, worker),)
                 values.append(coordinator.schedule(function, args=source))
-        if isinstance(inputs, InputIterator):
-            with inputs.count(num_steps):
-                pass
         return structure, values
 
     def _values(self, inputs: Any, worker: int) -> Any:
