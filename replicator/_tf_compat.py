@@ -42,7 +42,6 @@ GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
 
-_PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
@@ -98,34 +97,6 @@ def is_variable(value: Any) -> bool:
 def is_trackable(value: Any) -> bool:
     """Whether ``tf.train.Checkpoint`` can save an object (test_checkpoint)."""
     return isinstance(value, trackable.Trackable)
-
-
-def serialize_iterator(iterator: Any) -> list[bytes]:
-    """The state of a ``tf.data`` iterator (test_checkpoint).
-
-    Raises:
-      tf.errors.OpError: The dataset has state of its own, such as a Python generator.
-    """
-    fail = tf.data.experimental.ExternalStatePolicy.FAIL
-    state = tf.raw_ops.SerializeIterator(
-        resource_handle=iterator._iterator_resource,  # noqa: SLF001
-        external_state_policy=fail.value,
-    )
-    # One by one: a message of all together can pass the limit of 2 GB.
-    return [tf.io.serialize_tensor(part).numpy() for part in tf.unstack(state)]
-
-
-def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
-    """Puts an iterator of an equal dataset where another one was (test_checkpoint).
-
-    Raises:
-      tf.errors.OpError: The state is that of another dataset.
-    """
-    state = tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
-    tf.raw_ops.DeserializeIterator(
-        resource_handle=iterator._iterator_resource,  # noqa: SLF001
-        serialized=state,
-    )
 
 
 def current_graph() -> Any:
@@ -275,25 +246,6 @@ def connect_to_cluster(
         task_index=index,
         protocol="grpc",
     )
-
-
-def python_ops(dataset: tf.data.Dataset) -> list[str]:
-    """Names of the ops of a pipeline that call Python (remote)."""
-    found = []
-    pending, seen = [dataset], set()
-    while pending:
-        part = pending.pop()
-        if id(part) in seen:
-            continue
-        seen.add(id(part))
-        pending += part._inputs()  # noqa: SLF001
-        for wrapped in part._functions():  # noqa: SLF001
-            graph_def = wrapped.function.graph.as_graph_def()
-            nodes = itertools.chain(
-                graph_def.node, *(f.node_def for f in graph_def.library.function)
-            )
-            found += [node.name for node in nodes if node.op in _PYTHON_OPS]
-    return found
 
 
 def live_variables() -> list[str]:

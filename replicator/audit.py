@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.errors import InputAuditError
-from replicator.inputs import check_dataset
+from replicator.inputs import to_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -77,7 +77,7 @@ def audit(
     See ``Replicator.audit_inputs``. ``contexts`` holds one context per pipeline, and
     pipeline p feeds the p-th equal share of the replicas, in turn.
     """
-    pipelines = [check_dataset(input_fn(context)) for context in contexts]
+    pipelines = [to_pipeline(input_fn(context)) for context in contexts]
     num_in_turn = num_replicas // len(pipelines)
     batches = [
         list(_keys_of(dataset, key_fn, index))

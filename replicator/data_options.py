@@ -6,16 +6,22 @@ import tensorflow as tf
 
 
 def default_data_options(
-    *, deterministic: bool = True, num_threads: int | None = None
+    *,
+    deterministic: bool = True,
+    autotune: bool = False,
+    num_threads: int | None = None,
 ) -> tf.data.Options:
     """Returns the ``tf.data`` options that this package recommends.
 
-    Nothing sets them for you; write ``dataset.with_options(default_data_options())``
-    at the end of an input function. What is set, and why:
+    Write ``dataset.with_options(default_data_options())`` at the end of an input
+    function: nothing but ``autotune`` is set for you. What is set, and why:
 
     - ``deterministic``: elements come in order even from parallel maps, so that an
       epoch can be repeated, audited and continued from a checkpoint.
-    - ``autotune.enabled``: buffers and parallelism marked ``tf.data.AUTOTUNE`` adapt.
+    - ``autotune.enabled``: off, also where an input function leaves it open. Tuned,
+      parallelism marked ``tf.data.AUTOTUNE`` adapts while it runs; untuned, it is the
+      number of threads. A tuned iterator that lived long holds the whole process for
+      up to a minute when it is freed (TensorFlow 2.21).
     - ``experimental_distribute.auto_shard_policy`` OFF: the input function takes its
       share by ``ctx``; a stock strategy must not take a share of the share.
     - ``threading.private_threadpool_size`` (``num_threads``): with replicas on CPUs the
@@ -26,6 +32,7 @@ def default_data_options(
 
     Args:
       deterministic: Whether order may not depend on timing.
+      autotune: Whether parallelism and buffers are tuned while the pipeline runs.
       num_threads: Threads of the pipeline's own pool; None shares TensorFlow's.
 
     Returns:
@@ -45,7 +52,7 @@ def default_data_options(
         )
     options = tf.data.Options()
     options.deterministic = deterministic
-    options.autotune.enabled = True
+    options.autotune.enabled = autotune
     options.threading.max_intra_op_parallelism = 1
     if num_threads is not None:
         options.threading.private_threadpool_size = num_threads

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import _tf_data
 from replicator.errors import InputModeError, SplitBatchError
 from replicator.per_replica import PerReplica, regroup
 
@@ -227,7 +228,7 @@ class InputIterator:
         self.is_at_end = to_end
 
     def _check(self, pipeline: Any) -> tf.data.Dataset:
-        return check_dataset(pipeline)
+        return to_pipeline(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         return self._at_devices(iter, pipelines)
@@ -316,8 +317,8 @@ def is_per_replica_nest(value: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
 
 
-def check_dataset(dataset: Any) -> tf.data.Dataset:
-    """Returns what an input function made, if it is a dataset.
+def to_pipeline(dataset: Any) -> tf.data.Dataset:
+    """Returns what an input function made, untuned where its options leave that open.
 
     Raises:
       TypeError: It is something else.
@@ -327,7 +328,7 @@ def check_dataset(dataset: Any) -> tf.data.Dataset:
             f"input_fn returned {type(dataset).__name__!r}, but it must return a "
             "tf.data.Dataset whose elements are the batches of one replica"
         )
-    return dataset
+    return _tf_data.without_autotune(dataset)
 
 
 def _common_spec(specs: Sequence[Any]) -> Any:

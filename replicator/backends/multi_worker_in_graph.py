@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator import _tf_compat, base, remote
+from replicator import _tf_compat, _tf_data, base, remote
 from replicator import devices as device_lib
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
@@ -20,8 +20,8 @@ from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
-    check_dataset,
     pipeline_contexts,
+    to_pipeline,
 )
 from replicator.topology import make_topology
 from replicator.watch import WORKER_TIMEOUT_SEC
@@ -101,7 +101,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         workers = [self.worker_of(share * index) for index in range(len(contexts))]
 
         def checked_fn(context: InputContext) -> tf.data.Dataset:
-            dataset = check_dataset(input_fn(context))
+            dataset = to_pipeline(input_fn(context))
             if worker_id := workers[context.input_pipeline_id]:
                 _check_runs_elsewhere(dataset, context, worker_id)
             return dataset
@@ -160,7 +160,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
 def _check_runs_elsewhere(
     dataset: tf.data.Dataset, context: InputContext, worker_id: int
 ) -> None:
-    calls = _tf_compat.python_ops(dataset)
+    calls = _tf_data.python_ops(dataset)
     if calls:
         raise RemoteInputError(
             f"input pipeline {context.input_pipeline_id} belongs to worker "

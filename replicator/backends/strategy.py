@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from replicator import (
     _tf_compat,
+    _tf_data,
     base,
     context,
     creation,
@@ -153,7 +154,8 @@ class StrategyInputIterator(InputIterator):
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
             dealt = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(lambda _: dealt)
-        return (iter(distributed),)
+        with _tf_data.untuned_device_buffers():
+            return (iter(distributed),)
 
     def _get_next(self) -> Any:
         local = self._strategy.experimental_local_results

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat
+from replicator import _tf_data
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
     if inputs.stateless_reason:
         return None, inputs.stateless_reason
     try:
-        return [_tf_compat.serialize_iterator(i) for i in inputs.iterators], ""
+        return [_tf_data.serialize_iterator(i) for i in inputs.iterators], ""
     except tf.errors.OpError as error:
         return None, _first_line(error)
 
@@ -92,7 +92,7 @@ def restore(
         inputs.start(saved.num_skipped, num_rewinds=saved.num_rewinds)
         try:
             for iterator, state in zip(inputs.iterators, states, strict=True):
-                _tf_compat.deserialize_iterator(iterator, state)
+                _tf_data.deserialize_iterator(iterator, state)
         except tf.errors.OpError as error:
             raise CheckpointError(
                 "the state of the input iterators does not fit these pipelines "

@@ -12,7 +12,7 @@ from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
-    check_dataset,
+    to_pipeline,
 )
 
 if TYPE_CHECKING:
@@ -127,6 +127,6 @@ def traced_dataset(
     """
 
     def make() -> tf.data.Dataset:
-        return check_dataset(input_fn(context))
+        return to_pipeline(input_fn(context))
 
     return RemotePipeline(tf.function(make, autograph=False).get_concrete_function())

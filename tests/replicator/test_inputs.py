@@ -74,3 +74,26 @@ def test_a_global_batch_that_divides_gives_the_share():
     ctx = replicator.InputContext(num_replicas_in_sync=4)
 
     assert 2 == ctx.get_per_replica_batch_size(8)
+
+
+@pytest.mark.parametrize("backend", ["in_graph", "tf_mirrored"])
+@pytest.mark.parametrize("asked", [False, True])
+def test_iterators_are_tuned_only_where_asked_for(backend, asked, monkeypatch):
+    """Freeing a tuned one stalls; a stock strategy's buffers are never tuned."""
+    repl = replicator.create(backend, num_replicas=2, devices=["CPU:0", "CPU:1"])
+    is_tuned = []
+    make_iterator = tf.data.Dataset.__iter__
+
+    def spy(dataset):
+        is_tuned.append(dataset.options().autotune.enabled)
+        return make_iterator(dataset)
+
+    monkeypatch.setattr(tf.data.Dataset, "__iter__", spy)
+    options = tf.data.Options()
+    if asked:
+        options.autotune.enabled = True
+    data = tf.data.Dataset.range(8).with_options(options)
+    repl.make_input_iterator(lambda ctx: data).get_next()
+
+    assert (backend == "in_graph" and asked) == any(is_tuned)
+    assert None not in is_tuned

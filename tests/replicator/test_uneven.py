@@ -147,5 +147,7 @@ def test_recommended_options_are_what_they_say():
     assert 2 == dataset.options().threading.private_threadpool_size
     assert 1 == dataset.options().threading.max_intra_op_parallelism
     assert shared.threading.private_threadpool_size is None
+    assert not shared.autotune.enabled
+    assert replicator.default_data_options(autotune=True).autotune.enabled
     with pytest.raises(ValueError, match=r"num_threads 0 must be an integer of at"):
         replicator.default_data_options(num_threads=0)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
+import replicator
 from workloads.data import images
 from workloads.data.sources import TRAIN_SPLIT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import replicator
     from workloads.data.sources import Source
 
 _NUM_IDS = 2**62
@@ -278,17 +278,8 @@ def _map(dataset: tf.data.Dataset, fn: Any, config: PipelineConfig) -> tf.data.D
 
 
 def _options(num_threads: int) -> tf.data.Options:
-    options = tf.data.Options()
     # The pipeline's own few threads keep it off the replicas' cores.
-    options.threading.private_threadpool_size = num_threads
-    options.threading.max_intra_op_parallelism = 1
-    options.autotune.enabled = False
-    options.deterministic = True
-    # Batches are dealt to replicas by the replicator; nothing may be split again.
-    options.experimental_distribute.auto_shard_policy = (
-        tf.data.experimental.AutoShardPolicy.OFF
-    )
-    return options
+    return replicator.default_data_options(num_threads=num_threads)
 
 
 def _fold(seed: int, *parts: int) -> int:

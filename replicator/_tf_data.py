@@ -1,0 +1,100 @@
+"""Private names of ``tf.data``: its iterators, pipelines and device buffers.
+
+Each function names in brackets the test of tests/replicator that notices when it
+breaks. Written for TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops import multi_device_iterator_ops
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_PYTHON_OPS = ("EagerPyFunc", "PyFunc", "PyFuncStateless")
+_PATCH_LOCK = threading.Lock()
+
+
+def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turns tuning off where the options leave it open (test_inputs).
+
+    An iterator that is tuned waits, when it is freed, for a thread that sleeps as long
+    as the iterator has lived, up to a minute, and Python stands still meanwhile.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
+
+
+@contextlib.contextmanager
+def untuned_device_buffers() -> Iterator[None]:
+    """Keeps stock strategies from tuning their buffers (test_inputs).
+
+    They are pipelines per device, on which the user's options have no effect.
+    """
+    make = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
+
+    def make_untuned(*args: Any, **kwargs: Any) -> tf.data.Dataset:
+        return without_autotune(make(*args, **kwargs))
+
+    with _PATCH_LOCK:
+        multi_device_iterator_ops._create_device_dataset = make_untuned  # noqa: SLF001
+        try:
+            yield
+        finally:
+            multi_device_iterator_ops._create_device_dataset = make  # noqa: SLF001
+
+
+def serialize_iterator(iterator: Any) -> list[bytes]:
+    """The state of a ``tf.data`` iterator (test_checkpoint).
+
+    Raises:
+      tf.errors.OpError: The dataset has state of its own, such as a Python generator.
+    """
+    fail = tf.data.experimental.ExternalStatePolicy.FAIL
+    state = tf.raw_ops.SerializeIterator(
+        resource_handle=iterator._iterator_resource,  # noqa: SLF001
+        external_state_policy=fail.value,
+    )
+    # One by one: a message of all together can pass the limit of 2 GB.
+    return [tf.io.serialize_tensor(part).numpy() for part in tf.unstack(state)]
+
+
+def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
+    """Puts an iterator of an equal dataset where another one was (test_checkpoint).
+
+    Raises:
+      tf.errors.OpError: The state is that of another dataset.
+    """
+    state = tf.stack([tf.io.parse_tensor(part, tf.variant) for part in parts])
+    tf.raw_ops.DeserializeIterator(
+        resource_handle=iterator._iterator_resource,  # noqa: SLF001
+        serialized=state,
+    )
+
+
+def python_ops(dataset: tf.data.Dataset) -> list[str]:
+    """Names of the ops of a pipeline that call Python (remote)."""
+    found = []
+    pending, seen = [dataset], set()
+    while pending:
+        part = pending.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        pending += part._inputs()  # noqa: SLF001
+        for wrapped in part._functions():  # noqa: SLF001
+            graph_def = wrapped.function.graph.as_graph_def()
+            nodes = itertools.chain(
+                graph_def.node, *(f.node_def for f in graph_def.library.function)
+            )
+            found += [node.name for node in nodes if node.op in _PYTHON_OPS]
+    return found
