@@ -71,7 +71,6 @@ ALLOWED = {
     ("workloads/data/audit.py", "check_shards"): "shards as tf.data has them",
     ("workloads/data/audit.py", "shard"): "shards as tf.data has them",
     ("workloads/data/audit.py", "shards"): "shards as tf.data has them",
-    ("workloads/data/pipeline.py", "auto_shard_policy"): "an option of tf.data",
     ("workloads/data/pipeline.py", "shard"): "shards as tf.data has them",
 }
 
