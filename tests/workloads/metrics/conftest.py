@@ -1,0 +1,37 @@
+"""Features and logits whose published scores are known."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def golden_features() -> Any:
+    """The module ``golden_features.py``."""
+    path = FOLDER / "golden_features.py"
+    spec = importlib.util.spec_from_file_location("golden_features", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def goldens() -> Any:
+    """What published implementations made of the golden features."""
+    return json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A seeded source of features."""
+    return np.random.default_rng(20_190_201)

@@ -1,0 +1,110 @@
+"""Scores that were made differently are not put beside each other."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from workloads.metrics.estimate import Estimate
+from workloads.metrics.protocol import (
+    IncomparableScoresError,
+    MetricProtocol,
+    Score,
+    shared_protocol,
+)
+
+PROTOCOL = MetricProtocol(
+    metric="fid",
+    settings="all pairs",
+    extractor="digits",
+    extractor_digest="a" * 64,
+    preparation="8 x 8 as stored",
+    num_examples=500,
+    reference="digits/test",
+    reference_digest="b" * 64,
+    num_reference_examples=359,
+)
+FIGURE = Estimate(
+    name="fid",
+    value=3.0,
+    unit="1",
+    num_examples=500,
+    low=2.5,
+    high=3.5,
+    method="delta method",
+)
+OTHERS = {
+    "metric": "kid",
+    "settings": "blocks of 100",
+    "extractor": "inception",
+    "extractor_digest": "c" * 64,
+    "preparation": "299 x 299, bilinear",
+    "num_examples": 50_000,
+    "reference": "digits/train",
+    "reference_digest": "d" * 64,
+    "num_reference_examples": 1438,
+}
+
+
+def test_every_field_of_the_protocol_is_tried() -> None:
+    """A new field needs a case here."""
+    assert {field.name for field in dataclasses.fields(MetricProtocol)} == set(OTHERS)
+
+
+@pytest.mark.parametrize("field", sorted(OTHERS))
+def test_scores_that_differ_in_one_thing_are_refused(field: str) -> None:
+    """The error names the field and both values, in one line."""
+    other = dataclasses.replace(PROTOCOL, **{field: OTHERS[field]})  # type: ignore[arg-type]
+    scores = [Score(estimate=FIGURE, protocol=p) for p in (PROTOCOL, PROTOCOL, other)]
+
+    with pytest.raises(IncomparableScoresError, match=rf"differ in {field} \(") as info:
+        shared_protocol(scores)
+
+    assert "\n" not in str(info.value)
+    for value in (getattr(PROTOCOL, field), OTHERS[field]):
+        assert str(value)[:12] in str(info.value)
+
+
+def test_several_differences_are_all_named() -> None:
+    """Nobody has to mend them one at a time."""
+    other = dataclasses.replace(PROTOCOL, num_examples=50_000, reference="lsun")
+
+    assert (
+        "num_examples (500 and 50000)",
+        "reference ('digits/test' and 'lsun')",
+    ) == PROTOCOL.differences(other)
+
+
+def test_scores_of_one_protocol_share_an_axis() -> None:
+    """Equal protocols, made apart, are one."""
+    scores = [
+        Score(estimate=FIGURE, protocol=dataclasses.replace(PROTOCOL)) for _ in range(3)
+    ]
+
+    assert PROTOCOL == shared_protocol(scores)
+    with pytest.raises(ValueError, match="got no scores: pass at least one"):
+        shared_protocol([])
+
+
+def test_a_record_carries_digests_counts_and_reference() -> None:
+    """What a workload reports says what it was made with."""
+    metric = Score(estimate=FIGURE, protocol=PROTOCOL).as_quality_metric()
+
+    assert (metric.name, metric.value, metric.low, metric.high) == (
+        "fid",
+        3.0,
+        2.5,
+        3.5,
+    )
+    assert metric.num_examples == 500
+    for part in ("delta method", "a" * 16, "b" * 16, "8 x 8 as stored", "n = 359"):
+        assert part in metric.method
+
+
+def test_a_score_without_interval_is_no_quality_metric() -> None:
+    """The reason is in the error, and what to do."""
+    figure = dataclasses.replace(FIGURE, low=None, high=None, method="no interval: few")
+
+    with pytest.raises(ValueError, match=r"no interval: few: .*report kid"):
+        Score(estimate=figure, protocol=PROTOCOL).as_quality_metric()

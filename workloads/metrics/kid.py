@@ -1,0 +1,123 @@
+"""Kernel distance of features (KID; Bińkowski et al. 2018), unbiased at any n."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from workloads.metrics import estimate as estimate_lib
+from workloads.metrics.moments import check_features
+
+MOST_PER_BLOCK = 10_000
+INTERVAL = "delete-one jackknife within disjoint blocks"
+DEGREE = 3
+_ROWS = 1024
+_LEAST_EXAMPLES = 3
+
+
+def kid(
+    generated: np.ndarray,
+    reference: np.ndarray,
+    *,
+    most_per_block: int = MOST_PER_BLOCK,
+) -> estimate_lib.Estimate:
+    """Estimates the squared maximum mean discrepancy with an interval.
+
+    With k(x, y) = (x^T y / num_features + 1)^3, m generated and n real examples,
+
+        KID = sum_{i != j} k(x_i, x_j) / m(m-1) + sum_{i != j} k(y_i, y_j) / n(n-1)
+              - 2 sum_{i, j} k(x_i, y_j) / mn.
+
+    All pairs are used up to ``most_per_block`` examples; more are cut into disjoint
+    blocks, in the order given, and the value is the mean over blocks: unbiased too, and
+    its time grows with n instead of n^2. The published estimate is the mean over 100
+    random overlapping blocks of 1,000, and its +- is the spread of those, which is no
+    interval of the value.
+
+    The interval is value -+ 1.96 standard errors. These come from leaving out one
+    example at a time (Efron & Stein 1981), generated and real, which the row sums of
+    the kernel give exactly and at no cost, and add up over independent blocks.
+
+    A value below zero is possible and right: the estimate is unbiased, so for equal
+    distributions it is zero on average.
+
+    Args:
+      generated: [num_examples, num_features]; in random order if there are blocks.
+      reference: [num_reference_examples, num_features]; the same.
+      most_per_block: Examples of either kind in a block.
+
+    Raises:
+      ValueError: Fewer than 3 examples of a kind in a block, features that are not
+        finite, or of different lengths.
+    """
+    generated, reference = check_features(generated), check_features(reference)
+    if generated.shape[1] != reference.shape[1]:
+        raise ValueError(
+            f"features of length {generated.shape[1]} and {reference.shape[1]} cannot "
+            "be compared: extract both with the same extractor"
+        )
+    num_blocks = -(-max(len(generated), len(reference)) // most_per_block)
+    least = min(len(generated), len(reference)) // num_blocks
+    if least < _LEAST_EXAMPLES:
+        raise ValueError(
+            f"kid got {len(generated)} generated and {len(reference)} real examples, "
+            f"which is {least} in the smallest of {num_blocks} blocks: it needs at "
+            f"least {_LEAST_EXAMPLES}; pass more, or raise most_per_block"
+        )
+    blocks = zip(
+        np.array_split(generated, num_blocks),
+        np.array_split(reference, num_blocks),
+        strict=True,
+    )
+    values, variances = zip(*(_block(*block) for block in blocks), strict=True)
+    standard_error = float(np.sqrt(np.sum(variances))) / num_blocks
+    return estimate_lib.estimate(
+        "kid",
+        float(np.mean(values)),
+        estimate_lib.normal_quantile() * standard_error,
+        num_examples=len(generated),
+        method=f"{INTERVAL}; {num_blocks} of at most {most_per_block} examples",
+    )
+
+
+def _block(generated: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
+    """Returns the unbiased estimate of one block and its jackknife variance."""
+    first = generated.astype(np.float64)
+    second = reference.astype(np.float64)
+    m, n = len(first), len(second)
+    within_first = _row_sums(first, first) - _kernel_of_itself(first)
+    within_second = _row_sums(second, second) - _kernel_of_itself(second)
+    across_first, across_second = _row_sums(first, second), _row_sums(second, first)
+    sum_first, sum_second = within_first.sum(), within_second.sum()
+    across = across_first.sum()
+    value = (
+        sum_first / (m * (m - 1)) + sum_second / (n * (n - 1)) - 2.0 * across / (m * n)
+    )
+    # The values without generated example i, then without real example j.
+    without_first = (
+        (sum_first - 2.0 * within_first) / ((m - 1) * (m - 2))
+        + sum_second / (n * (n - 1))
+        - 2.0 * (across - across_first) / ((m - 1) * n)
+    )
+    without_second = (
+        sum_first / (m * (m - 1))
+        + (sum_second - 2.0 * within_second) / ((n - 1) * (n - 2))
+        - 2.0 * (across - across_second) / (m * (n - 1))
+    )
+    variance = (m - 1) * without_first.var() + (n - 1) * without_second.var()
+    return float(value), float(variance)
+
+
+def _kernel(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    return (first @ second.T / first.shape[1] + 1.0) ** DEGREE
+
+
+def _kernel_of_itself(values: np.ndarray) -> np.ndarray:
+    squares = np.einsum("ij,ij->i", values, values)
+    return (squares / values.shape[1] + 1.0) ** DEGREE
+
+
+def _row_sums(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Sums of the kernel over ``second``, a strip of rows at a time."""
+    strips = range(0, len(first), _ROWS)
+    sums = [_kernel(first[i : i + _ROWS], second).sum(axis=1) for i in strips]
+    return np.concatenate(sums)

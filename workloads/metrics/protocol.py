@@ -1,0 +1,132 @@
+"""What a score was made with: only scores made alike stand on one axis."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from workloads.spec import QualityMetric
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.metrics.estimate import Estimate
+
+_SHOWN_DIGITS = 16  # of 64 hexadecimal ones
+
+
+class IncomparableScoresError(ValueError):
+    """Scores of different protocols were put beside each other."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class MetricProtocol:
+    """All that changes a score although the generator stays the same.
+
+    Attributes:
+      metric: Name of the score, such as ``fid``.
+      settings: What the score depends on besides, such as the number of splits.
+      extractor: Name of the feature extractor.
+      extractor_digest: SHA-256 of its weights.
+      preparation: How images become its input: size, range, way of resizing.
+      num_examples: Generated examples.
+      reference: Name of the real examples; empty where the score has none.
+      reference_digest: SHA-256 of their pixels.
+      num_reference_examples: Their number.
+    """
+
+    metric: str
+    settings: str
+    extractor: str
+    extractor_digest: str
+    preparation: str
+    num_examples: int
+    reference: str
+    reference_digest: str
+    num_reference_examples: int
+
+    def differences(self, other: MetricProtocol) -> tuple[str, ...]:
+        """Says where two protocols differ, each as ``field (this and that)``."""
+        found = []
+        for field in dataclasses.fields(self):
+            first, second = getattr(self, field.name), getattr(other, field.name)
+            if first != second:
+                shown = f"{_short(field.name, first)} and {_short(field.name, second)}"
+                found.append(f"{field.name} ({shown})")
+        return tuple(found)
+
+    def describe(self) -> str:
+        """Returns in one line what a record does not have in fields of its own.
+
+        Records with equal name, count and description have equal protocols (digests are
+        cut to 64 bits).
+        """
+        text = (
+            f"{self.settings}; extractor {self.extractor} "
+            f"{self.extractor_digest[:_SHOWN_DIGITS]}; "
+            f"{self.preparation}"
+        )
+        if self.reference:
+            text += (
+                f"; reference {self.reference}, n = {self.num_reference_examples}, "
+                f"{self.reference_digest[:_SHOWN_DIGITS]}"
+            )
+        return text
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """A figure together with what it was made with."""
+
+    estimate: Estimate
+    protocol: MetricProtocol
+
+    def as_quality_metric(self) -> QualityMetric:
+        """Returns the figure as a workload reports it; ``method`` has the protocol.
+
+        Raises:
+          ValueError: The figure has no interval, and a quality metric needs one.
+        """
+        figure = self.estimate
+        if figure.low is None or figure.high is None:
+            raise ValueError(
+                f"{figure.name} of {figure.num_examples} examples has "
+                f"{figure.method}: a quality metric needs an interval; generate more "
+                "examples, or report kid, which has one at any n"
+            )
+        return QualityMetric(
+            name=figure.name,
+            value=figure.value,
+            unit=figure.unit,
+            num_examples=figure.num_examples,
+            low=figure.low,
+            high=figure.high,
+            confidence=figure.confidence,
+            method=f"{figure.method}; {self.protocol.describe()}",
+        )
+
+
+def shared_protocol(scores: Sequence[Score]) -> MetricProtocol:
+    """Returns the one protocol of several scores: the axis on which they may stand.
+
+    Raises:
+      IncomparableScoresError: They differ in something; the message names it.
+      ValueError: No scores.
+    """
+    if not scores:
+        raise ValueError("shared_protocol got no scores: pass at least one")
+    first = scores[0].protocol
+    for score in scores[1:]:
+        differences = first.differences(score.protocol)
+        if differences:
+            raise IncomparableScoresError(
+                f"scores {first.metric!r} and {score.protocol.metric!r} cannot be "
+                f"compared: they differ in {', '.join(differences)}; make both with "
+                "one protocol"
+            )
+    return first
+
+
+def _short(name: str, value: object) -> str:
+    is_digest = name.endswith("digest")
+    return str(value)[:_SHOWN_DIGITS] if is_digest else repr(value)
