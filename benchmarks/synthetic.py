@@ -7,6 +7,7 @@ wanted. Figures follow a fixed table of throughputs with lognormal noise.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ import numpy as np
 
 from results import identity
 from results.records import (
+    Budget,
+    BudgetUnit,
     Environment,
     Failure,
     Phase,
@@ -21,6 +24,7 @@ from results.records import (
     Plan,
     PlannedTrial,
     QualityMetric,
+    QualityPoint,
     RankTimes,
     SanityCheck,
     ScalingMode,
@@ -78,6 +82,7 @@ class Shape:
         value None leaves the trial out of the store.
       fingerprints: Machines, dealt to trials in turn.
       is_evaluated: Whether top-1 is recorded.
+      budget: Of the quality runs of the strong cases, first repetition; None for none.
       noise: Standard deviation of log throughput between repetitions.
     """
 
@@ -92,6 +97,7 @@ class Shape:
     fingerprints: tuple[str, ...] = ("5f0c3a1be2d94c7788aa",)
     is_evaluated: bool = True
     noise: float = 0.012
+    budget: Budget | None = None
 
 
 def wilson(successes: int, n: int) -> tuple[float, float]:
@@ -103,7 +109,12 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
 
 
 def _spec(
-    backend: str, mode: ScalingMode, num_replicas: int, repetition: int, shape: Shape
+    backend: str,
+    mode: ScalingMode,
+    num_replicas: int,
+    repetition: int,
+    shape: Shape,
+    budget: Budget | None = None,
 ) -> TrialSpec:
     per_replica = BASE_BATCH if mode is WEAK else max(1, BASE_BATCH // num_replicas)
     return TrialSpec(
@@ -119,7 +130,8 @@ def _spec(
         cores_per_replica=1,
         num_warmup_steps=3,
         num_measured_steps=shape.num_measured_steps,
-        is_evaluated=shape.is_evaluated,
+        is_evaluated=shape.is_evaluated or budget is not None,
+        budget=budget,
         repetition_index=repetition,
         seed=1000 + repetition,
     )
@@ -129,6 +141,42 @@ def _throughput(spec: TrialSpec, mode: ScalingMode) -> float:
     key = (spec.backend, mode, spec.num_replicas)
     weak = THROUGHPUT.get((spec.backend, WEAK, spec.num_replicas))
     return THROUGHPUT.get(key) or weak or 40.0 * spec.num_replicas**0.5
+
+
+def _quality(generator: np.random.Generator, share: float) -> QualityMetric:
+    correct = int(generator.binomial(359, share))
+    low, high = wilson(correct, 359)
+    return QualityMetric(
+        name="top_1",
+        value=correct / 359,
+        unit="",
+        num_examples=359,
+        low=low,
+        high=high,
+        method="Wilson score interval",
+    )
+
+
+def _curve(
+    generator: np.random.Generator, spec: TrialSpec, step_sec: float
+) -> tuple[QualityPoint, ...]:
+    """Quality that comes closer to 97 % with every example."""
+    budget = spec.budget
+    assert budget is not None
+    points = []
+    for number in range(1, budget.num_evaluations + 1):
+        num_steps = math.ceil(budget.amount * number / budget.num_evaluations)
+        num_examples = num_steps * spec.global_batch_size
+        share = 0.97 - 0.87 * math.exp(-num_examples / 700)
+        points.append(
+            QualityPoint(
+                num_steps=num_steps,
+                num_examples=num_examples,
+                train_time_sec=(num_steps - 1) * step_sec,
+                quality=(_quality(generator, share),),
+            )
+        )
+    return tuple(points)
 
 
 def _result(
@@ -150,17 +198,10 @@ def _result(
     start = START_SEC.get(spec.backend, 9.0) * spec.num_replicas**0.6
     start *= math.exp(generator.normal(0, 0.05))
     window = float(times.sum()) * 1.002
-    correct = int(generator.binomial(359, 0.31))
-    low, high = wilson(correct, 359)
-    quality = QualityMetric(
-        name="top_1",
-        value=correct / 359,
-        unit="",
-        num_examples=359,
-        low=low,
-        high=high,
-        method="Wilson score interval",
-    )
+    quality = _quality(generator, 0.31)
+    curve = _curve(generator, spec, step) if spec.budget is not None else ()
+    if curve:
+        (quality,) = curve[-1].quality
     return TrialResult(
         trial_id=trial_id,
         example_unit="images",
@@ -182,6 +223,7 @@ def _result(
         ),
         sanity=(SanityCheck(name="finite_loss", is_passed=True, detail="all finite"),),
         quality=(quality,) if spec.is_evaluated else (),
+        curve=curve,
         collectives="214 all_mean in 3 buckets over 2 owners",
     )
 
@@ -253,6 +295,12 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
             spec = _spec(backend, mode, num_replicas, repetition, shape)
             _, modes = planned.setdefault(identity.trial_id(spec), (spec, []))
             modes.append(mode)
+    if shape.budget is not None:
+        mode = STRONG if STRONG in shape.modes else WEAK
+        for backend, num_replicas in itertools.product(shape.backends, shape.replicas):
+            if backend != "single" or num_replicas == 1:
+                spec = _spec(backend, mode, num_replicas, 0, shape, shape.budget)
+                planned[identity.trial_id(spec)] = (spec, [mode])
     # In the order of the sweep, whichever repetition came first.
     for trial_id, (spec, modes) in planned.items():
         ordered = [mode for mode in shape.modes if mode in modes]
@@ -316,3 +364,6 @@ BROKEN = Shape(
     },
 )
 """Every kind of failure, oversubscribed cases, and a case with one repetition."""
+
+LEARNING = Budget(amount=300, unit=BudgetUnit.STEPS, num_evaluations=5)
+"""A budget of quality runs."""

@@ -13,6 +13,7 @@ from results.records import (
     Failure,
     Phase,
     QualityMetric,
+    QualityPoint,
     RankTimes,
     SanityCheck,
     TrialResult,
@@ -134,6 +135,7 @@ def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Tria
         quality=tuple(
             QualityMetric.model_validate(metric) for metric in logs[0].quality
         ),
+        curve=tuple(QualityPoint.model_validate(point) for point in logs[0].curve),
         collectives=logs[0].collectives,
     )
 
@@ -141,6 +143,8 @@ def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Tria
 def _rank_times(spec: TrialSpec, log: RankLog) -> RankTimes:
     indices = [step.index for step in log.steps]
     num_steps = spec.num_warmup_steps + spec.num_measured_steps
+    if spec.budget is not None:
+        num_steps = max(num_steps, len(indices))
     if indices != list(range(num_steps)):
         raise ValueError(
             f"rank {log.rank} has steps {indices}, expected 0 to {num_steps - 1}"

@@ -32,6 +32,7 @@ __all__ = [
     "ONE_PROCESS",
     "PARAMETER_SERVERS",
     "SERVED_WORKERS",
+    "SYNTHETIC",
     "WORKERS",
     "WORKLOADS",
     "BackendInfo",
@@ -47,12 +48,16 @@ __all__ = [
 
 _T = TypeVar("_T")
 
+SYNTHETIC = "synthetic"
+"""The data set that isolates compute; it has nothing to learn."""
+
 _MEASURED_PACKAGES = ("replicator", "workloads")
 _MEASURED_HARNESS_FILES = (
     "measure.py",
     "memory.py",
     "rank_file.py",
     "ranks.py",
+    "training.py",
     "worker.py",
 )
 _MEASURED_DISTRIBUTIONS = ("keras", "numpy", "tensorflow", "tensorflow-datasets")

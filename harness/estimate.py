@@ -7,6 +7,8 @@ import json
 import statistics
 from typing import TYPE_CHECKING, Any
 
+from results.records import BudgetUnit
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
@@ -67,12 +69,12 @@ class Durations:
 
 def _keys(spec: TrialSpec | dict[str, Any]) -> list[_Key]:
     """Returns what a trial is similar by, closest first."""
+    fields = spec if isinstance(spec, dict) else spec.model_dump(mode="json")
 
     def get(name: str) -> str:
-        value = spec[name] if isinstance(spec, dict) else getattr(spec, name)
-        return str(value)
+        return str(fields.get(name))
 
-    kind = tuple(get(n) for n in ("workload", "preset", "data", "device"))
+    kind = tuple(get(n) for n in ("workload", "preset", "data", "device", "budget"))
     size = (*kind, get("num_warmup_steps"), get("num_measured_steps"))
     backend, replicas = get("backend"), get("num_replicas")
     return [
@@ -111,7 +113,8 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
         guess = durations.guess(trial.spec)
         if guess is None:
             num_assumed += 1
-        total += ASSUMED_TRIAL_SEC if guess is None else guess
+            guess = ASSUMED_TRIAL_SEC + _budget_sec(trial.spec)
+        total += guess
     if not num_assumed:
         basis = "from earlier trials like these"
     elif num_assumed == len(trials):
@@ -124,6 +127,14 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
             f" {ASSUMED_TRIAL_SEC:g} s"
         )
     return Estimate(total_sec=total, basis=basis)
+
+
+def _budget_sec(spec: TrialSpec) -> float:
+    """Time of a quality run beyond that of a trial, as far as its budget tells."""
+    budget = spec.budget
+    if budget is None or budget.unit is not BudgetUnit.SECONDS:
+        return 0.0
+    return budget.amount
 
 
 def format_duration(seconds: float) -> str:

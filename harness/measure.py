@@ -11,12 +11,14 @@ collection is the parent language's affair, and would hit single steps at random
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import math
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
+from harness import training
 from harness.rank_file import one_line
 from results.records import Phase
 
@@ -42,6 +44,9 @@ class StepProgram(Protocol):
 
     def evaluate(self) -> Any:
         """Returns the quality metrics."""
+
+    def agree(self, value: int) -> int:
+        """Returns the value of the first process, in all of them."""
 
     def explain(self) -> str:
         """Returns the account of the collectives."""
@@ -113,6 +118,9 @@ def measure_trial(
         global_batch_size=program.global_batch_size,
     )
     losses: list[float] = []
+    progress = training.Progress(
+        step_time_sec=[], global_batch_size=program.global_batch_size
+    )
 
     def step() -> int:
         start_ns = clock()
@@ -120,7 +128,17 @@ def measure_trial(
         end_ns = clock()
         writer.step(len(losses), start_ns, end_ns, loss)
         losses.append(loss)
+        progress.step_time_sec.append((end_ns - start_ns) / 1e9)
         return end_ns
+
+    def training_step() -> None:
+        step()
+        if not _is_finite(losses[-1]):
+            # Hours of it would only heat the room.
+            raise FloatingPointError(
+                f"the loss is {losses[-1]} in step {len(losses) - 1} of training: "
+                "lower the learning rate, or look at the data of that step"
+            )
 
     writer.enter(Phase.FIRST_STEP)
     first_end_ns = step()
@@ -139,13 +157,25 @@ def measure_trial(
             memory.sample()
         peak_memory_bytes = memory.peak_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
+    quality: list[dict[str, Any]] | None = None
+    if spec.budget is not None:
+        writer.enter(Phase.TRAIN)
+        quality = training.train(
+            program,
+            spec.budget,
+            progress,
+            training_step,
+            functools.partial(writer.write, "point"),
+        )
     writer.enter(Phase.SANITY)
     is_sane = _check_sanity(program, losses, writer)
     writer.enter(Phase.REPORT)
     writer.write("explain", collectives=program.explain())
     if spec.is_evaluated and is_sane:
-        for metric in program.evaluate():
-            writer.write("quality", **_fields(metric))
+        if quality is None:
+            quality = [training.fields_of(metric) for metric in program.evaluate()]
+        for fields in quality:
+            writer.write("quality", **fields)
     writer.write("done", ns=clock())
 
 
@@ -168,17 +198,13 @@ def _check_sanity(
     )
     is_sane = not bad
     for check in program.sanity():
-        writer.write("sanity", **_fields(check))
+        writer.write("sanity", **training.fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
 
 
 def _is_finite(loss: float) -> bool:
     return math.isfinite(loss)
-
-
-def _fields(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 def write_failure(writer: RankWriter, error: BaseException) -> None:

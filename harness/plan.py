@@ -7,6 +7,8 @@ Definitions:
 - The baseline is the smallest replica count. Where both modes have the same batch
   there, it is one case that serves both.
 - All cases of one repetition have the same seed, so that they can be paired.
+- Quality runs come last: cases with a budget, in strong scaling where it was asked for,
+  so that all of them do the same updates.
 - Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
   so that a linear drift of the machine hits every case alike.
 """
@@ -17,8 +19,10 @@ import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import batches, catalog, placement
+from harness import batches, catalog, placement, quality_runs
+from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
+from harness.quality_runs import PlannedCase
 from results import identity
 from results.records import PlannedTrial, ScalingMode, TrialSpec
 
@@ -68,12 +72,6 @@ class PlannedSweep:
         return identity.digest(ids)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Batches:
-    per_replica_batch_size: int
-    global_batch_size: int
-
-
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
     """Returns the seed of one repetition, the same for all its cases; 31 bits."""
     text = f"{sweep_seed}/{repetition_index}".encode("ascii")
@@ -101,6 +99,7 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     sizes = _batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
     is_evaluated = request.is_evaluated
+    is_data_real = data != SYNTHETIC
     common: dict[str, Any] = {
         "workload": info.name,
         "workload_version": info.version,
@@ -111,31 +110,16 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "cores_per_replica": num_cores,
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
-        "is_evaluated": data != "synthetic" if is_evaluated is None else is_evaluated,
+        "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
     }
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
-    trials = []
-    for repetition in range(request.repeats):
-        block = cases if repetition % 2 == 0 else cases[::-1]
-        for backend, num_replicas, batch, modes in block:
-            spec = TrialSpec(
-                **common,
-                backend=backend,
-                num_replicas=num_replicas,
-                per_replica_batch_size=batch.per_replica_batch_size,
-                global_batch_size=batch.global_batch_size,
-                repetition_index=repetition,
-                seed=trial_seed(request.seed, repetition),
-            )
-            trials.append(
-                PlannedTrial(
-                    trial_id=identity.trial_id(spec),
-                    case_id=identity.case_id(spec),
-                    modes=modes,
-                    spec=spec,
-                )
-            )
+    trials = _trials(cases, request.repeats, request.seed, common)
+    learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    if learning is not None:
+        common |= {"budget": learning.budget, "is_evaluated": True}
+        trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
+        notes.append(learning.note)
     assert len({trial.trial_id for trial in trials}) == len(trials)
     return PlannedSweep(
         trials=tuple(trials),
@@ -143,6 +127,33 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         notes=(*notes, *backend_notes),
         preset=preset_name,
     )
+
+
+def _trials(
+    cases: Sequence[PlannedCase], repeats: int, seed: int, common: dict[str, Any]
+) -> list[PlannedTrial]:
+    """Makes the trials of all repetitions, ABBA."""
+    trials = []
+    for repetition in range(repeats):
+        for case in cases if repetition % 2 == 0 else cases[::-1]:
+            spec = TrialSpec(
+                **common,
+                backend=case.backend,
+                num_replicas=case.num_replicas,
+                per_replica_batch_size=case.per_replica_batch_size,
+                global_batch_size=case.per_replica_batch_size * case.num_replicas,
+                repetition_index=repetition,
+                seed=trial_seed(seed, repetition),
+            )
+            trials.append(
+                PlannedTrial(
+                    trial_id=identity.trial_id(spec),
+                    case_id=identity.case_id(spec),
+                    modes=case.modes,
+                    spec=spec,
+                )
+            )
+    return trials
 
 
 def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
@@ -218,8 +229,8 @@ def _cases(
     replicas: Sequence[int],
     sizes: dict[ScalingMode, int],
     modes: Iterable[ScalingMode],
-) -> tuple[list[tuple[str, int, _Batches, tuple[ScalingMode, ...]]], list[str]]:
-    modes_of: dict[tuple[str, int, _Batches], list[ScalingMode]] = {}
+) -> tuple[list[PlannedCase], list[str]]:
+    modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
     notes = []
     for backend in backends:
         counts = [n for n in replicas if n <= (backend.max_replicas or n)]
@@ -242,10 +253,6 @@ def _cases(
                     per_replica = sizes[mode]
                 else:
                     per_replica = batches.divide(sizes[mode], num_replicas)
-                batch = _Batches(
-                    per_replica_batch_size=per_replica,
-                    global_batch_size=per_replica * num_replicas,
-                )
-                key = (backend.name, num_replicas, batch)
+                key = (backend.name, num_replicas, per_replica)
                 modes_of.setdefault(key, []).append(mode)
-    return [(*key, tuple(case_modes)) for key, case_modes in modes_of.items()], notes
+    return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes

@@ -40,10 +40,11 @@ def describe_trial(trial: PlannedTrial) -> str:
     """Returns one line that names a trial for people."""
     spec = trial.spec
     modes = "+".join(mode.value for mode in trial.modes)
+    budget = "" if spec.budget is None else f", quality run of {spec.budget}"
     return (
         f"{spec.backend} x{spec.num_replicas} {modes}, batch"
         f" {spec.num_replicas}x{spec.per_replica_batch_size}, repetition"
-        f" {spec.repetition_index}"
+        f" {spec.repetition_index}{budget}"
     )
 
 

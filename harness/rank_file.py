@@ -12,7 +12,8 @@ which all processes of a machine share.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
 - ``sanity``: ``name``, ``is_passed``, ``detail``.
-- ``quality``: the fields of ``QualityMetric``.
+- ``quality``: the fields of ``QualityMetric``, of what was reached in the end.
+- ``point``: the fields of ``QualityPoint``; of a quality run.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
 - ``done``: ``ns``. The process came to its end.
 
@@ -111,7 +112,7 @@ class StepTimes:
     """One step as it was observed.
 
     Attributes:
-      phase: ``first_step``, ``warmup`` or ``measure``.
+      phase: ``first_step``, ``warmup``, ``measure`` or ``train``.
       index: Counted over all phases from 0.
       start_ns: Before the call.
       end_ns: After all device work.
@@ -144,6 +145,7 @@ class RankLog:
       collectives: The backend's account of the collectives in a step.
       sanity: Fields of the ``sanity`` lines.
       quality: Fields of the ``quality`` lines.
+      curve: Fields of the ``point`` lines.
       failure: Fields of the ``failure`` line, or None.
       is_done: Whether the process came to its end.
     """
@@ -157,6 +159,7 @@ class RankLog:
     collectives: str = ""
     sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     failure: dict[str, Any] | None = None
     is_done: bool = False
 
@@ -206,6 +209,8 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         )
     elif kind in ("sanity", "quality"):
         getattr(log, kind).append(fields)
+    elif kind == "point":
+        log.curve.append(fields)
     elif kind in ("facts", "memory", "failure"):
         setattr(log, kind, fields)
     elif kind == "first_step_done":

@@ -35,6 +35,10 @@ class SweepRequest:
       num_warmup_steps: By default the preset's.
       num_measured_steps: By default the preset's.
       device: Where replicas run.
+      budget: What each quality run may use, such as ``60s``, or ``none``; by default
+        the preset's, on the first backend only.
+      num_evaluations: Of a quality run; by default the preset's.
+      quality_repeats: Quality runs of each case.
       is_evaluated: Whether held-out quality is measured; by default for all data but
         ``synthetic``, which has none.
       options: The workload's own options.
@@ -54,6 +58,9 @@ class SweepRequest:
     num_warmup_steps: int | None = None
     num_measured_steps: int | None = None
     device: Literal["cpu", "gpu"] = "cpu"
+    budget: str | None = None
+    num_evaluations: int | None = None
+    quality_repeats: int = 1
     is_evaluated: bool | None = None
     options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
     seed: int = 0

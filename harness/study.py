@@ -24,6 +24,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 # What may differ between the trials of one study; everything else is a setting.
 _VARYING = {
     "backend",
+    "budget",
+    "is_evaluated",
     "num_replicas",
     "per_replica_batch_size",
     "global_batch_size",
@@ -189,6 +191,11 @@ def _settings(plan: Plan) -> dict[str, Any]:
     settings = plan.trials[0].spec.model_dump(mode="json", exclude=_VARYING)
     settings.pop("schema_version")
     settings["seed"] = plan.seed
+    by_kind = {trial.spec.budget is not None: trial.spec for trial in plan.trials}
+    if False in by_kind:
+        settings["is_evaluated"] = by_kind[False].is_evaluated
+    if True in by_kind:
+        settings["budget"] = str(by_kind[True].budget)
     settings["baseline_num_replicas"] = plan.baseline_num_replicas
     weak = _common(plan.trials, ScalingMode.WEAK, "per_replica_batch_size")
     strong = _common(plan.trials, ScalingMode.STRONG, "global_batch_size")

@@ -102,6 +102,27 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 " data]",
             ),
             click.option(
+                "--budget",
+                metavar="AMOUNT",
+                help="What each quality run trains for: 60s, 10min, 500steps,"
+                " 20000examples, or none.  [default: the preset's, on the first"
+                " backend]",
+            ),
+            click.option(
+                "--evaluations",
+                "num_evaluations",
+                type=click.IntRange(min=1),
+                help="How often a quality run measures quality.  [default: the"
+                " preset's]",
+            ),
+            click.option(
+                "--quality-repeats",
+                type=click.IntRange(min=1),
+                default=1,
+                show_default=True,
+                help="Quality runs of each case, with different seeds.",
+            ),
+            click.option(
                 "--option",
                 "options",
                 multiple=True,

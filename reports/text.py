@@ -10,6 +10,7 @@ import rich.table
 import rich.text
 
 from reports import formats, verdict
+from reports.sections.quality import write_value
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
@@ -83,6 +84,29 @@ def summary_table(view: View) -> rich.table.Table:
     return table
 
 
+def quality_lines(view: View) -> list[str]:
+    """Returns one line per quality run that is ok, and one per that is not."""
+    lines = []
+    for case in view.study.quality_runs:
+        what = f"{case.spec.backend} x{case.spec.num_replicas}"
+        for entry in case.ok_entries:
+            point = entry.result.curve[-1]
+            reached = ", ".join(
+                f"{metric.name} {write_value(metric.value, metric.unit)} "
+                f"[{write_value(metric.low, metric.unit)}, "
+                f"{write_value(metric.high, metric.unit)}] (n = {metric.num_examples})"
+                for metric in point.quality
+            )
+            lines.append(
+                f"{what} reached {reached} after {point.num_examples} "
+                f"{view.study.example_unit}, {formats.seconds(point.train_time_sec)}"
+            )
+        num_missing = len(case.entries) - len(case.ok_entries)
+        if num_missing:
+            lines.append(f"{what}: {num_missing} of {len(case.entries)} not ok")
+    return lines
+
+
 def print_summary(store: Store, console: rich.console.Console) -> None:
     """Prints verdict, table and what is not known.
 
@@ -100,5 +124,9 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     if view.is_oversubscription_present:
         console.print("* oversubscribed: more replicas than cores", style="dim")
     console.print("[value, value]: 95 % interval", style="dim", markup=False)
+    for number, line in enumerate(quality_lines(view)):
+        if not number:
+            console.print(rich.text.Text("\nquality runs", style="bold"))
+        console.print(rich.text.Text(line))
     for sentence in told.unknowns:
         console.print(rich.text.Text(f"- {sentence}", style="dim"))

@@ -28,6 +28,7 @@ TRIAL_COLUMNS = (
     "cores_per_replica",
     "repetition_index",
     "seed",
+    "budget",
     "status",
     "failure_phase",
     "reason",
@@ -43,6 +44,23 @@ TRIAL_COLUMNS = (
     "peak_memory_bytes",
 )
 
+CURVE_COLUMNS = (
+    "trial_id",
+    "backend",
+    "num_replicas",
+    "global_batch_size",
+    "repetition_index",
+    "num_steps",
+    "num_examples",
+    "train_time_sec",
+    "metric",
+    "value",
+    "unit",
+    "n",
+    "low",
+    "high",
+)
+
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
 
 
@@ -55,6 +73,7 @@ def _row(entry: study.Entry) -> dict[str, Any]:
         "case_id": entry.case_id,
         "status": entry.state,
         "reason": entry.reason,
+        "budget": None if spec.budget is None else str(spec.budget),
     }
     trial = entry.trial
     if trial is not None and trial.env is not None:
@@ -87,7 +106,8 @@ def trials_frame(store: Store) -> pd.DataFrame:
 
     A trial of the shared baseline has one row per mode that it serves; a trial that is
     not in the plan has one row without a mode. Figures of trials that are not ok are
-    empty. Quality figures follow as columns ``quality_<name>``.
+    empty. Quality figures follow as columns ``quality_<name>``. ``budget`` is empty but
+    for quality runs, which are cases of their own.
 
     Raises:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
@@ -106,6 +126,37 @@ def trials_frame(store: Store) -> pd.DataFrame:
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}
     )
+
+
+def curves_frame(store: Store) -> pd.DataFrame:
+    """Returns one row per quality run, evaluation and metric, of ok trials only.
+
+    Raises:
+      ResultsError: The plan is missing or unreadable, or a newer version wrote it.
+    """
+    rows = [
+        {
+            "trial_id": entry.trial_id,
+            "backend": entry.spec.backend,
+            "num_replicas": entry.spec.num_replicas,
+            "global_batch_size": entry.spec.global_batch_size,
+            "repetition_index": entry.spec.repetition_index,
+            "num_steps": point.num_steps,
+            "num_examples": point.num_examples,
+            "train_time_sec": point.train_time_sec,
+            "metric": metric.name,
+            "value": metric.value,
+            "unit": metric.unit,
+            "n": metric.num_examples,
+            "low": metric.low,
+            "high": metric.high,
+        }
+        for case in study.load_study(store).quality_runs
+        for entry in case.ok_entries
+        for point in entry.result.curve
+        for metric in point.quality
+    ]
+    return pd.DataFrame(rows, columns=list(CURVE_COLUMNS))
 
 
 def steps_frame(store: Store) -> pd.DataFrame:

@@ -1,5 +1,8 @@
 """Names that records get from their content: canonical JSON, then BLAKE2b.
 
+A budget of None is left out, so that trials have the names that they had before there
+were quality runs.
+
 Canonical JSON has sorted keys, no white space and ASCII only, so equal specs give equal
 text in every process. ``schema_version`` is left out: it says how a record is stored,
 not what was measured, and an upgraded record keeps its name.
@@ -39,9 +42,16 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
 
 
+def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
+    fields = spec.model_dump(mode="json", exclude=exclude)
+    if spec.budget is None:
+        del fields["budget"]
+    return fields
+
+
 def trial_id(spec: records.TrialSpec) -> str:
     """Returns the name of one trial: the digest of its whole spec."""
-    return digest(spec.model_dump(mode="json", exclude=_NOT_IDENTITY))
+    return digest(_content(spec, _NOT_IDENTITY))
 
 
 def case_id(spec: records.TrialSpec) -> str:
@@ -49,4 +59,4 @@ def case_id(spec: records.TrialSpec) -> str:
 
     Trials that share a case id are repetitions of one another.
     """
-    return digest(spec.model_dump(mode="json", exclude=_NOT_CASE))
+    return digest(_content(spec, _NOT_CASE))

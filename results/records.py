@@ -3,6 +3,7 @@
 History of ``SCHEMA_VERSION``:
 
 1. First version.
+2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``.
 
 Every record is immutable, refuses unknown fields and non-finite numbers, and carries
 its version. Names and units follow ``docs/glossary.md``.
@@ -15,7 +16,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 OptionValue = bool | int | float | str
 
@@ -52,18 +53,39 @@ class Phase(str, Enum):
     FIRST_STEP = "first_step"
     WARMUP = "warmup"
     MEASURE = "measure"
+    TRAIN = "train"
     SANITY = "sanity"
     REPORT = "report"
+
+
+class BudgetUnit(str, Enum):
+    """What a quality run may use up; seconds are those of its training steps."""
+
+    SECONDS = "seconds"
+    STEPS = "steps"
+    EXAMPLES = "examples"
+
+
+class Budget(Record):
+    """How long a quality run trains, and how often its quality is measured."""
+
+    amount: float = Field(gt=0)
+    unit: BudgetUnit
+    num_evaluations: int = Field(ge=1, description="evenly spread, the last at the end")
+
+    def __str__(self) -> str:
+        return f"{self.amount:g} {self.unit.value}"
 
 
 class TrialSpec(Record):
     """What one trial runs; its content hash is the trial's identity.
 
     A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
-    part of it: the baseline with one replica serves weak and strong scaling alike.
+    part of it: the baseline with one replica serves weak and strong scaling alike. A
+    trial with a budget is a quality run: after its measured window it trains on.
     """
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     workload: str
     workload_version: str
     code_digest: str = Field(description="digest of the code that is measured")
@@ -78,6 +100,7 @@ class TrialSpec(Record):
     num_warmup_steps: int = Field(ge=1)
     num_measured_steps: int = Field(ge=1)
     is_evaluated: bool = Field(description="whether held-out quality is measured")
+    budget: Budget | None = None
     options: dict[str, OptionValue] = Field(default_factory=dict)
     repetition_index: int = Field(ge=0)
     seed: int = Field(ge=0)
@@ -95,7 +118,7 @@ class PlannedTrial(Record):
 class Plan(Record):
     """The trials of a study, in execution order."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     study: str
     created_at: str = Field(description="RFC 3339, UTC")
     command: tuple[str, ...]
@@ -124,7 +147,7 @@ class Placement(Record):
 class Environment(Record):
     """Facts about the machine and the software of one trial; no host name."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     fingerprint: str = Field(description="hash of the facts that must match to compare")
     cpu_model: str
     num_physical_cores: int | None
@@ -160,7 +183,7 @@ class Failure(Record):
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     trial_id: str
     status: TrialStatus
     started_at: str
@@ -191,6 +214,17 @@ class QualityMetric(Record):
     method: str
 
 
+class QualityPoint(Record):
+    """Quality at one moment of a quality run; all its steps so far count."""
+
+    num_steps: int = Field(ge=1)
+    num_examples: int = Field(ge=1, description="steps times the global batch size")
+    train_time_sec: float = Field(
+        ge=0, description="of the steps but the first, which traces; no evaluation"
+    )
+    quality: tuple[QualityMetric, ...]
+
+
 class RankTimes(Record):
     """Step times of one process, in order; nothing is dropped."""
 
@@ -207,7 +241,7 @@ class RankTimes(Record):
 class TrialResult(Record):
     """Raw observations of a trial that ran to its end."""
 
-    schema_version: Literal[1] = 1
+    schema_version: Literal[2] = 2
     trial_id: str
     example_unit: str
     num_parameters: int = Field(ge=0)
@@ -216,7 +250,8 @@ class TrialResult(Record):
     window_sec: float = Field(gt=0, description="latest start to latest end over ranks")
     ranks: tuple[RankTimes, ...]
     sanity: tuple[SanityCheck, ...]
-    quality: tuple[QualityMetric, ...] = ()
+    quality: tuple[QualityMetric, ...] = Field(default=(), description="at the end")
+    curve: tuple[QualityPoint, ...] = Field(default=(), description="of a quality run")
     collectives: str = Field(default="", description="the backend's explain() text")
 
     @property

@@ -9,6 +9,8 @@ from results import errors
 from results.records import TrialStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from results.records import Plan, ScalingMode, TrialResult, TrialSpec
     from results.store import Problem, Store, Trial
 
@@ -132,13 +134,22 @@ class Study:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """The planned cases, in the order in which the plan first names them."""
+        """The planned cases without quality runs, in planned order."""
+        return self._group(entry for entry in self.planned if not entry.spec.budget)
+
+    @property
+    def quality_runs(self) -> tuple[Case, ...]:
+        """The planned cases that train to a budget, in planned order."""
+        return self._group(entry for entry in self.planned if entry.spec.budget)
+
+    @staticmethod
+    def _group(entries: Iterable[Entry]) -> tuple[Case, ...]:
         groups: dict[str, list[Entry]] = {}
-        for entry in self.planned:
+        for entry in entries:
             groups.setdefault(entry.case_id, []).append(entry)
         return tuple(
-            Case(case_id=case_id, modes=entries[0].modes, entries=tuple(entries))
-            for case_id, entries in groups.items()
+            Case(case_id=case_id, modes=group[0].modes, entries=tuple(group))
+            for case_id, group in groups.items()
         )
 
     @property

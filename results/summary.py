@@ -57,6 +57,21 @@ def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
     }
 
 
+def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
+    spec, point = entry.spec, entry.result.curve[-1]
+    return {
+        "backend": spec.backend,
+        "num_replicas": spec.num_replicas,
+        "global_batch_size": spec.global_batch_size,
+        "budget": str(spec.budget),
+        "num_steps": point.num_steps,
+        "num_examples": point.num_examples,
+        "train_time_sec": point.train_time_sec,
+        "reached": [metric.model_dump(mode="json") for metric in point.quality],
+        "trial_ids": [entry.trial_id],
+    }
+
+
 def summarize(study: study_module.Study) -> dict[str, Any]:
     """Returns the figures of a study; every value has unit, n, low and high."""
     states = collections.Counter(entry.state for entry in study.planned)
@@ -68,6 +83,11 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
         "points": [_point(point) for point in scaling.points(study)],
         "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "quality_runs": [
+            _quality_run(entry)
+            for run in study.quality_runs
+            for entry in run.ok_entries
+        ],
         "failures": [
             {"trial_id": entry.trial_id, "state": entry.state, "reason": entry.reason}
             for entry in study.planned

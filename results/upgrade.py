@@ -15,8 +15,20 @@ Upgrader = Callable[[str, dict[str, Any]], dict[str, Any]]
 """Takes a kind (``plan``, ``spec``, ``env``, ``status``, ``result``) and the fields of
 version v, returns the fields of version v + 1."""
 
-UPGRADERS: dict[int, Upgrader] = {}
-"""Version v -> the function that leads to v + 1. Empty while there is one version."""
+
+def _to_2(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Quality runs: all new fields have defaults, but a plan holds specs."""
+    if kind != "plan":
+        return data
+    trials = [
+        {**trial, "spec": {**trial["spec"], "schema_version": 2}}
+        for trial in data["trials"]
+    ]
+    return {**data, "trials": trials}
+
+
+UPGRADERS: dict[int, Upgrader] = {1: _to_2}
+"""Version v -> the function that leads to v + 1."""
 
 
 def upgrade(

@@ -12,7 +12,19 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PresetInfo:
-    """What a planner needs to know of a preset."""
+    """What a planner needs to know of a preset.
+
+    Attributes:
+      name: The name users type.
+      description: One line.
+      data: The data set where none is asked for.
+      per_replica_batch_size: Examples of a replica and step.
+      num_warmup_steps: Steps before timing counts.
+      num_measured_steps: Steps of the measured window.
+      budget: What a quality run of the default sweep may use, such as ``40s``; empty
+        where the default sweep has none.
+      num_evaluations: How often a quality run measures quality.
+    """
 
     name: str
     description: str
@@ -20,6 +32,8 @@ class PresetInfo:
     per_replica_batch_size: int
     num_warmup_steps: int
     num_measured_steps: int
+    budget: str = ""
+    num_evaluations: int = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +89,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                     per_replica_batch_size=8,
                     num_warmup_steps=3,
                     num_measured_steps=16,
+                    budget="40s",
                 ),
                 PresetInfo(
                     name="gpu",

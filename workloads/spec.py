@@ -65,6 +65,10 @@ class StepProgram(abc.ABC):
         """Checks what must hold before a number counts; outside timed windows."""
 
     @abc.abstractmethod
+    def agree(self, value: int) -> int:
+        """Returns the value of the first process; every process calls this."""
+
+    @abc.abstractmethod
     def explain(self) -> str:
         """Returns the replicator's account of the collectives in one step."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from reports.sections import (
     backends,
     coverage,
+    learning,
     machine,
     method,
     quality,
@@ -25,6 +26,7 @@ SECTIONS = (
     backends,
     steps,
     startup,
+    learning,
     quality,
     coverage,
     machine,

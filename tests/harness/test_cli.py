@@ -272,7 +272,7 @@ def test_a_newer_store_is_refused_with_an_instruction(
     code, _, err = harness(verb, *args)
 
     assert exit_codes.USAGE == code
-    assert_matches(r"newer version \(schema 7, this reads up to 1\): upgrade", err)
+    assert_matches(r"newer version \(schema 7, this reads up to 2\): upgrade", err)
 
 
 @pytest.mark.processes

@@ -56,6 +56,26 @@ def test_trials_frame_agrees_with_the_records(broken: Store) -> None:
     assert result.ranks[0].peak_memory_bytes == row.peak_memory_bytes
 
 
+def test_curves_frame_has_a_row_per_evaluation_of_a_quality_run(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Quality runs are cases of their own: no figure of scaling uses them."""
+    plain = synthetic.make_store(tmp_path / "plain")
+    shape = synthetic.Shape(budget=synthetic.LEARNING)
+    store = synthetic.make_store(tmp_path / "learning", shape)
+    curves = frame.curves_frame(store)
+    runs = summary.summary(store)["quality_runs"]
+
+    assert frame.curves_frame(plain).empty
+    assert summary.summary(plain)["points"] == summary.summary(store)["points"]
+    assert 2 * 2 * synthetic.LEARNING.num_evaluations == len(curves)
+    assert [60, 120, 180, 240, 300] == sorted(curves.num_steps.unique())
+    assert (curves.low <= curves.value).all()
+    assert curves.groupby("trial_id").value.last().tolist() == [
+        run["reached"][0]["value"] for run in sorted(runs, key=lambda r: r["trial_ids"])
+    ]
+
+
 def test_steps_frame_drops_nothing(broken: Store) -> None:
     """Warmup and measured steps of every trial with a result."""
     steps = frame.steps_frame(broken)
@@ -123,7 +143,7 @@ def test_records_on_disk_validate_against_the_published_schema(
         error.message for record in records for error in validator.iter_errors(record)
     ]
     assert not validator.is_valid({**records[0], "unknown": 1})
-    assert not validator.is_valid({**records[0], "schema_version": 2})
+    assert not validator.is_valid({**records[0], "schema_version": 1})
 
 
 def test_schema_command_wants_one_folder(

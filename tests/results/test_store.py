@@ -197,6 +197,28 @@ def test_old_versions_are_upgraded_step_by_step(tmp_path: pathlib.Path) -> None:
     assert seen == [("env", 1), ("env", 2)]
 
 
+def test_a_trial_of_the_first_version_keeps_its_name(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Its spec had no budget, its result no curve; both are read, under the same id."""
+    store = synthetic.make_store(tmp_path / "study")
+    before = {trial.trial_id: trial for trial in store.trials()}
+    for path in store.root.rglob("*.json"):
+        fields = json.loads(path.read_text())
+        fields["schema_version"] = 1
+        for record in (fields, *(trial["spec"] for trial in fields.get("trials", ()))):
+            record.pop("budget", None)
+            record.pop("curve", None)
+        for trial in fields.get("trials", ()):
+            trial["spec"]["schema_version"] = 1
+        path.write_text(json.dumps(fields))
+
+    after = {trial.trial_id: trial for trial in Store.open(store.root).trials()}
+
+    assert before == after
+    assert len(store.read_plan().trials) == len(before)
+
+
 def test_missing_upgrader_is_named(tmp_path: pathlib.Path) -> None:
     """A gap in the table is an error, not a silent pass."""
     with pytest.raises(

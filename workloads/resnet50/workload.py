@@ -218,6 +218,10 @@ class ResNet50Program(StepProgram):
             is_passed, detail = True, f"variables of {count} replicas are identical"
         return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
 
+    def agree(self, value: int) -> int:
+        """Returns the value of worker 0, on all of them."""
+        return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
+
     def explain(self) -> str:
         """Returns the replicator's account of the collectives in one step."""
         return self._repl.explain()

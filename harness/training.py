@@ -1,0 +1,121 @@
+"""The part of a quality run after its measured window: training to a budget.
+
+Evaluations split the budget into equal parts. How many steps a part has is settled
+before it starts, from the time of the steps so far, and by all processes together: with
+a clock each they could come to different ends, and a step needs them all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, Protocol
+
+from results.records import BudgetUnit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.records import Budget
+
+# The time of a step is taken from at most so many of the last ones.
+_NUM_RECENT_STEPS = 50
+
+
+class Trainable(Protocol):
+    """The part of ``workloads.spec.StepProgram`` that a quality run needs."""
+
+    global_batch_size: int
+
+    def evaluate(self) -> Any:
+        """Returns the quality metrics."""
+
+    def agree(self, value: int) -> int:
+        """Returns the value of the first process, in all of them."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Progress:
+    """How far a program is trained.
+
+    Attributes:
+      step_time_sec: Durations of all steps, the first one included.
+      global_batch_size: Examples per step.
+    """
+
+    step_time_sec: list[float]
+    global_batch_size: int
+
+    @property
+    def num_steps(self) -> int:
+        """Steps so far."""
+        return len(self.step_time_sec)
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of the global batch so far; repeated ones count again."""
+        return self.num_steps * self.global_batch_size
+
+    @property
+    def train_time_sec(self) -> float:
+        """Time in steps; the first one is left out, since it traces."""
+        return sum(self.step_time_sec[1:])
+
+    def used(self, unit: BudgetUnit) -> float:
+        """What was used of a budget."""
+        return {
+            BudgetUnit.SECONDS: self.train_time_sec,
+            BudgetUnit.STEPS: self.num_steps,
+            BudgetUnit.EXAMPLES: self.num_examples,
+        }[unit]
+
+    def per_step(self, unit: BudgetUnit) -> float:
+        """What one more step will use of a budget."""
+        recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
+        return {
+            BudgetUnit.SECONDS: sum(recent) / len(recent) if recent else math.inf,
+            BudgetUnit.STEPS: 1,
+            BudgetUnit.EXAMPLES: self.global_batch_size,
+        }[unit]
+
+
+def train(
+    program: Trainable,
+    budget: Budget,
+    progress: Progress,
+    step: Callable[[], None],
+    record: Callable[..., None],
+) -> list[dict[str, Any]]:
+    """Trains until the budget is used up, and measures quality on the way.
+
+    Args:
+      program: What is trained.
+      budget: What may be used, by all steps of the trial.
+      progress: Of the steps so far; ``step`` adds to it.
+      step: Runs a step.
+      record: Takes the fields of a ``QualityPoint``.
+
+    Returns:
+      The fields of the quality metrics in the end.
+    """
+    quality: list[dict[str, Any]] = []
+    for number in range(1, budget.num_evaluations + 1):
+        left = budget.amount * number / budget.num_evaluations
+        left -= progress.used(budget.unit)
+        num_steps = math.ceil(left / progress.per_step(budget.unit))
+        # At least one: every point is that of another model.
+        for _ in range(program.agree(max(num_steps, 1))):
+            step()
+        quality = [fields_of(metric) for metric in program.evaluate()]
+        record(
+            num_steps=progress.num_steps,
+            num_examples=progress.num_examples,
+            train_time_sec=progress.train_time_sec,
+            quality=quality,
+        )
+    return quality
+
+
+def fields_of(record: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, for a line of a rank file."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}

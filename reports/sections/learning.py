@@ -1,0 +1,126 @@
+"""Learning: quality against training time and against examples, per quality run."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports import page
+from reports.figures import curves
+from reports.sections.quality import write_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.records import QualityMetric, QualityPoint
+    from results.study import Case, Entry
+
+TITLE = "Learning"
+SLUG = "learning"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One metric of one quality run.
+
+    Attributes:
+      case: The case.
+      entry: The trial.
+      points: Each evaluation with the metric.
+    """
+
+    case: Case
+    entry: Entry
+    points: tuple[tuple[QualityPoint, QualityMetric], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spent:
+    """What quality is drawn against."""
+
+    slug: str
+    label: str
+    of: Callable[[QualityPoint], float]
+
+
+def collect(view: View) -> dict[str, tuple[Run, ...]]:
+    """Returns the quality runs that are ok, by name of the metric."""
+    found: dict[str, list[Run]] = {}
+    for case in view.study.quality_runs:
+        for entry in case.ok_entries:
+            by_name: dict[str, list[tuple[QualityPoint, QualityMetric]]] = {}
+            for point in entry.result.curve:
+                for metric in point.quality:
+                    by_name.setdefault(metric.name, []).append((point, metric))
+            for name, points in by_name.items():
+                run = Run(case=case, entry=entry, points=tuple(points))
+                found.setdefault(name, []).append(run)
+    return {name: tuple(runs) for name, runs in found.items()}
+
+
+def _curve(view: View, run: Run, spent: Spent, *, is_first: bool) -> curves.Curve:
+    spec = run.case.spec
+    return curves.Curve(
+        label=f"{spec.backend} x{spec.num_replicas}" if is_first else "",
+        series=view.series(spec.backend),
+        spent=tuple(spent.of(point) for point, _ in run.points),
+        values=tuple(metric.value for _, metric in run.points),
+        lows=tuple(metric.low for _, metric in run.points),
+        highs=tuple(metric.high for _, metric in run.points),
+        is_hollow=run.case.is_oversubscribed,
+    )
+
+
+def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Markup]:
+    unit = runs[0].points[0][1].unit
+    ends = [
+        f"{run.case.label}: {write_value(run.points[-1][1].value, unit)} after "
+        f"{run.points[-1][0].num_examples} {view.study.example_unit}"
+        for run in runs
+    ]
+    axes = (
+        Spent(
+            slug="time",
+            label="training time in s, without evaluations",
+            of=lambda point: point.train_time_sec,
+        ),
+        Spent(
+            slug="examples",
+            label=f"{view.study.example_unit}, repeated ones counted again",
+            of=lambda point: point.num_examples,
+        ),
+    )
+    cases = [run.case.case_id for run in runs]
+    return [
+        curves.draw(
+            [
+                _curve(view, run, spent, is_first=cases.index(cases[i]) == i)
+                for i, run in enumerate(runs)
+            ],
+            slug=f"learning-{number}-{spent.slug}",
+            title=f"{name} against {spent.slug}",
+            description="; ".join(ends) + ".",
+            x_label=spent.label,
+            write=lambda value: write_value(value, unit),
+        )
+        for spent in axes
+    ]
+
+
+def render(view: View) -> Markup:
+    """Renders two panels per metric, and what each run reached."""
+    found = collect(view)
+    figures = [
+        (name, _draw(view, number, name, runs), runs)
+        for number, (name, runs) in enumerate(found.items())
+    ]
+    return page.render(
+        "learning",
+        view=view,
+        figures=figures,
+        planned=view.study.quality_runs,
+        write_value=write_value,
+    )
