@@ -1,11 +1,17 @@
 """Gradient accumulation: k calls of ``apply_gradients`` make one update.
 
-Each call's gradients are averaged over replicas and added to accumulators, which are
-equal on all replicas; every k-th call updates with their average, so the result is that
-of one batch k times as large. Communication happens in every call: a collective may not
-stand in a branch, and what is added is then checked, scaled and checkpointed like any
-mirrored state, also in the middle of an accumulation. What accumulation saves is memory
-for activations, and updates.
+The result is that of one batch k times as large. Where replicas have memories of their
+own (GPUs, other machines), each adds up its own gradients, and only the call that
+updates averages the sums over replicas: 1/k of the communication. In the calls between,
+nothing travels, but for one truth value with a dynamic loss scale, which tells all
+replicas whether the call counts. Where all replicas share one memory nothing travels
+anyway; gradients are then averaged in every call, and there is one sum instead of one
+per replica.
+
+The sums are state of the Keras optimizer. Of sums per replica only their mean counts:
+``CheckpointManager.save`` makes all of them that mean, so its checkpoints hold an
+accumulation that was begun, for any number of replicas. Read outside a step they are
+those of one replica, also for a plain ``tf.train.Checkpoint``.
 """
 
 from __future__ import annotations
@@ -15,9 +21,15 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat
+from replicator.engine.variables import declare_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    # (sums, whether this call updates) -> sums, averaged over replicas if it does
+    Combine = Callable[[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]
+    # averages -> whether all of them are finite, or None if nobody asks
+    Observe = Callable[[list[tf.Tensor]], tf.Tensor | None]
 
 
 class Accumulation:
@@ -25,11 +37,13 @@ class Accumulation:
 
     Attributes:
       num_steps: Calls per update.
+      is_apart: Whether each replica has its own sums.
       count: Calls since the last update: a Keras variable, int64.
     """
 
-    def __init__(self, num_steps: int) -> None:
+    def __init__(self, num_steps: int, *, is_apart: bool = False) -> None:
         self.num_steps = num_steps
+        self.is_apart = is_apart
         self.count: Any = None
         self._sums: dict[int, Any] = {}
 
@@ -39,48 +53,71 @@ class Accumulation:
             (), dtype="int64", name="num_accumulated_steps"
         )
         for variable in variables:
-            self._sums[id(variable)] = optimizer.add_variable_from_reference(
+            accumulator = optimizer.add_variable_from_reference(
                 variable, name="accumulated_gradient"
             )
+            if self.is_apart:
+                declare_partial(_tf_compat.unwrap(accumulator))
+            self._sums[id(variable)] = accumulator
 
     def apply(
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
         is_counted: tf.Tensor | None,
+        *,
+        combine: Combine,
+        observe: Observe,
         update: Callable[[list[tf.Tensor]], None],
     ) -> None:
         """Adds gradients; every ``num_steps``-th call updates and starts over.
 
         Args:
-          grads: Averaged over replicas.
+          grads: Of this replica if sums are apart, else averaged over replicas.
           variables: What they belong to.
-          is_counted: Whether this call counts, a scalar bool; None if it does. One that
-            does not (its gradients are not finite) leaves everything as it is.
+          is_counted: Whether this call counts, a scalar bool that is the same on every
+            replica; None if it does. One that does not (its gradients are not finite)
+            adds nothing.
+          combine: Averages sums over replicas, in calls that update.
+          observe: Told what ``combine`` returned; says whether it may be used. If not,
+            the next call that counts tries again, with its gradients added.
           update: Takes the average of the accumulated gradients.
         """
-        sums = [self._sums[id(variable)] for variable in variables]
+        sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
 
-        def add() -> tf.Tensor:
+        def add() -> None:
             for accumulator, grad in zip(sums, grads, strict=True):
-                inner = _tf_compat.unwrap(accumulator)
                 if isinstance(grad, tf.IndexedSlices):
-                    inner.scatter_add(grad)
+                    accumulator.scatter_add(grad)
                 else:
-                    inner.assign_add(grad)
-            count = _tf_compat.unwrap(self.count).assign_add(1)
-
-            def finish() -> tf.Tensor:
-                share = 1.0 / self.num_steps
-                update([s.value * tf.cast(share, s.dtype) for s in sums])
-                for accumulator in sums:
-                    accumulator.assign(tf.zeros_like(accumulator.value))
-                self.count.assign(0)
-                return tf.constant(0)
-
-            return tf.cond(count >= self.num_steps, finish, lambda: tf.constant(0))
+                    accumulator.assign_add(grad)
 
         when(is_counted, add)
+        counter = _tf_compat.unwrap(self.count)
+        one = tf.ones((), counter.dtype)
+        if is_counted is not None:
+            one = tf.cast(is_counted, counter.dtype)
+        count = tf.convert_to_tensor(counter.assign_add(one))
+        is_due = count >= self.num_steps
+        if is_counted is not None:
+            is_due = tf.logical_and(is_due, is_counted)
+        totals = combine([tf.convert_to_tensor(s) for s in sums], is_due)
+        is_usable = observe(totals)
+        if is_usable is not None:
+            is_due = tf.logical_and(is_due, is_usable)
+
+        def finish() -> None:
+            share = 1.0 / tf.cast(count, tf.float64)
+            update([total * tf.cast(share, total.dtype) for total in totals])
+
+        def start_over() -> None:
+            for accumulator in sums:
+                accumulator.assign(tf.zeros_like(accumulator))
+
+        # Apart, because sums may differ between replicas where the update does not.
+        when(is_due, finish)
+        when(is_due, start_over)
+        counter.assign(tf.where(is_due, tf.zeros_like(count), count))
 
 
 def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:

@@ -331,6 +331,17 @@ class Replicator(abc.ABC):
                 )
             )
 
+    def settle(self) -> int:
+        """Lets variables hold, outside steps, all that a checkpoint needs of them.
+
+        Sums that each replica keeps for itself become their mean, which is what counts
+        of them. A collective: every worker calls it.
+
+        Returns:
+          How many variables were averaged.
+        """
+        return 0
+
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker, in all of them, by worker id.
 

@@ -54,11 +54,15 @@ class ReplicaContext(abc.ABC):
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Combines each tensor over replicas by one of ``REDUCE_OPS``.
 
         With ``wire_dtype``, a floating type of 16 bits, wider floating tensors cross
         from one memory to another in that type; results have the type they came with.
+        With ``needed_if``, a scalar bool that is the same on every replica, results are
+        used only in branches that are taken where it is true; elsewhere nothing need
+        travel.
         """
 
     @abc.abstractmethod

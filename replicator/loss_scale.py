@@ -59,27 +59,28 @@ class LossScale:
         """Returns the loss times the scale, in the type of the loss."""
         self.build()
         loss = tf.convert_to_tensor(loss)
-        return loss * tf.cast(self._value(), loss.dtype)
+        return loss * tf.cast(self.value, loss.dtype)
 
     def unscaled(self, grads: Sequence[Any]) -> list[Any]:
         """Divides gradients by the scale."""
-        factor = 1.0 / tf.cast(self._value(), tf.float32)
+        factor = 1.0 / tf.cast(self.value, tf.float32)
         return [times(grad, factor) for grad in grads]
 
-    def _value(self) -> Any:
+    @property
+    def value(self) -> Any:
+        """The factor, as a tensor or a Python float."""
         return self.scale.value if self.is_dynamic else self.scale
 
-    def observe(self, grads: Sequence[Any]) -> tf.Tensor | None:
-        """Adapts a dynamic scale to averaged gradients.
-
-        Returns:
-          Whether all of them are finite, a scalar bool; None for a fixed scale.
-        """
+    def are_finite(self, grads: Sequence[Any]) -> tf.Tensor | None:
+        """Whether all gradients are finite, a scalar bool; None for a fixed scale."""
         if not self.is_dynamic:
             return None
-        is_finite = tf.reduce_all(
+        return tf.reduce_all(
             [tf.reduce_all(tf.math.is_finite(values_of(grad))) for grad in grads]
         )
+
+    def observe(self, is_finite: tf.Tensor) -> None:
+        """Adapts a dynamic scale to whether the gradients of a call are finite."""
         scale = tf.convert_to_tensor(self.scale.value)
         count = tf.convert_to_tensor(self.num_finite_steps.value)
         grows = tf.logical_and(is_finite, count + 1 >= GROWTH_STEPS)
@@ -91,7 +92,6 @@ class LossScale:
             tf.where(starts_over, tf.zeros_like(count), count + 1)
         )
         self.num_skipped_steps.assign_add(tf.cast(tf.logical_not(is_finite), tf.int64))
-        return is_finite
 
 
 def _scalar(value: float, dtype: str, name: str) -> Any:

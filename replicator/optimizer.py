@@ -5,7 +5,8 @@ What happens to gradients, in this order, whatever the options:
 1. they travel (in 16 bits with ``compression``) and are averaged over replicas;
 2. they are divided by the loss scale; where a dynamic one finds them not finite, the
    rest is skipped;
-3. they are added up until ``accumulation_steps`` of them make an average;
+3. they are added up until ``accumulation_steps`` of them make an average (where they
+   have far to travel, this comes first: see ``replicator.accumulation``);
 4. they are clipped by ``global_clipnorm``;
 5. the Keras optimizer clips, decays and updates as it was told to.
 """
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat, clipping, collectives, creation, fused
+from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
@@ -26,7 +28,7 @@ from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from replicator.sharded_update import ShardedUpdate
 
@@ -69,6 +71,7 @@ class ReplicatedOptimizer:
         num_replicas: int,
         options: OptimizerOptions | None = None,
         sharded_update: ShardedUpdate | None = None,
+        accumulates_apart: bool = False,
     ) -> None:
         for needed in ("apply", "build", "iterations"):
             if not hasattr(optimizer, needed):
@@ -83,7 +86,9 @@ class ReplicatedOptimizer:
         self.options = (options or OptimizerOptions()).check(optimizer)
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
         self.loss_scale = None if scale is None else LossScale(scale)
-        self.accumulation = Accumulation(steps) if steps > 1 else None
+        self.accumulation = (
+            Accumulation(steps, is_apart=accumulates_apart) if steps > 1 else None
+        )
         self._sharded_update = sharded_update
         self._is_built = False
         self._is_loss_scaled = False
@@ -112,12 +117,17 @@ class ReplicatedOptimizer:
             if self._sharded_update is None
             else self._sharded_update.building(self.wrapped, variables)
         )
-        with tf.init_scope(), creation.allowed(), placing:
-            if not self.wrapped.built:
-                self.wrapped.build(variables)
-                self.wrapped.built = True
-            if self.accumulation is not None:
-                self.accumulation.build(self.wrapped, variables)
+        accumulation = self.accumulation
+        with tf.init_scope(), creation.allowed():
+            with placing:
+                if not self.wrapped.built:
+                    self.wrapped.build(variables)
+                    self.wrapped.built = True
+                if accumulation is not None and not accumulation.is_apart:
+                    accumulation.build(self.wrapped, variables)
+            # Sums of their own are on all replicas, whoever updates.
+            if accumulation is not None and accumulation.is_apart:
+                accumulation.build(self.wrapped, variables)
             if self.loss_scale is not None:
                 for variable in self.loss_scale.build():
                     _tf_compat.track_variable(self.wrapped, variable)
@@ -187,11 +197,6 @@ class ReplicatedOptimizer:
         if self.options.is_plain:
             self._reduce_and_apply(grads, variables)
             return
-        averaged = self._all_reduce(grads, "mean")
-        is_finite = None
-        if self.loss_scale is not None:
-            is_finite = self.loss_scale.observe(averaged)
-            averaged = self.loss_scale.unscaled(averaged)
 
         def update(final: list[Any]) -> None:
             if self.options.global_clipnorm is not None:
@@ -199,9 +204,67 @@ class ReplicatedOptimizer:
             self._apply(final, variables)
 
         if self.accumulation is not None:
-            self.accumulation.apply(averaged, variables, is_finite, update)
-        else:
-            when(is_finite, lambda: update(averaged))
+            self._accumulate(grads, variables, update)
+            return
+        averaged = self._all_reduce(grads, "mean")
+        is_finite = None
+        if self.loss_scale is not None:
+            is_finite = self.loss_scale.are_finite(averaged)
+            if is_finite is not None:
+                self.loss_scale.observe(is_finite)
+            averaged = self.loss_scale.unscaled(averaged)
+        when(is_finite, lambda: update(averaged))
+
+    def _accumulate(
+        self,
+        grads: list[Any],
+        variables: list[Any],
+        update: Callable[[list[Any]], None],
+    ) -> None:
+        """Adds gradients up, and averages over replicas before or after."""
+        assert self.accumulation is not None
+        scale, is_apart = self.loss_scale, self.accumulation.is_apart
+        if not is_apart:
+            grads = self._all_reduce(grads, "mean")
+        is_counted = None
+        if scale is not None:
+            is_counted = scale.are_finite(grads)
+            if is_counted is not None and is_apart:
+                is_counted = collectives.all_min(is_counted)
+            grads = scale.unscaled(grads)
+
+        def observe(totals: list[tf.Tensor]) -> tf.Tensor | None:
+            if scale is None or is_counted is None:
+                return None
+            # What travelled in 16 bits may have become infinite on the way.
+            is_finite = scale.are_finite(totals) if is_apart else is_counted
+            scale.observe(tf.logical_and(is_finite, is_counted))
+            return is_finite
+
+        self.accumulation.apply(
+            grads,
+            variables,
+            is_counted,
+            combine=self._average_sums if is_apart else lambda sums, _: sums,
+            observe=observe,
+            update=update,
+        )
+
+    def _average_sums(
+        self, sums: list[tf.Tensor], is_due: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Averages accumulated gradients over replicas, in calls that update."""
+        context = context_lib.require("apply_gradients")
+        wire_dtype = compression_lib.check(self.options.compression)
+        if wire_dtype != tf.float16:  # the others have the exponents of float32
+            return context.all_reduce(sums, "mean", wire_dtype, is_due)
+        # As large as one call's gradients are, before the loss scale is taken away.
+        factor = 1.0 / self.options.accumulation_steps
+        if self.loss_scale is not None:
+            factor *= self.loss_scale.value
+        sent = [times(total, factor) for total in sums]
+        averaged = context.all_reduce(sent, "mean", wire_dtype, is_due)
+        return [times(total, 1.0 / factor) for total in averaged]
 
     def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:
         compression = self.options.compression

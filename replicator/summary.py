@@ -22,6 +22,7 @@ _KINDS = {
     Kind.MIRRORED: "mirrored",
     Kind.LOCAL: "replica-local",
     Kind.RANDOM: "random",
+    Kind.PARTIAL: "partial",
 }
 
 

@@ -60,6 +60,11 @@ class Topology:
         """Whether all replicas of this program use one copy of mirrored variables."""
         return not any(self.holders)
 
+    @property
+    def communicates(self) -> bool:
+        """Whether collectives move data from one memory to another."""
+        return self.num_programs > 1 or len(set(self.memories)) > 1
+
     def replica_id(self, local: int) -> int:
         """Id in the job of a replica of this program."""
         return self.first_replica_id + local

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from replicator import base, logical, programs, summary
 from replicator import devices as device_lib
-from replicator.engine import plan
+from replicator.engine import partial, plan
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind, VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
@@ -138,6 +138,10 @@ class InGraphReplicator(base.Replicator):
         super().restore_local_state(saved)
         self._table.restore(saved)
 
+    def settle(self) -> int:
+        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
+        return partial.settle(self._table.entries(), self.topology)
+
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
@@ -154,6 +158,7 @@ class InGraphReplicator(base.Replicator):
             num_replicas=self.num_replicas,
             options=options,
             sharded_update=sharded,
+            accumulates_apart=self.topology.communicates,
         )
 
     def summary(self) -> str:

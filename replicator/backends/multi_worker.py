@@ -15,7 +15,7 @@ from replicator import job_reduce, worker_runtime, worker_sync
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.base import check_mode
 from replicator.cluster import ClusterConfig
-from replicator.engine import worker_values
+from replicator.engine import partial, worker_values
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind
 from replicator.errors import (
@@ -242,6 +242,18 @@ class MultiWorkerReplicator(InGraphReplicator):
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker; see ``Replicator.gather_bytes``."""
         return worker_sync.gather_bytes(self._runtime, payload)
+
+    def settle(self) -> int:
+        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
+        if self._group is None:
+            return super().settle()
+        group = self._group
+        with self._runtime.guard("the averaging of accumulated gradients"):
+            return partial.settle(
+                self._table.entries(),
+                self.topology,
+                lambda sums: worker_values.add_up(sums, self.topology, group),
+            )
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.

@@ -146,6 +146,11 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             _tf_compat.wait_for_remote_ops()
             return super()._run(*args)
 
+    def settle(self) -> int:
+        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
+        with self._watch.guard():
+            return super().settle()
+
     def assert_in_sync(self) -> None:
         """Fetches and compares the copies; see ``Replicator.assert_in_sync``."""
         with self._watch.guard():

@@ -36,9 +36,10 @@ class SingleReplicaContext(context.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Returns the tensors: the reduction over one replica is the identity."""
-        del op, wire_dtype
+        del op, wire_dtype, needed_if
         return list(tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

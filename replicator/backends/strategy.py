@@ -61,11 +61,14 @@ class StrategyReplicaContext(context.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Reduces by the strategy; minimum and maximum by way of a gather.
 
-        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits.
+        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits. It
+        always communicates.
         """
+        del needed_if
         if self.num_replicas == 1:
             return list(tensors)  # a stock strategy of one replica refuses to reduce
         if wire_dtype is not None:

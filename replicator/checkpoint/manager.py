@@ -129,6 +129,7 @@ class CheckpointManager:
           ValueError: ``step`` is None and there is not exactly one optimizer.
         """
         step = self._current_step() if step is None else _check_step(step)
+        self._repl.settle()
         inventory = Inventory(self._trackables)
         local = self._local_state(inventory)
         own = encode(self._payload(local))

@@ -88,6 +88,10 @@ class CrossWorker:
         """``NodeDef``s emitted so far."""
         return self._emit.nodes
 
+    def go_on_after(self, node: str) -> None:
+        """Lets the next collective wait for a node instead of the last one."""
+        self._before = [node]
+
     def reduce(
         self,
         name: str,

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator.engine import kernels
 from replicator.engine.body import Ref, make_const, make_node
+from replicator.engine.gate import Gate
 from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
@@ -57,10 +58,46 @@ class Linker:
         """Emits one collective for all replicas."""
         for index, bucket in enumerate(plan.buckets):
             name = f"{self._prefix}/collective_{plan.collective.index}_{index}"
-            if len(bucket.positions) == 1:
-                self._link_single(plan, bucket, name, operand)
+            is_single = len(bucket.positions) == 1
+            link = self._link_single if is_single else self._link_fused
+            if plan.collective.needed_if is None or plan.algorithm == "wire":
+                link(plan, bucket, name, operand)
             else:
-                self._link_fused(plan, bucket, name, operand)
+                self._link_gated(plan, bucket, name, operand, link)
+
+    def _link_gated(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operand: Operand,
+        link: Callable[..., None],
+    ) -> None:
+        """Links a transfer that happens only where its condition holds."""
+        collective = plan.collective
+        condition = str(collective.needed_if)
+        conditions = [operand(r, condition) for r in range(len(self._devices))]
+        gate = Gate(f"{name}/gate", self._topology, conditions, self._add)
+        dtypes = dict(zip(collective.operands, collective.dtypes, strict=True))
+
+        def gated(replica: int, node: str) -> Tensor:
+            return gate.operand(replica, node, operand(replica, node), dtypes[node])
+
+        link(plan, bucket, name, gated)
+        for position in bucket.positions:
+            marker = collective.markers[position]
+            self.results[marker] = gate.results(
+                self.results[marker],
+                collective.dtypes[position],
+                collective.shapes[position],
+            )
+        if self._workers is not None:
+            # What follows a collective that does not run would not run either.
+            marker = collective.markers[bucket.positions[0]]
+            home = self._topology.memories[bucket.owner]
+            merged = self.results[marker][home]
+            assert isinstance(merged, Ref)
+            self._workers.go_on_after(merged.node)
 
     def _link_single(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
@@ -388,7 +425,8 @@ class Linker:
         device: str,
         port: str,
         attrs: dict[str, Any],
+        controls: Sequence[str] = (),
     ) -> Ref:
         device = kernels.home(op, attrs.get("T"), device)
-        self.nodes.append(make_node(name, op, inputs, device, attrs))
+        self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
         return Ref(node=name, port=port)

@@ -34,7 +34,7 @@ def optimize(traced: TracedStep) -> Any:
     keep = [
         *traced.output_names,
         *traced.control_output_names,
-        *(name for c in traced.collectives for name in c.operands),
+        *(name for c in traced.collectives for name in c.read),
     ]
     if not keep:
         return graph_def

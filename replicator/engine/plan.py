@@ -144,6 +144,8 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
             else (collective.kind)
         )
         compressed = _compression(collective, topology)
+        if collective.needed_if is not None:
+            compressed += ", in calls that update"
         lines.append(
             f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
             f"{total} bytes per replica, algorithm {plan.algorithm}, "

@@ -94,6 +94,7 @@ class Program:
                         for dtype, shape in zip(c.dtypes, c.shapes, strict=True)
                     ],
                     "travels as": c.wire_dtype.name if c.wire_dtype else "itself",
+                    "travels": "sometimes" if c.needed_if else "always",
                     "buckets": [list(b.positions) for b in p.buckets],
                 }
                 for p, c in ((p, p.collective) for p in self.plans)
@@ -196,7 +197,7 @@ class Program:
             return None
         traced = self._traced
         tensors = [name.partition(":")[0] for name in traced.output_names]
-        operands = [name for c in traced.collectives for name in c.operands]
+        operands = [name for c in traced.collectives for name in c.read]
         return liveness.analyze(
             self._body,
             invariant=self._invariance.nodes,

@@ -38,6 +38,8 @@ class Collective:
       shapes: Static shape of each operand.
       wire_dtype: Type in which wider floating operands travel between memories, or
         None for their own.
+      needed_if: Node whose only output says whether this call communicates at all, a
+        scalar bool; None if it always does.
     """
 
     index: int
@@ -50,6 +52,12 @@ class Collective:
     dtypes: tuple[tf.DType, ...]
     shapes: tuple[tf.TensorShape, ...]
     wire_dtype: tf.DType | None = None
+    needed_if: str | None = None
+
+    @property
+    def read(self) -> tuple[str, ...]:
+        """The nodes whose outputs linking reads."""
+        return (*self.operands, *((self.needed_if,) if self.needed_if else ()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,9 +127,12 @@ class TraceContext(context.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
-        return self._mark("all_reduce", tensors, op=op, wire_dtype=wire_dtype)
+        return self._mark(
+            "all_reduce", tensors, op=op, wire_dtype=wire_dtype, needed_if=needed_if
+        )
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Leaves markers for a gather; see ``ReplicaContext.all_gather``."""
@@ -145,6 +156,7 @@ class TraceContext(context.ReplicaContext):
         op: str = "",
         source_replica_id: int = 0,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
         self._check_graph(kind)
         index = len(self.collectives)
@@ -176,6 +188,7 @@ class TraceContext(context.ReplicaContext):
                 dtypes=tuple(tensor.dtype for tensor in tensors),
                 shapes=tuple(tensor.shape for tensor in tensors),
                 wire_dtype=wire_dtype,
+                needed_if=None if needed_if is None else tf.identity(needed_if).op.name,
             )
         )
         return results

@@ -1,12 +1,15 @@
 """Variables: one copy where replicas share memory, one per replica where they do not.
 
-Three kinds. *Mirrored* variables have the same value on every replica; replica 0 uses
+Four kinds. *Mirrored* variables have the same value on every replica; replica 0 uses
 the user's own variable, and so do replicas that share its memory; each other memory
 keeps a copy. *Local* variables
 (batch-norm statistics) have a copy per replica that may differ; outside steps, the
 user's own variable holds their mean. *Random* variables are the state of random
 generators; each replica's copy is the user's state with the replica id folded in, and
-outside steps the user's own variable holds that of replica 0.
+outside steps the user's own variable holds that of replica 0. *Partial* variables
+(gradients that were not averaged yet) have a copy per replica of which only the mean
+counts: replica 0 uses the user's own variable, what it holds is not published, since
+that would communicate after every run, and ``settle`` makes all copies their mean.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ _MIX_2 = 0x14D049BB133111EB
 _BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 # Attribute by which a variable holds its entries, by the table they are in.
 _ENTRIES = "_replicator_entries"
+# Attribute that says that the copies of a variable are partial.
+_IS_PARTIAL = "_replicator_is_partial"
 
 
 class Kind(enum.Enum):
@@ -45,6 +50,7 @@ class Kind(enum.Enum):
     MIRRORED = "mirrored"
     LOCAL = "local"
     RANDOM = "random"
+    PARTIAL = "partial"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,9 +62,9 @@ class Entry:
       kind: How the copies relate.
       copies: By replica of the program; the user's own may be among them, and
         replicas that share memory share a copy of a mirrored variable.
-      seen: What the copies agree with: the value, or for mirrored variables a
-        fingerprint of it, that the user's own variable had last; None if there are no
-        other copies.
+      seen: What the copies agree with: the value, or for mirrored and partial
+        variables a fingerprint of it, that the user's own variable had last; None if
+        there are no other copies.
     """
 
     variable: Any
@@ -158,7 +164,7 @@ class VariableTable:
                 values=tuple(copy.numpy() for copy in entry.copies),
             )
             for entry in self._entries.values()
-            if entry.kind is not Kind.MIRRORED
+            if entry.kind in (Kind.LOCAL, Kind.RANDOM)
         ]
 
     def restore(self, saved: Sequence[LocalState]) -> None:
@@ -207,7 +213,7 @@ class VariableTable:
             if is_mirrored and topology.holders[replica] != replica:
                 copies.append(copies[topology.holders[replica]])
                 continue
-            if is_mirrored and replica == 0:
+            if replica == 0 and kind in (Kind.MIRRORED, Kind.PARTIAL):
                 copies.append(variable)
                 continue
             place = topology.logical_device_of(variable.device)
@@ -226,6 +232,8 @@ class VariableTable:
 
 def declared_kind(variable: Any) -> Kind:
     """The kind that a variable's own flags ask for, before any step is analyzed."""
+    if getattr(variable, _IS_PARTIAL, False):
+        return Kind.PARTIAL
     name = variable.name.partition(":")[0].rpartition("/")[2]
     is_keras_state = name.startswith("seed_generator_state") and variable.shape == (2,)
     is_generator_state = name == "StateVar" and variable.dtype == tf.int64
@@ -234,6 +242,11 @@ def declared_kind(variable: Any) -> Kind:
     if variable.synchronization == tf.VariableSynchronization.ON_READ:
         return Kind.LOCAL
     return Kind.MIRRORED
+
+
+def declare_partial(variable: Any) -> None:
+    """Says of a variable that only the mean of its copies counts."""
+    setattr(variable, _IS_PARTIAL, True)
 
 
 def replica_value(
@@ -263,7 +276,7 @@ def state(variable: Any, kind: Kind) -> tf.Tensor:
     # Where the variable is: of a remote one, eight bytes travel instead of all.
     with tf.device(variable.device):
         value = tf.identity(variable)
-        if kind is not Kind.MIRRORED:
+        if kind in (Kind.LOCAL, Kind.RANDOM):
             return value
         if device_lib.is_cpu(variable.device):
             hashed = tf.fingerprint(tf.reshape(value, [1, -1]))

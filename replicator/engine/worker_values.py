@@ -94,18 +94,25 @@ class OutsideValues:
         )
 
     def _reduce(self, value: tf.Tensor) -> tf.Tensor:
-        with tf.device(_cpu(self._topology)):
-            return tf.raw_ops.CollectiveReduceV2(
-                input=value,
-                group_size=self._group.num_workers,
-                group_key=CPU_GROUP_KEY,
-                instance_key=self._keys[value.dtype],
-                ordering_token=[],
-                merge_op="Add",
-                final_op="Id",
-                communication_hint="ring",
-                timeout_seconds=self._group.timeout_sec,
-            )
+        key = self._keys[value.dtype]
+        return _reduce(value, self._topology, self._group, key)
+
+
+def add_up(
+    values: Sequence[tf.Tensor], topology: Topology, group: Group
+) -> list[tf.Tensor]:
+    """Sums values over all workers, now.
+
+    Args:
+      values: Numbers, in the same order on all workers, of the same shapes and types.
+      topology: Where the replicas of this program are.
+      group: The workers.
+    """
+    return _packed(
+        values,
+        lambda value: _reduce(value, topology, group, next(group.keys)),
+        wire_types.added,
+    )
 
 
 def start_equal(variables: Sequence[Any], topology: Topology, group: Group) -> None:
@@ -138,6 +145,21 @@ def start_equal(variables: Sequence[Any], topology: Topology, group: Group) -> N
     if group.worker_id:
         for variable, value in zip(movable, received, strict=True):
             variable.assign(value)
+
+
+def _reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.Tensor:
+    with tf.device(_cpu(topology)):
+        return tf.raw_ops.CollectiveReduceV2(
+            input=value,
+            group_size=group.num_workers,
+            group_key=CPU_GROUP_KEY,
+            instance_key=key,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
+            communication_hint="ring",
+            timeout_seconds=group.timeout_sec,
+        )
 
 
 def _packed(

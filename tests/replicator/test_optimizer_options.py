@@ -101,25 +101,39 @@ def _joined(batches, k):
     ]
 
 
+@pytest.fixture(params=["shared", "copies", "apart"])
+def placed(request, separate):
+    """Two replicas: one copy of variables, two, or two in memories of their own."""
+    if request.param == "apart":
+        return separate(2)
+    placement = "mirrored" if request.param == "copies" else "shared"
+    return replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement=placement,
+    )
+
+
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
-def test_accumulation_equals_a_larger_batch(in_graph, optimizer_name):
+def test_accumulation_equals_a_larger_batch(placed, optimizer_name):
     """Two calls are one update with the batches joined; updates are what is counted."""
     batches = _batches()
 
     got, optimizer = _train(
-        in_graph, optimizer_name, zip(*batches, strict=True), accumulation_steps=2
+        placed, optimizer_name, zip(*batches, strict=True), accumulation_steps=2
     )
 
     _check(_reference(optimizer_name, _joined(batches, 2)), got)
     assert NUM_CALLS // 2 == int(optimizer.iterations.numpy())
 
 
-def test_between_updates_nothing_moves(in_graph):
+def test_between_updates_nothing_moves(placed):
     """Three calls of two are one update and a started accumulation."""
     batches = _batches()
     three = list(zip(*batches, strict=True))[:3]
 
-    got, optimizer = _train(in_graph, "momentum", three, accumulation_steps=2)
+    got, optimizer = _train(placed, "momentum", three, accumulation_steps=2)
 
     _check(_reference("momentum", _joined(batches, 2)[:1]), got)
     assert 1 == int(optimizer.accumulation.count.numpy())
@@ -216,9 +230,9 @@ def test_the_scale_doubles_after_enough_finite_steps(in_graph, monkeypatch):
     assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
 
 
-def test_a_call_that_is_not_finite_is_not_accumulated(in_graph):
+def test_a_call_that_is_not_finite_is_not_accumulated(placed):
     """The window waits for as many finite calls as it needs."""
-    run, weight, optimizer = _scaled_step(in_graph, accumulation_steps=2)
+    run, weight, optimizer = _scaled_step(placed, accumulation_steps=2)
 
     run(0.5, 0.5)
     run(np.inf, 0.0)

@@ -56,5 +56,5 @@ def two_workers_of_two(tmp_path_factory: pytest.TempPathFactory) -> WorkerResult
     """Two workers of two replicas each, which ran the cases that this changes."""
     folder = tmp_path_factory.mktemp("workers")
     cases = ["topology", "every type", "input modes"]
-    cases += ["train convolution momentum", "train embedding adam"]
+    cases += ["train convolution momentum", "train embedding adam", "accumulated"]
     return run_script(folder, "worker_cases.py", "4", *cases)

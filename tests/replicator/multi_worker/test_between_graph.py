@@ -55,6 +55,37 @@ def test_two_workers_of_two_replicas_train_like_one_device(two_workers_of_two, c
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
+def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
+    """Each replica adds up its own gradients; the scale is the same everywhere."""
+    expected = worker_cases.train(
+        replicator.create("single"), "embedding", "adam", **worker_cases.ACCUMULATED
+    )
+
+    for result in request.getfixturevalue(fixture).of("accumulated"):
+        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
+
+
+def test_accumulated_gradients_travel_when_they_are_used(two_workers):
+    """Of eight calls two update, and two collectives run."""
+    assert [2, 2] == two_workers.of("number of collectives")
+
+
+def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
+    """Two workers with one replica of two logical devices each."""
+    expected = worker_cases.train_split(
+        replicator.create(
+            "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
+        )
+    )
+
+    for result in two_workers.of("logical devices"):
+        assert ["0", "0", "1", "1"] == result["places"]
+        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
+
+
 def test_several_steps_in_one_dispatch_are_the_same(two_workers):
     """Collectives in a loop: bit for bit what single steps give."""
     single = two_workers.of("train convolution momentum")

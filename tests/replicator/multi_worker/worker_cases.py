@@ -7,10 +7,12 @@ The training cases run on ``single`` in the test's own process too, for comparis
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import json
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 
@@ -19,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from replicator import devices
 
 GLOBAL_BATCH_SIZE = 8
 NUM_STEPS = 8
@@ -92,13 +95,13 @@ def data():
     )
 
 
-def train(repl, model_name, optimizer_name, *, num_steps=1):
+def train(repl, model_name, optimizer_name, *, num_steps=1, **options):
     """Trains a net; returns the losses of the job and the final weights."""
     # Workers other than 0 start from other weights, and must not notice.
     keras.utils.set_random_seed(1 + repl.worker_id)
     with repl.context():
         model = keras.Sequential(MODELS[model_name]())
-        optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer_name]())
+        optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer_name](), **options)
 
     def input_fn(ctx):
         share = ctx.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
@@ -123,8 +126,9 @@ def train(repl, model_name, optimizer_name, *, num_steps=1):
         x, y = batch
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+            scaled = optimizer.scale_loss(loss)
         weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
+        grads = tape.gradient(scaled, weights)
         optimizer.apply_gradients(zip(grads, weights, strict=True))
         return loss
 
@@ -135,6 +139,89 @@ def train(repl, model_name, optimizer_name, *, num_steps=1):
     ]
     repl.assert_in_sync()
     return {"losses": losses, "weights": [w.numpy().tolist() for w in model.weights]}
+
+
+def train_split(repl):
+    """Trains layers on two logical devices; returns the final weights."""
+    keras.utils.set_random_seed(1 + repl.worker_id)
+    with repl.context():
+        layers = []
+        for place, (inputs, outputs) in enumerate([(12, 5), (5, 3)]):
+            with replicator.logical_device(place):
+                layers.append(keras.layers.Dense(outputs, activation="tanh"))
+                layers[-1].build([None, inputs])
+        weights = [w for layer in layers for w in layer.trainable_variables]
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.05))
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            for place, layer in enumerate(layers):
+                with replicator.logical_device(place):
+                    x = layer(x)
+            loss = tf.reduce_mean((x - y) ** 2)
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+
+    x, y = data()
+    for start in range(0, 64, GLOBAL_BATCH_SIZE):
+        parts = (
+            np.split(a[start : start + GLOBAL_BATCH_SIZE], repl.num_replicas)
+            for a in (x, y)
+        )
+        repl.run(step, tuple(share(repl, part) for part in parts))
+    repl.assert_in_sync()
+    return {
+        "weights": [w.numpy().tolist() for w in weights],
+        "places": [w.value.device.rpartition(":")[2] for w in weights],
+    }
+
+
+def logical_devices(repl):
+    """Replicas of two devices each, one on every worker."""
+    del repl  # this one has whole replicas
+    return train_split(
+        replicator.create(
+            "multi_worker",
+            num_replicas=2,
+            devices=["CPU:0", "CPU:1"],
+            logical_devices_per_replica=2,
+            timeout_sec=TIMEOUT_SEC,
+        )
+    )
+
+
+def num_collectives(repl, folder):
+    """Collectives between workers that eight accumulating calls really ran."""
+    with repl.context():
+        weight = tf.Variable(tf.ones([300]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), accumulation_steps=4)
+
+    def step(x):
+        optimizer.apply_gradients([(weight * x, weight)])
+
+    x = share(repl, [np.float32(r) for r in range(repl.num_replicas)])
+    for _ in range(4):
+        repl.run(step, x)
+    tf.profiler.experimental.start(str(folder))
+    for _ in range(8):
+        repl.run(step, x)
+    tf.profiler.experimental.stop()
+    return counted_ops(folder)["CollectiveReduceV2"]
+
+
+def counted_ops(folder):
+    """How often each type of op ran, by the profile in a folder."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    (path,) = folder.rglob("*.xplane.pb")
+    counts = collections.Counter()
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                counts[name.rpartition(":")[2]] += 1
+    return counts
 
 
 def share(repl, values):
@@ -432,6 +519,7 @@ TRAINING = {
     )
     for optimizer in optimizers
 }
+ACCUMULATED = {"accumulation_steps": 2, "loss_scale": "dynamic"}
 TRAINING_OF_TWO = ("train convolution momentum", "train embedding adam")
 CASES = {
     "topology": topology,
@@ -453,6 +541,11 @@ CASES = {
         for name, names in TRAINING.items()
     },
     "several steps": lambda repl: train(repl, "convolution", "momentum", num_steps=4),
+    "accumulated": lambda repl: train(repl, "embedding", "adam", **ACCUMULATED),
+    "logical devices": logical_devices,
+    "number of collectives": lambda repl: num_collectives(
+        repl, Path(tempfile.mkdtemp(dir=sys.argv[1]))
+    ),
 }
 
 
@@ -468,6 +561,7 @@ def said(call):
 def main():
     """Runs all cases and writes what they returned."""
     folder, num_replicas = Path(sys.argv[1]), int(sys.argv[2])
+    devices.split_cpu(2)
     repl = replicator.create(
         "multi_worker", num_replicas=num_replicas, timeout_sec=TIMEOUT_SEC
     )

@@ -66,7 +66,9 @@ MODELS = {
 class Training:
     """A small model in training on a replicator."""
 
-    def __init__(self, repl, model="dense", optimizer="sgd", mode="PER_WORKER"):
+    def __init__(
+        self, repl, model="dense", optimizer="sgd", mode="PER_WORKER", **options
+    ):
         """Makes model, optimizer and inputs, always the same."""
         keras.utils.set_random_seed(7)
         layers, make_features = MODELS[model]
@@ -77,7 +79,7 @@ class Training:
         self.repl = repl
         with repl.context():
             self.model = keras.Sequential(layers())
-            self.optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer]())
+            self.optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer](), **options)
 
         def input_fn(ctx):
             share = ctx.get_per_replica_batch_size(GLOBAL_BATCH_SIZE)
@@ -121,9 +123,11 @@ class Training:
         return [w.numpy().tolist() for w in self.model.weights]
 
 
-def trajectory(repl, model, optimizer, mode="PER_WORKER", num_steps_per_run=1):
+def trajectory(
+    repl, model, optimizer, mode="PER_WORKER", num_steps_per_run=1, **options
+):
     """Losses and final weights of a training."""
-    training = Training(repl, model, optimizer, mode)
+    training = Training(repl, model, optimizer, mode, **options)
     losses = training.run(num_steps_per_run=num_steps_per_run)
     repl.assert_in_sync()
     return {"losses": losses, "weights": training.weights()}

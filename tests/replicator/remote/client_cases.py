@@ -66,6 +66,14 @@ def input_modes():
     return {**modes, "loop": loop}
 
 
+@case
+def accumulation():
+    """Gradients cross in every third step, the second of a dispatch or the first."""
+    return cases.trajectory(
+        make(4), "embedding", "momentum", num_steps_per_run=2, accumulation_steps=3
+    )
+
+
 def _message(function):
     try:
         function()

@@ -50,6 +50,19 @@ def test_every_input_mode_feeds_the_same_examples(client, cases, mode):
     assert_same(reference(cases, "dense", "momentum"), actual)
 
 
+def test_accumulated_gradients_cross_in_steps_that_update(client, cases):
+    """Four updates of three steps each are those of one device."""
+    expected = cases.trajectory(
+        replicator.create("single"),
+        "embedding",
+        "momentum",
+        num_steps_per_run=2,
+        accumulation_steps=3,
+    )
+
+    assert_same(expected, client.result("accumulation"))
+
+
 def test_several_steps_in_one_dispatch_are_the_same_steps(client, cases):
     """The loop runs over remote devices; its runs return the last step's loss."""
     expected = reference(cases, "dense", "momentum")
