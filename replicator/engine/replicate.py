@@ -68,6 +68,11 @@ class Replicas:
         self._resolve = resolve
         self._handle_device = handle_device
         self._handle_dtype = handle_dtype or (lambda _: tf.float32)
+        self._inputs = {
+            node.name: ([ref.node for ref in node.inputs], node.controls)
+            for node in body.nodes
+        }
+        self._waits: dict[tuple[int, str], list[str]] = {}
         self._effects = EffectTable(body.library)
         self._library_names = {f.signature.name for f in body.library}
         self._placed = _placed_functions(body.library)
@@ -155,14 +160,35 @@ class Replicas:
             is_live = self._emitted is None or node not in self._merged
             if is_live or holder in (self._emitted or {})[node]:
                 return [f"^{self.name(replica, node)}"]
-            return []
+            return self._through(replica, node)
         if self._homes[node] == self._topology.holders[replica]:
             # Its value must have been read before it changes again.
             new = [f"^{self._new(node, h)}" for h in self._copied(node)]
             return [f"^{self.name(replica, node)}", *new]
         holder = self._topology.holders[replica]
         copied = [f"^{self._old(node, h, holder)}" for h in self._copied(node)]
-        return copied or [f"^{self.name(replica, node)}"]
+        # Without copies nothing here waits for what the node would have waited for.
+        return copied or [
+            f"^{self.name(replica, node)}",
+            *self._through(replica, node),
+        ]
+
+    def _through(self, replica: int, node: str) -> list[str]:
+        """What a node that a replica does not have would have waited for there.
+
+        The graph optimizer leaves out an edge that another way says already, and that
+        way may lead through such a node.
+        """
+        if (replica, node) not in self._waits:
+            inputs, controls = self._inputs[node]
+            edges = [
+                edge
+                for name in (*inputs, *controls)
+                if name not in self._body.placeholders
+                for edge in self._after(replica, name)
+            ]
+            self._waits[replica, node] = list(dict.fromkeys(edges))
+        return self._waits[replica, node]
 
     def _before(
         self, node: Node, replicas: Sequence[int], handles: Iterable[str]

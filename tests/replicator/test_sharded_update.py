@@ -24,7 +24,7 @@ def _mirrored(num_replicas=NUM_REPLICAS):
 def _model():
     keras.utils.set_random_seed(1)
     model = keras.Sequential(
-        [keras.layers.Dense(width, activation="tanh") for width in (16, 12, 8, 3)]
+        [keras.layers.Dense(width, activation="tanh") for width in (6, 4)]
     )
     model.build((None, 5))
     return model
@@ -80,24 +80,45 @@ MAKERS = {
     ),
     "keras that clips": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
     "keras with factors": lambda: keras.optimizers.Adafactor(0.01),
+    "keras that accumulates": lambda: keras.optimizers.Adam(
+        0.01, gradient_accumulation_steps=2
+    ),
 }
 
 
+@pytest.fixture(scope="module")
+def unsharded():
+    """Trainings on all batches that others are compared with, by optimizer."""
+    trained = {}
+
+    def train(name):
+        if name not in trained:
+            trained[name] = _Training(_mirrored(), MAKERS[name]).run(0, 4)
+        return trained[name]
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def sharded():
+    """A training of one step, to look at."""
+    training = _Training(_mirrored(), MAKERS["fused adam"], sharded_update=True)
+    return training.run(0, 1)
+
+
 @pytest.mark.parametrize("name", MAKERS)
-def test_every_bit_is_that_of_the_unsharded_update(name):
+def test_every_bit_is_that_of_the_unsharded_update(unsharded, name):
     """Weights and state, also over several steps in one dispatch."""
-    unsharded = _Training(_mirrored(), MAKERS[name]).run(0, 4)
     sharded = _Training(_mirrored(), MAKERS[name], sharded_update=True)
 
     sharded.run(0, 2).run(2, 4, num_steps=2)
 
-    _check_same(unsharded, sharded)
+    _check_same(unsharded(name), sharded)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        {"accumulation_steps": 2},
         {"loss_scale": "dynamic", "global_clipnorm": 0.1},
         {"accumulation_steps": 2, "loss_scale": "dynamic"},
     ],
@@ -117,76 +138,87 @@ def test_updates_in_branches_are_those_of_the_unsharded(options):
         np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-6)
 
 
-def test_separate_memories_give_the_same(separate):
+def test_separate_memories_give_the_same(separate, unsharded):
     """Gradients are then bucketed by owner, and results have far to go."""
     make = MAKERS["fused adam"]
-    unsharded = _Training(separate(NUM_REPLICAS), make).run(0, 4)
 
     sharded = _Training(separate(NUM_REPLICAS), make, sharded_update=True).run(0, 4)
 
-    _check_same(unsharded, sharded)
+    _check_same(unsharded("fused adam"), sharded)
     plans = next(p for _, p in sharded.repl._programs.items()).plans
     assert {0, 1, 2, 3} == {b.owner for plan in plans for b in plan.buckets}
 
 
-def test_state_takes_a_share_of_the_memory():
+def test_state_takes_a_share_of_the_memory(unsharded, sharded):
     """The fullest device has at most 0.3 of what every device had, and no copies."""
-    make = MAKERS["fused adam"]
-    sizes = []
-    for is_sharded in (False, True):
-        training = _Training(_mirrored(), make, sharded_update=is_sharded).run(0, 1)
-        slots = training.optimizer.variables[2:]
-        sizes.append(training.repl._table.bytes_by_device(slots))
-
-    before, after = sizes
+    before, after = (
+        training.repl._table.bytes_by_device(training.optimizer.variables[2:])
+        for training in (unsharded("fused adam"), sharded)
+    )
     total = 2 * sum(w.nbytes for w in _model().get_weights())
     assert [total] * NUM_REPLICAS == list(before.values())
     assert total == sum(after.values())
     assert NUM_REPLICAS == len(after)
-    assert max(after.values()) <= 0.45 * total  # four unequal layers
+    assert max(after.values()) <= 0.48 * total  # the larger of two unequal kernels
 
 
-def test_each_update_is_emitted_once():
+def test_each_update_is_emitted_once(sharded):
     """The linked graph has one kernel per variable, not one on every replica."""
-    training = _Training(_mirrored(), MAKERS["fused adam"], sharded_update=True)
-
-    training.run(0, 1)
-
-    program = next(p for _, p in training.repl._programs.items())
+    program = next(p for _, p in sharded.repl._programs.items())
     devices = [n.device for n in program._copies.nodes() if n.op == "ResourceApplyAdam"]
-    assert len(training.model.trainable_variables) == len(devices)
-    assert set(training.repl.devices) == set(devices)
+    assert len(sharded.model.trainable_variables) == len(devices)
+    assert set(sharded.repl.devices) == set(devices)
 
 
-def test_the_plan_says_who_owns_what():
+def test_an_update_of_all_variables_waits_for_those_of_each():
+    """On the replica where it runs, though its edges lead through others."""
+    make = MAKERS["keras with decay and averages"]
+    training = _Training(_mirrored(), make, sharded_update=True).run(0, 1)
+    program = next(p for _, p in training.repl._programs.items())
+    nodes = {node.name: node for node in program._copies.nodes()}
+
+    (branch,) = (node for node in nodes.values() if node.op.endswith("If"))
+    home = branch.name.partition("/")[0]
+    reached, stack = set(), [branch.name]
+    while stack:
+        for text in nodes[stack.pop()].input:
+            name = text.lstrip("^").partition(":")[0]
+            if name in nodes and name not in reached:
+                reached.add(name)
+                stack.append(name)
+
+    arrived = {
+        name
+        for name in nodes
+        if name.startswith(home) and "/refresh_" in name and branch.name not in name
+    }
+    assert 6 == len(arrived)  # decay and update of the three that others own
+    assert arrived <= reached
+
+
+def test_the_plan_says_who_owns_what(sharded):
     """explain() has a line per owner, with bytes."""
-    training = _Training(_mirrored(2), MAKERS["fused adam"], sharded_update=True)
+    text = sharded.repl.explain()
 
-    text = training.run(0, 1).repl.explain()
-
-    assert "device:CPU:0 updates " in text
-    assert "device:CPU:1 updates " in text
+    for index in range(NUM_REPLICAS):
+        assert f"device:CPU:{index} updates 1 variables " in text
     assert "bytes of optimizer state" in text
 
 
-def test_where_memory_is_shared_there_is_nothing_to_shard(in_graph):
+def test_where_memory_is_shared_there_is_nothing_to_shard(unsharded):
     """One update and one copy, with the option or without; the plan says so."""
-    if not in_graph.topology.is_shared:
-        pytest.skip("this one has copies")
-    make = MAKERS["fused adam"]
-    unsharded = _Training(in_graph, make).run(0, 2)
+    repl = replicator.create("in_graph", num_replicas=NUM_REPLICAS)
 
-    sharded = _Training(in_graph, make, sharded_update=True).run(0, 2)
+    sharded = _Training(repl, MAKERS["fused adam"], sharded_update=True).run(0, 4)
 
-    _check_same(unsharded, sharded)
-    assert "replicas share one copy of every variable" in in_graph.explain()
+    _check_same(unsharded("fused adam"), sharded)
+    assert "replicas share one copy of every variable" in repl.explain()
 
 
 @pytest.mark.parametrize("is_sharded_first", [True, False])
-def test_checkpoints_go_both_ways(tmp_path, is_sharded_first):
+def test_checkpoints_go_both_ways(tmp_path, unsharded, is_sharded_first):
     """Saved by one kind and restored into the other, training goes on bit by bit."""
     make = MAKERS["fused adam"]
-    whole = _Training(_mirrored(), make).run(0, 4)
     first = _Training(_mirrored(), make, sharded_update=is_sharded_first).run(0, 2)
     path = tf.train.Checkpoint(
         model=first.model, optimizer=first.optimizer.wrapped
@@ -198,7 +230,7 @@ def test_checkpoints_go_both_ways(tmp_path, is_sharded_first):
     ).assert_consumed()
     then.run(2, 4)
 
-    _check_same(whole, then)
+    _check_same(unsharded("fused adam"), then)
 
 
 def test_values_set_outside_reach_all():
