@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 
 import keras
@@ -9,9 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
+from replicator import PerReplica, create
 
 NUM_STEPS = 3
+# A stock strategy, one copy of the variables, a copy for each of two replicas.
+BACKENDS = {
+    "tf_mirrored": {"devices": ["CPU:0", "CPU:1"]},
+    "shared": {},
+    "copies": {"devices": ["CPU:0", "CPU:1"], "variable_placement": "mirrored"},
+}
 NAMES = sorted(
     name
     for name, kind in vars(keras.optimizers).items()
@@ -60,6 +67,7 @@ def _batches(num_replicas):
     ]
 
 
+@functools.cache
 def _alone(name):
     weights, optimizer = _weights(name), _optimizer(name)
     for inputs, targets in _batches(1):
@@ -73,13 +81,19 @@ def test_there_are_optimizers_to_try():
     assert {"SGD", "Adam", "Muon", "Lamb", "Ftrl"} <= set(NAMES)
 
 
-@pytest.mark.parametrize("is_sharded", [False, True])
-def test_all_optimizers_in_one_step(repl, is_sharded):
+@pytest.mark.parametrize(
+    ("backend", "options"),
+    [
+        ("tf_mirrored", {}),
+        ("shared", {}),
+        ("copies", {}),
+        ("copies", {"sharded_update": True}),
+    ],
+)
+def test_all_optimizers_in_one_step(backend, options):
     """Three steps on replicas equal three steps of Keras on the joined batch."""
-    can_shard = isinstance(repl, replicator.InGraphReplicator)
-    if repl.num_replicas != 2 or (is_sharded and not can_shard):
-        pytest.skip("two replicas say what there is to say")
-    options = {"sharded_update": True} if is_sharded else {}
+    name = backend if backend == "tf_mirrored" else "in_graph"
+    repl = create(name, num_replicas=2, **BACKENDS[backend])
     with repl.context():
         weights = {name: _weights(name) for name in NAMES}
         wrapped = {
@@ -95,7 +109,7 @@ def test_all_optimizers_in_one_step(repl, is_sharded):
             wrapped[name].apply_gradients(pairs)
 
     for batch in _batches(2):
-        repl.run(step, tuple(replicator.PerReplica(part) for part in batch))
+        repl.run(step, tuple(PerReplica(part) for part in batch))
 
     wrong = {}
     for name in NAMES:
