@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from replicator.audit import InputAudit
     from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
+    from replicator.backends.horovod import HorovodReplicator
     from replicator.backends.in_graph import InGraphReplicator, MultiGpuReplicator
     from replicator.backends.multi_worker import MultiWorkerReplicator
     from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointManager": "checkpoint.manager",
     "CrossReplicaBatchNormalization": "layers",
+    "HorovodReplicator": "backends.horovod",
     "InGraphReplicator": "backends.in_graph",
     "InputAudit": "audit",
     "InputContext": "inputs",
@@ -91,6 +93,7 @@ _HOMES = {
 __all__ = (
     "CheckpointManager",
     "CrossReplicaBatchNormalization",
+    "HorovodReplicator",
     "InGraphReplicator",
     "InputAudit",
     "InputContext",

@@ -109,6 +109,8 @@ _STOCK_LACKS = {
     ),
 }
 
+_OWN_PROGRAMS = "each worker runs a program of its own, and none feeds the others"
+
 # What workers that do not wait for each other cannot do.
 _ASYNC_LACKS = {
     "collectives": "they join the replicas of one worker, not workers",
@@ -150,9 +152,7 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             processes=WORKERS,
             lacks={
-                "input_single": (
-                    "each worker runs a program of its own, and none feeds the others"
-                ),
+                "input_single": _OWN_PROGRAMS,
                 "whole_steps": (
                     "a worker does not know that another one's data has ended: it "
                     "waits in the step's collective until the wait ends in an error"
@@ -194,9 +194,7 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 **_STOCK_LACKS,
-                "input_single": (
-                    "each worker runs a program of its own, and none feeds the others"
-                ),
+                "input_single": _OWN_PROGRAMS,
             },
         ),
         BackendInfo(
@@ -226,6 +224,35 @@ BACKENDS: dict[str, BackendInfo] = {
                 ),
             },
             processes=PARAMETER_SERVERS,
+        ),
+        BackendInfo(
+            name="horovod",
+            target="replicator.backends.horovod:HorovodReplicator",
+            description="Horovod behind the same contract, where it is installed",
+            kind="peer",
+            processes=WORKERS,
+            lacks={
+                "control_flow_check": (
+                    "Horovod waits without end where replicas take different paths"
+                ),
+                "explained_plan": "Horovod plans while it runs",
+                "input_single": _OWN_PROGRAMS,
+                "model_parallelism": "a process of Horovod has one GPU",
+                "random_streams": (
+                    "seeds are the program's: the same seed draws the same everywhere"
+                ),
+                "replica_local_state": (
+                    "every process keeps its own copy, and reads its own outside steps"
+                ),
+                "unsynchronized_update_check": (
+                    "every process has variables of its own, which may drift apart"
+                ),
+                "whole_steps": (
+                    "a process does not know that another one's data has ended: it "
+                    "waits in the step's collective"
+                ),
+            },
+            not_swept_because="start it with horovodrun, which the harness does not do",
         ),
     )
 }

@@ -13,6 +13,7 @@ ReplicatorError
 |   +-- CheckpointMismatchError  the checkpoint of another model
 +-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
++-- BackendNotInstalledError   a backend whose library cannot be imported
 +-- DeviceError                devices that do not exist, or too few of them
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
@@ -94,6 +95,10 @@ class RemoteInputError(ReplicatorError):
 
 class UnknownBackendError(ReplicatorError):
     """No backend has this name."""
+
+
+class BackendNotInstalledError(ReplicatorError):
+    """The library that a backend runs on cannot be imported."""
 
 
 class DeviceError(ReplicatorError):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_workers, cluster
+from replicator import _tf_workers, cluster, worker_sync
 from replicator.engine.cross_worker import CPU_GROUP_KEY, Group
 from replicator.errors import (
     ClusterError,
@@ -70,6 +70,10 @@ class WorkerRuntime:
         """Which of them this is."""
         return self.config.worker_id
 
+    def name_of(self, worker_id: int) -> str:
+        """What to call a worker in messages."""
+        return self.config.name_of(worker_id)
+
     def exchange(self, what: str, text: str) -> list[str]:
         """Gives a text to all workers and gets theirs.
 
@@ -111,16 +115,10 @@ class WorkerRuntime:
                 _tf_workers.delete_value(
                     self._key(f"exchange/{number - 2}", self.worker_id)
                 )
-        for worker, answer in enumerate(answers):
-            if answer["what"] != answers[0]["what"]:
-                raise self._lose(
-                    DisagreementError(
-                        f"workers do different things: {self.config.name_of(0)} is at "
-                        f"{answers[0]['what']}, {self.config.name_of(worker)} at "
-                        f"{answer['what']}; every worker must run the same program: "
-                        "the same calls of the replicator in the same order"
-                    )
-                )
+        try:
+            worker_sync.check_same_place(self, [answer["what"] for answer in answers])
+        except DisagreementError as error:
+            raise self._lose(error) from None
         return [answer["text"] for answer in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:

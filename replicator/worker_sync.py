@@ -5,14 +5,32 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from replicator.errors import ReplicasOutOfSyncError
+from replicator.errors import DisagreementError, ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    from replicator.worker_runtime import WorkerRuntime
+
+class Peers(Protocol):
+    """The workers of a job, as one of them sees them."""
+
+    def exchange(self, what: str, text: str) -> list[str]:
+        """Gives a text to all workers and gets theirs, by worker id.
+
+        All workers call this in the same order.
+
+        Args:
+          what: What this is about, in a few words, for errors.
+          text: What the others get.
+
+        Raises:
+          DisagreementError: Another worker came with something else.
+        """
+
+    def name_of(self, worker_id: int) -> str:
+        """What to call a worker in messages."""
 
 
 def digest(variable: Any) -> str:
@@ -20,20 +38,37 @@ def digest(variable: Any) -> str:
     return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def gather_bytes(runtime: WorkerRuntime, payload: bytes) -> list[bytes]:
+def check_same_place(peers: Peers, places: Sequence[str]) -> None:
+    """Makes sure that all workers came to the same exchange.
+
+    Args:
+      peers: The workers.
+      places: What each of them came with, by worker id.
+
+    Raises:
+      DisagreementError: They did not; names the first that differs from worker 0.
+    """
+    for worker, place in enumerate(places):
+        if place != places[0]:
+            raise DisagreementError(
+                f"workers do different things: {peers.name_of(0)} is at {places[0]}, "
+                f"{peers.name_of(worker)} at {place}; every worker must run the same "
+                "program: the same calls of the replicator in the same order"
+            )
+
+
+def gather_bytes(peers: Peers, payload: bytes) -> list[bytes]:
     """Collects one string from every worker; see ``Replicator.gather_bytes``."""
     text = base64.b64encode(payload).decode("ascii")
-    texts = runtime.exchange("an exchange of bytes (a checkpoint)", text)
+    texts = peers.exchange("an exchange of bytes (a checkpoint)", text)
     return [base64.b64decode(text) for text in texts]
 
 
-def compare(
-    runtime: WorkerRuntime, failure: str, digests: Mapping[int, tuple[str, str]]
-) -> None:
+def compare(peers: Peers, failure: str, digests: Mapping[int, tuple[str, str]]) -> None:
     """Compares mirrored variables over workers.
 
     Args:
-      runtime: The workers.
+      peers: The workers.
       failure: What was wrong within this worker already, or empty.
       digests: Name and digest of variables, by a number that a variable has on all
         workers. Those that one worker has freed already are left out.
@@ -41,15 +76,14 @@ def compare(
     Raises:
       ReplicasOutOfSyncError: On all workers, if there is a difference on any.
     """
-    config = runtime.config
     text = json.dumps({"failure": failure, "digests": digests})
     answers = [
-        json.loads(answer) for answer in runtime.exchange("assert_in_sync()", text)
+        json.loads(answer) for answer in peers.exchange("assert_in_sync()", text)
     ]
     for worker, answer in enumerate(answers):
         if answer["failure"]:
             raise ReplicasOutOfSyncError(
-                f"on {config.name_of(worker)}: {answer['failure']}"
+                f"on {peers.name_of(worker)}: {answer['failure']}"
             )
         others = answer["digests"]
         differing = [
@@ -60,7 +94,7 @@ def compare(
         if differing:
             raise ReplicasOutOfSyncError(
                 f"{len(differing)} mirrored variables differ between "
-                f"{config.name_of(0)} and {config.name_of(worker)}: "
+                f"{peers.name_of(0)} and {peers.name_of(worker)}: "
                 f"{', '.join(differing[:5])}; assign variables outside run() on "
                 "every worker, with the same values"
             )

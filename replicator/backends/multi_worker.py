@@ -11,32 +11,23 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from replicator import devices as device_lib
-from replicator import job_reduce, worker_runtime, worker_sync
+from replicator import worker_runtime
+from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
-from replicator.base import check_mode
 from replicator.cluster import ClusterConfig
 from replicator.engine import partial, worker_values
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind
-from replicator.errors import (
-    DeviceError,
-    DisagreementError,
-    ReplicasOutOfSyncError,
-)
-from replicator.inputs import InputIterator, InputReplicationMode, own_contexts
+from replicator.errors import DeviceError, DisagreementError
 from replicator.topology import make_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import tensorflow as tf
-
-    from replicator.inputs import InputContext
+    from collections.abc import Callable, Iterator, Sequence
 
 _PATTERNS = ("between_graph", "in_graph")
 
 
-class MultiWorkerReplicator(InGraphReplicator):
+class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
     """Replicas on the devices of several worker processes, one program in each.
 
     Every worker runs the same program: the same calls of this object in the same order.
@@ -147,26 +138,6 @@ class MultiWorkerReplicator(InGraphReplicator):
         """Replicas that this process runs."""
         return self.topology.num_local_replicas
 
-    def make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-    ) -> InputIterator:
-        """Makes this worker's pipelines; see ``Replicator.make_input_iterator``.
-
-        Raises:
-          InputModeError: ``SINGLE``: there is no process that could feed all.
-        """
-        check_mode(mode)
-        return InputIterator(
-            input_fn,
-            mode,
-            self.num_local_replicas,
-            contexts=own_contexts(
-                mode, self.num_replicas, self.num_workers, self.worker_id
-            ),
-        )
-
     def _build(
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
@@ -231,17 +202,9 @@ class MultiWorkerReplicator(InGraphReplicator):
         with self._runtime.guard(f"step {name!r}"):
             return super()._dispatch(program, step_fn, source, num_steps)
 
-    def reduce(self, op: str, value: Any) -> Any:
-        """Combines over all replicas of the job what ``run`` returned here.
-
-        A collective: every worker calls it, in the same order, with values of the same
-        structure. See ``Replicator.reduce``.
-        """
-        return job_reduce.reduce(self, op, value)
-
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
-        return worker_sync.gather_bytes(self._runtime, payload)
+    @property
+    def _peers(self) -> worker_runtime.WorkerRuntime:
+        return self._runtime
 
     def settle(self) -> int:
         """Averages sums that replicas keep apart; see ``Replicator.settle``."""
@@ -255,26 +218,11 @@ class MultiWorkerReplicator(InGraphReplicator):
                 lambda sums: worker_values.add_up(sums, self.topology, group),
             )
 
-    def assert_in_sync(self) -> None:
-        """Compares mirrored variables bit by bit, here and over workers.
-
-        A collective: every worker calls it.
-
-        Raises:
-          ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
-        """
-        failure = ""
-        try:
-            super().assert_in_sync()
-        except ReplicasOutOfSyncError as error:
-            failure = str(error)
-        digests = {}
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
         for entry in self._table.entries():
             number = self._number(entry.variable)
             if entry.kind is Kind.MIRRORED and number is not None:
-                name = entry.variable.name
-                digests[number] = name, worker_sync.digest(entry.variable)
-        worker_sync.compare(self._runtime, failure, digests)
+                yield number, entry.variable
 
     def explain(self) -> str:
         """Prints the plan of every traced step, the leg between workers included."""

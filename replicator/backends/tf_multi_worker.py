@@ -6,14 +6,18 @@ replicas are its local devices: the GPUs of each worker, or one CPU.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import job_reduce, worker_runtime, worker_sync
+from replicator import worker_runtime
+from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import ClusterConfig
-from replicator.errors import DeviceError, ReplicasOutOfSyncError
+from replicator.errors import DeviceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class _Process:
@@ -23,7 +27,7 @@ class _Process:
     runtime: worker_runtime.WorkerRuntime | None = None
 
 
-class MultiWorkerMirroredReplicator(StrategyReplicator):
+class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
     """The stock between-graph peer (``tf_multi_worker``).
 
     Attributes:
@@ -82,31 +86,14 @@ class MultiWorkerMirroredReplicator(StrategyReplicator):
         with self._runtime.guard("a step"):
             return super()._run(*args)
 
-    def reduce(self, op: str, value: Any) -> Any:
-        """Combines over all replicas of the job what ``run`` returned here.
+    @property
+    def _peers(self) -> worker_runtime.WorkerRuntime:
+        return self._runtime
 
-        A collective: every worker calls it, in the same order, with values of the same
-        structure. See ``Replicator.reduce``.
-        """
-        return job_reduce.reduce(self, op, value)
-
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
-        return worker_sync.gather_bytes(self._runtime, payload)
-
-    def assert_in_sync(self) -> None:
-        """Compares mirrored variables here and over workers. A collective."""
-        failure = ""
-        try:
-            super().assert_in_sync()
-        except ReplicasOutOfSyncError as error:
-            failure = str(error)
-        digests = {
-            number: (variable.name, worker_sync.digest(self._components(variable)[0]))
-            for number, variable in enumerate(self._mirrored.values())
-            if variable.trainable
-        }
-        worker_sync.compare(self._runtime, failure, digests)
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
+        for number, variable in enumerate(self._mirrored.values()):
+            if variable.trainable:
+                yield number, self._components(variable)[0]
 
 
 def _make_strategy(config: ClusterConfig, timeout_sec: float) -> Any:

@@ -139,6 +139,13 @@ IN_PROCESS = [
 ]
 CLUSTERS = [
     Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
+    Target(
+        backend="horovod",
+        num_replicas=2,
+        num_workers=2,
+        variant="stand_in",
+        patch=stand_ins.horovod,
+    ),
 ]
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
@@ -152,6 +159,10 @@ NOT_RUN: dict[str, str] = {
         "placement on its cores"
     ),
     "async": "its clusters are started in tests/replicator/parameter_server",
+    "horovod": (
+        "Horovod cannot be built for this TensorFlow: a module of its few functions, "
+        "over sockets between two processes, stands in"
+    ),
     "tf_parameter_server": (
         "its clusters are started in tests/replicator/parameter_server"
     ),

@@ -1,0 +1,62 @@
+"""What backends share whose worker processes each run a program of their own.
+
+Between-graph replication (Buchlovsky et al. 2019, figure 1): nobody sees all replicas,
+so what concerns the whole job is a call that every worker makes, in the same order.
+"""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any
+
+from replicator import base, job_reduce, worker_sync
+from replicator.errors import ReplicasOutOfSyncError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replicator.worker_sync import Peers
+
+
+class BetweenGraphReplicator(base.Replicator):
+    """Stands before the class that runs one worker's replicas."""
+
+    @property
+    @abc.abstractmethod
+    def _peers(self) -> Peers:
+        """The other workers, to exchange texts with."""
+
+    @abc.abstractmethod
+    def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
+        """Mirrored variables, each with a number that it has on all workers."""
+
+    def reduce(self, op: str, value: Any) -> Any:
+        """Combines over all replicas of the job what ``run`` returned here.
+
+        A collective: every worker calls it, in the same order, with values of the same
+        structure. See ``Replicator.reduce``.
+        """
+        return job_reduce.reduce(self, op, value)
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+        return worker_sync.gather_bytes(self._peers, payload)
+
+    def assert_in_sync(self) -> None:
+        """Compares mirrored variables bit by bit, here and over workers.
+
+        A collective: every worker calls it.
+
+        Raises:
+          ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
+        """
+        failure = ""
+        try:
+            super().assert_in_sync()  # type: ignore[safe-super]  # see the class
+        except ReplicasOutOfSyncError as error:
+            failure = str(error)
+        digests = {
+            number: (variable.name, worker_sync.digest(variable))
+            for number, variable in self._numbered_mirrored()
+        }
+        worker_sync.compare(self._peers, failure, digests)

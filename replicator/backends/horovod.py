@@ -1,0 +1,303 @@
+"""Horovod behind the replicator contract (Sergeev and Del Balso 2018).
+
+A peer for comparison: each process has one replica and one GPU, as ``horovodrun`` or
+``mpirun`` started it; its step is one ``tf.function``; Horovod's own operations join
+the processes and fuse what is small. ``wrap_optimizer`` averages the gradients where
+``horovod.tensorflow.DistributedOptimizer`` does, once and before the update.
+
+Written against Horovod 0.28's documented interface. What differs from it, and why:
+
+- gradients of collectives are those of ``replicator.collectives``: Horovod averages in
+  the gradient of a gather and of a broadcast, where the paper and TensorFlow sum;
+- the replica id is ``rank_op()``: its other operations count as stateless, so that
+  TensorFlow may run one of them once, as a constant, where its operand is one. A
+  constant rank would make an operand constant on some processes only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import json
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator import context, logical, worker_sync
+from replicator.backends.between_graph import BetweenGraphReplicator
+from replicator.backends.single import SingleDeviceReplicator
+from replicator.engine import wire_types
+from replicator.errors import (
+    BackendNotInstalledError,
+    DeviceError,
+    OptimizerOptionError,
+)
+from replicator.reducible import wire_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from types import ModuleType
+
+    from replicator.optimizer import ReplicatedOptimizer
+    from replicator.optimizer_options import OptimizerOptions
+
+_OPS = {"sum": "Sum", "mean": "Average", "min": "Min", "max": "Max"}
+_FLOAT16_ONLY = "Horovod's reductions know float16, and no bfloat16"
+
+
+class HorovodReplicaContext(context.ReplicaContext):
+    """Collectives by Horovod's operations, each with a name that all processes share.
+
+    Horovod matches the operations of processes by name; those that it makes up follow
+    the tensors' names.
+    """
+
+    def __init__(self, hvd: ModuleType) -> None:
+        self._hvd = hvd
+        self._num_named = 0
+        self.num_replicas = self.num_replicas_in_sync = hvd.size()
+
+    @property
+    def replica_id(self) -> tf.Tensor:
+        """The rank of the process that runs the step, int32."""
+        return tf.cast(self._hvd.rank_op(), tf.int32)
+
+    def all_reduce(
+        self,
+        tensors: Sequence[tf.Tensor],
+        op: str,
+        wire_dtype: tf.DType | None = None,
+    ) -> list[tf.Tensor]:
+        """Reduces by ``allreduce``; with ``wire_dtype`` float16, in 16 bits.
+
+        Raises:
+          OptimizerOptionError: Another ``wire_dtype``.
+        """
+        if wire_dtype not in (None, tf.float16):
+            raise OptimizerOptionError(
+                f"compression={wire_dtype.name!r} does not work under "
+                f"HorovodReplicator: {_FLOAT16_ONLY}; use compression='float16'"
+            )
+        return [self._all_reduce(tensor, op, wire_dtype) for tensor in tensors]
+
+    def _all_reduce(
+        self, tensor: tf.Tensor, op: str, wire_dtype: tf.DType | None
+    ) -> tf.Tensor:
+        dtype = tensor.dtype
+        if op in ("min", "max") and dtype == tf.uint64:
+            # Flipping the highest bit makes the order of unsigned that of signed.
+            signed = _flip(tf.bitcast(tensor, tf.int64))
+            return tf.bitcast(_flip(self._all_reduce(signed, op, None)), dtype)
+        how, wire = (
+            ("Cast", tf.float32) if dtype == tf.bfloat16 else wire_types.added(dtype)
+        )
+        narrow = wire_of(dtype, wire_dtype)
+        if narrow != dtype:
+            how, wire = "Cast", narrow
+        reduced = self._hvd.allreduce(
+            _convert(tensor, how, wire),
+            op=getattr(self._hvd, _OPS[op]),
+            name=self._name(op),
+        )
+        return _convert(reduced, how, dtype)
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates by ``allgather``, in the order of ranks."""
+        return [self._all_gather(tensor) for tensor in tensors]
+
+    def _all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        how, wire = wire_types.moved(tensor.dtype, "all_gather")
+        gathered = self._hvd.allgather(
+            tf.expand_dims(_convert(tensor, how, wire), 0), name=self._name("gather")
+        )
+        stacked = _convert(gathered, how, tensor.dtype)
+        shape = tf.TensorShape([self.num_replicas]).concatenate(tensor.shape)
+        return tf.ensure_shape(stacked, shape)
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Sends the tensors of one rank by ``broadcast``."""
+        return [self._broadcast(tensor, source_replica_id) for tensor in tensors]
+
+    def _broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
+        how, wire = wire_types.moved(tensor.dtype, "broadcast")
+        received = self._hvd.broadcast(
+            _convert(tensor, how, wire), source, name=self._name("broadcast")
+        )
+        return _convert(received, how, tensor.dtype)
+
+    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
+        """Only device 0: a process has one."""
+        logical.check_index(index, self.num_logical_devices)
+        return contextlib.nullcontext()
+
+    def _name(self, kind: str) -> str:
+        """The same on all processes, since all trace the same collectives in order."""
+        self._num_named += 1
+        return f"replicator_{self._num_named}_{kind}"
+
+
+class _Peers:
+    """The other processes, reached by Horovod's exchange of objects."""
+
+    def __init__(self, hvd: ModuleType) -> None:
+        self._hvd = hvd
+
+    def exchange(self, what: str, text: str) -> list[str]:
+        """Gives a text to all processes and gets theirs; see ``worker_sync.Peers``."""
+        message = json.dumps({"what": what, "text": text})
+        answers = [
+            json.loads(answer)
+            for answer in self._hvd.allgather_object(message, name="replicator_text")
+        ]
+        worker_sync.check_same_place(self, [answer["what"] for answer in answers])
+        return [answer["text"] for answer in answers]
+
+    def name_of(self, worker_id: int) -> str:
+        """What to call a process in messages."""
+        return f"rank {worker_id}"
+
+
+class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
+    """Horovod, the peer in which every process has one replica (``horovod``).
+
+    Variables start with the values of rank 0. Every process keeps its own afterwards,
+    and outside steps reads its own; seeds are the program's business.
+    """
+
+    def __init__(self, *, num_replicas: int | None = None) -> None:
+        """Joins the other processes.
+
+        Args:
+          num_replicas: Processes of the job; None takes what the launcher started.
+
+        Raises:
+          BackendNotInstalledError: Horovod cannot be imported.
+          DeviceError: The launcher started another number of processes, or this
+            machine has GPUs and fewer than processes.
+        """
+        self._hvd = _import_horovod()
+        self._hvd.init()
+        size = self._hvd.size()
+        if num_replicas not in (None, size):
+            raise DeviceError(
+                f"num_replicas={num_replicas!r} does not fit: the launcher started "
+                f"{size} processes of one replica each; start {num_replicas} "
+                f"(horovodrun -np {num_replicas} python ...), or leave num_replicas out"
+            )
+        _take_own_gpu(self._hvd.local_rank())
+        super().__init__()
+        self.num_replicas = self.num_workers = size
+        self.worker_id = self.first_replica_id = self._hvd.rank()
+        self._numbered: list[weakref.ref[tf.Variable]] = []
+
+    @property
+    def num_local_replicas(self) -> int:
+        """One: a process is a replica."""
+        return 1
+
+    @functools.cached_property
+    def _peers(self) -> _Peers:
+        return _Peers(self._hvd)
+
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
+        for number, known in enumerate(self._numbered):
+            variable = known()
+            if variable is not None and variable.trainable:
+                yield number, variable
+
+    def _replica_context(self) -> HorovodReplicaContext:
+        return HorovodReplicaContext(self._hvd)
+
+    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
+        """Gives variables that are new here the values of rank 0."""
+        known = {id(variable()) for variable in self._numbered}
+        sender = self._replica_context()
+        for variable in variables:
+            if id(variable) not in known:
+                self._numbered.append(weakref.ref(variable))
+                variable.assign(sender.broadcast([variable.read_value()], 0)[0])
+
+    def _wrap_optimizer(
+        self, optimizer: Any, options: OptimizerOptions
+    ) -> ReplicatedOptimizer:
+        """Averages by Horovod; see ``Replicator.wrap_optimizer``.
+
+        Raises:
+          OptimizerOptionError: An option that Horovod has not.
+        """
+        lacks = {"sharded_update": "every process keeps and updates all variables"}
+        if options.compression == "bfloat16":
+            lacks["compression"] = _FLOAT16_ONLY
+        options.refuse(lacks, type(self).__name__)
+        return super()._wrap_optimizer(optimizer, options)
+
+    def explain(self) -> str:
+        """Says where Horovod shows what it does."""
+        return (
+            f"Horovod, rank {self.worker_id} of {self.num_replicas}: it fuses and "
+            "orders its collectives while it runs; HOROVOD_TIMELINE=file.json "
+            "records them"
+        )
+
+
+def _import_horovod() -> ModuleType:
+    """Imports Horovod, which nothing else here needs.
+
+    Raises:
+      BackendNotInstalledError: It is not there, or was built for another TensorFlow.
+    """
+    try:
+        return importlib.import_module("horovod.tensorflow")
+    except Exception as error:  # its native part fails in many ways
+        raise BackendNotInstalledError(
+            f"backend 'horovod' needs Horovod built for TensorFlow {tf.__version__}, "
+            f"but importing horovod.tensorflow failed ({type(error).__name__}: "
+            f"{error}); install it with HOROVOD_WITH_TENSORFLOW=1 pip install "
+            "--no-cache-dir --no-build-isolation horovod (release 0.28.1 does not "
+            "compile against TensorFlow 2.21: a later source must), or use the "
+            "multi_worker backend"
+        ) from error
+
+
+def _take_own_gpu(local_rank: int) -> None:
+    """Leaves this process the GPU of its rank on the machine, if there are GPUs.
+
+    Raises:
+      DeviceError: There are fewer GPUs than processes, or TensorFlow has them already.
+    """
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    if local_rank >= len(gpus):
+        raise DeviceError(
+            f"local rank {local_rank} has no GPU: this machine has {len(gpus)}, and "
+            f"each process takes one; start at most {len(gpus)} processes here"
+        )
+    try:
+        tf.config.set_visible_devices(gpus[local_rank], "GPU")
+        tf.config.experimental.set_memory_growth(gpus[local_rank], enable=True)
+    except RuntimeError as error:
+        raise DeviceError(
+            "TensorFlow has already taken all GPUs of this machine; make the "
+            "HorovodReplicator first, before any tensor, variable or list of devices"
+        ) from error
+
+
+def _flip(signed: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(signed, tf.int64.min)
+
+
+_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
+    "": lambda tensor, _: tensor,
+    "Cast": tf.cast,
+    "Bitcast": tf.bitcast,
+}
+
+
+def _convert(tensor: tf.Tensor, how: str, dtype: tf.DType) -> tf.Tensor:
+    """Converts by one of the ways of ``wire_types``."""
+    return _CONVERSIONS[how](tensor, dtype)
