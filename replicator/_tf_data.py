@@ -36,7 +36,7 @@ def without_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
 
 @contextlib.contextmanager
 def untuned_device_buffers() -> Iterator[None]:
-    """Keeps stock strategies from tuning their buffers (test_inputs).
+    """Keeps buffers on devices from being tuned (test_inputs).
 
     They are pipelines per device, on which the user's options have no effect.
     """
@@ -51,6 +51,33 @@ def untuned_device_buffers() -> Iterator[None]:
             yield
         finally:
             multi_device_iterator_ops._create_device_dataset = make  # noqa: SLF001
+
+
+def device_iterators(
+    dataset: tf.data.Dataset, devices: Sequence[str], source: str, num_batches: int
+) -> list[Any]:
+    """Deals elements to devices in turn, a few ahead of the readers (test_prefetch).
+
+    What ``tf.distribute`` feeds its replicas with.
+
+    Args:
+      dataset: On the CPU device ``source``.
+      devices: Where elements go; one may be there several times.
+      source: Full name of a CPU device.
+      num_batches: Elements that wait on each of ``devices``.
+
+    Returns:
+      An iterator on each of ``devices``.
+    """
+    with untuned_device_buffers():
+        dealt = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+            dataset,
+            list(devices),
+            max_buffer_size=num_batches,
+            prefetch_buffer_size=num_batches,
+            source_device=source,
+        )
+    return list(dealt._device_iterators)  # noqa: SLF001
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import audit, logical, programs, summary
+from replicator import audit, logical, prefetch, programs, summary
 from replicator import context as context_lib
+from replicator import devices as device_lib
 from replicator.engine.variables import combine
 from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
     counted,
+    own_contexts,
     pipeline_contexts,
 )
 from replicator.optimizer import ReplicatedOptimizer
@@ -92,6 +94,8 @@ class Replicator(abc.ABC):
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        *,
+        prefetch_to_device: int = 0,
     ) -> InputIterator:
         """Calls ``input_fn`` as often as ``mode`` says and keeps the pipelines' place.
 
@@ -99,16 +103,56 @@ class Replicator(abc.ABC):
           input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
             elements are batches of one replica.
           mode: How many pipelines there are and how they are dealt to replicas.
+          prefetch_to_device: Batches that wait on each replica's device, read and
+            copied while earlier steps run; 0 reads when a step begins.
 
         Returns:
           What ``run`` takes as ``inputs``.
 
         Raises:
+          InputModeError: ``SINGLE``, where no process feeds all replicas; prefetching,
+            where the backend cannot.
           TypeError: ``input_fn`` returned something else than a dataset.
-          ValueError: Pipelines yield different structures or types.
+          ValueError: Pipelines yield different structures or types, or
+            ``prefetch_to_device`` is no number of batches.
         """
         check_mode(mode)
-        return InputIterator(input_fn, mode, self.num_replicas)
+        num_batches = prefetch.check_num_batches(prefetch_to_device)
+        return self._make_input_iterator(input_fn, mode, num_batches)
+
+    def _make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_prefetched: int,
+    ) -> InputIterator:
+        """Makes the pipelines of this process; arguments were checked."""
+        contexts = own_contexts(
+            mode, self.num_replicas, self.num_programs, self.worker_id
+        )
+        return InputIterator(
+            input_fn,
+            mode,
+            self.num_local_replicas,
+            contexts=contexts,
+            prefetch=self._prefetch(num_prefetched),
+        )
+
+    def _prefetch(
+        self, num_batches: int, sources: Sequence[str] = ()
+    ) -> prefetch.DevicePrefetch | None:
+        """How the batches of this process's replicas get ahead of their steps."""
+        if not num_batches:
+            return None
+        return prefetch.DevicePrefetch(
+            num_batches=num_batches,
+            devices=tuple(self._input_devices()),
+            sources=tuple(sources),
+        )
+
+    def _input_devices(self) -> Sequence[str]:
+        """The device of each local replica where its batches arrive."""
+        return device_lib.resolve(self.num_local_replicas, None, distinct=False)
 
     def audit_inputs(
         self,

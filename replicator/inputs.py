@@ -16,6 +16,8 @@ from replicator.per_replica import PerReplica, regroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
+    from replicator.prefetch import DevicePrefetch
+
 
 class InputReplicationMode(enum.Enum):
     """How many times the input function is called.
@@ -152,6 +154,7 @@ class InputIterator:
         *,
         contexts: Sequence[InputContext] | None = None,
         devices: Sequence[str] | None = None,
+        prefetch: DevicePrefetch | None = None,
     ) -> None:
         """Makes the pipelines.
 
@@ -162,11 +165,15 @@ class InputIterator:
           contexts: What each call is told; by default that of ``mode`` in a job of one
             worker. Each pipeline feeds an equal share of the replicas, in order.
           devices: Where each pipeline reads and computes; by default here.
+          prefetch: How batches get ahead of the steps; by default they do not.
         """
         if contexts is None:
             contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
         self._devices = devices
+        self._prefetch = prefetch
+        if prefetch is not None and prefetch.copies:
+            self.stateless_reason = "batches that wait on devices cannot be saved"
         self._build = lambda: self._at_devices(
             lambda context: self._check(input_fn(context)), contexts
         )
@@ -231,6 +238,8 @@ class InputIterator:
         return to_pipeline(pipeline)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        if self._prefetch is not None:
+            return self._prefetch.iterators(pipelines)
         return self._at_devices(iter, pipelines)
 
     def _at_devices(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, base, programs
+from replicator import _tf_compat, base, prefetch, programs
 from replicator.engine import plan
 from replicator.engine.coherence import Coherence
 from replicator.inputs import InputReplicationMode, counted, values_of
@@ -135,10 +135,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         with super().context(), self._placement.scope():
             yield self
 
-    def make_input_iterator(
+    def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        mode: InputReplicationMode,
+        num_prefetched: int,
     ) -> ServerInputIterator:
         """Makes pipelines on the workers; see ``Replicator.make_input_iterator``.
 
@@ -146,9 +147,10 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         global batch is what one update is made from.
 
         Raises:
+          InputModeError: Prefetching.
           ReplicatorError: ``SINGLE``, which workers that do not wait cannot share.
         """
-        base.check_mode(mode)
+        prefetch.refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)
 
     def schedule(

@@ -129,6 +129,9 @@ class InGraphReplicator(base.Replicator):
             return inputs.iterators
         return values_of(inputs, range(self.num_local_replicas))
 
+    def _input_devices(self) -> Sequence[str]:
+        return self.devices
+
     def local_state(self) -> list[LocalState]:
         """Reads the copies; see ``Replicator.local_state``."""
         return self._table.local_state()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator import _tf_compat, _tf_data, base, remote
+from replicator import _tf_compat, _tf_data, remote
 from replicator import devices as device_lib
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
@@ -84,17 +84,16 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         self._cluster = config
         self._set_topology(make_topology(names))
 
-    def make_input_iterator(
+    def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        mode: InputReplicationMode,
+        num_prefetched: int,
     ) -> InputIterator:
         """Makes pipelines that live on the workers whose replicas they feed.
 
-        See ``Replicator.make_input_iterator``. A SINGLE pipeline lives on worker 0,
-        which sends the batches.
+        A SINGLE pipeline lives on worker 0, which sends the batches.
         """
-        base.check_mode(mode)
         fed = {self.worker_of(r) for r in range(self.num_replicas)}
         contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
         share = self.num_replicas // len(contexts)
@@ -106,13 +105,15 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
                 _check_runs_elsewhere(dataset, context, worker_id)
             return dataset
 
+        hosts = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
         with self._watch.guard():
             return RemoteInputIterator(
                 checked_fn,
                 mode,
                 self.num_replicas,
                 contexts=contexts,
-                devices=[f"{self.worker_devices[w]}/device:CPU:0" for w in workers],
+                devices=hosts,
+                prefetch=self._prefetch(num_prefetched, hosts),
             )
 
     @property

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, context, creation, loop, programs
+from replicator import context, creation, loop, prefetch, programs
 from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
 from replicator.errors import ReplicatorError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode, counted
@@ -121,13 +121,14 @@ class ParameterServerReplicator(StrategyReplicator):
         """Replicas of one worker."""
         return self._share
 
-    def make_input_iterator(  # type: ignore[override]
+    def _make_input_iterator(  # type: ignore[override]
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        mode: InputReplicationMode,
+        num_prefetched: int,
     ) -> CoordinatorInputIterator:
         """Makes the pipeline on every worker; only ``PER_WORKER``."""
-        base.check_mode(mode)
+        prefetch.refuse(num_prefetched, type(self).__name__)
         return CoordinatorInputIterator(input_fn, mode, self)
 
     def schedule(

@@ -125,12 +125,13 @@ class SingleDeviceReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Any:
         def step(*batch: Any) -> Any:
-            replica = SingleReplicaContext(self._devices)
-            with context.enter(replica), tf.device(self.device):
+            with context.enter(self._replica_context()), tf.device(self.device):
                 return programs.check_outputs(step_fn(*batch), step_fn)
 
         with creation.forbidden_in_steps():
             traced = tf.function(step).get_concrete_function(*specs)
+        places = {id(handle): i for i, handle in enumerate(traced.captured_inputs)}
+        self._prepare(sorted(traced.variables, key=lambda v: places[id(v.handle)]))
         flat_specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
 
         @tf.function(autograph=False)
@@ -147,6 +148,21 @@ class SingleDeviceReplicator(base.Replicator):
             return tf.nest.pack_sequence_as(traced.structured_outputs, flat)
 
         return program
+
+    def _input_devices(self) -> Sequence[str]:
+        return [self.device] if self.device else super()._input_devices()
+
+    def _replica_context(self) -> context.ReplicaContext:
+        """What a step sees of its replica while it is traced."""
+        return SingleReplicaContext(self._devices)
+
+    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
+        """Prepares the variables of a step that was traced, before it first runs.
+
+        Args:
+          variables: In the order in which the step first uses them, which is the same
+            in all processes that trace the same step.
+        """
 
     def explain(self) -> str:
         """Says that there is nothing to communicate."""

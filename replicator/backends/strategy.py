@@ -144,8 +144,10 @@ class StrategyInputIterator(InputIterator):
         strategy: tf.distribute.Strategy,
         num_replicas: int,
         contexts: Sequence[InputContext],
+        options: tf.distribute.InputOptions | None = None,
     ) -> None:
         self._strategy = strategy
+        self._options = options
         super().__init__(input_fn, mode, num_replicas, contexts=contexts)
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
@@ -156,7 +158,9 @@ class StrategyInputIterator(InputIterator):
             # between the pipelines hands replica r the batches of pipeline r.
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
             dealt = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
-        distributed = self._strategy.distribute_datasets_from_function(lambda _: dealt)
+        distributed = self._strategy.distribute_datasets_from_function(
+            lambda _: dealt, self._options
+        )
         with _tf_data.untuned_device_buffers():
             return (iter(distributed),)
 
@@ -198,18 +202,27 @@ class StrategyReplicator(base.Replicator):
         ):
             yield self
 
-    def make_input_iterator(
+    def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        mode: InputReplicationMode,
+        num_prefetched: int,
     ) -> StrategyInputIterator:
-        """Distributes the pipelines; see ``Replicator.make_input_iterator``."""
-        base.check_mode(mode)
+        """Distributes the pipelines; a stock strategy prefetches in its own way."""
         contexts = own_contexts(
             mode, self.num_replicas, self.num_workers, self.worker_id
         )
+        options = num_prefetched and tf.distribute.InputOptions(
+            experimental_fetch_to_device=True,
+            experimental_per_replica_buffer_size=num_prefetched,
+        )
         return StrategyInputIterator(
-            input_fn, mode, self.strategy, self.num_local_replicas, contexts
+            input_fn,
+            mode,
+            self.strategy,
+            self.num_local_replicas,
+            contexts,
+            options or None,
         )
 
     def _wrap_optimizer(

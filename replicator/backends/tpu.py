@@ -19,13 +19,12 @@ from replicator.backends.strategy import (
     StrategyReplicator,
 )
 from replicator.errors import DeviceError, StaticShapeError
-from replicator.inputs import InputReplicationMode
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
 
-    from replicator.inputs import InputContext
+    from replicator.inputs import InputContext, InputReplicationMode
 
 _CHUNK_BITS = 16
 _INT64_BITS = 64
@@ -101,17 +100,18 @@ class TpuReplicator(StrategyReplicator):
         place = logical.check_index(index, self.logical_devices_per_replica)
         return _logical_core(self.strategy, place)
 
-    def make_input_iterator(
+    def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+        mode: InputReplicationMode,
+        num_prefetched: int,
     ) -> StrategyInputIterator:
         """Distributes pipelines of static shapes.
 
         Raises:
           StaticShapeError: A dimension of a batch is not known before it is read.
         """
-        inputs = super().make_input_iterator(input_fn, mode)
+        inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
         check_static(inputs.element_spec)
         return inputs
 
