@@ -40,12 +40,12 @@ def untuned_device_buffers() -> Iterator[None]:
 
     They are pipelines per device, on which the user's options have no effect.
     """
-    make = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
-
-    def make_untuned(*args: Any, **kwargs: Any) -> tf.data.Dataset:
-        return without_autotune(make(*args, **kwargs))
-
     with _PATCH_LOCK:
+        make = multi_device_iterator_ops._create_device_dataset  # noqa: SLF001
+
+        def make_untuned(*args: Any, **kwargs: Any) -> tf.data.Dataset:
+            return without_autotune(make(*args, **kwargs))
+
         multi_device_iterator_ops._create_device_dataset = make_untuned  # noqa: SLF001
         try:
             yield
