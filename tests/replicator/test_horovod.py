@@ -47,9 +47,7 @@ def test_without_horovod_the_message_says_how_to_install_it(monkeypatch):
     """The reason why it cannot be imported is in it."""
     monkeypatch.setitem(sys.modules, "horovod", None)
 
-    with pytest.raises(
-        BackendNotInstalledError, match=r"TensorFlow 2.*pip install"
-    ):
+    with pytest.raises(BackendNotInstalledError, match=r"TensorFlow 2.*pip install"):
         replicator.create("horovod", num_replicas=2)
 
 
