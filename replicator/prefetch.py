@@ -56,7 +56,7 @@ class DevicePrefetch:
     Attributes:
       num_batches: Batches that wait for each replica.
       devices: Full device name of each replica, where its batches arrive.
-      sources: CPU device of each pipeline; by default that of the first replica's host.
+      sources: CPU device of each pipeline; by default that of the first replica.
     """
 
     num_batches: int
@@ -66,8 +66,8 @@ class DevicePrefetch:
     @property
     def copies(self) -> bool:
         """Whether batches are copied from the device of their pipeline to another."""
-        hosts = self.sources or (host_of(self.devices[0]),)
-        return any(device not in hosts for device in self.devices)
+        sources = self.sources or (source_of(self.devices[0]),)
+        return any(device not in sources for device in self.devices)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         """Iterates over pipelines, ahead of the reader.
@@ -80,21 +80,23 @@ class DevicePrefetch:
           Iterators that feed equal shares of the replicas in order.
         """
         share = len(self.devices) // len(pipelines)
-        hosts = self.sources or (host_of(self.devices[0]),) * len(pipelines)
+        sources = self.sources or (source_of(self.devices[0]),) * len(pipelines)
         found: list[Any] = []
-        for index, (pipeline, host) in enumerate(zip(pipelines, hosts, strict=True)):
+        for index, (pipeline, source) in enumerate(
+            zip(pipelines, sources, strict=True)
+        ):
             if not self.copies:
-                with tf.device(host):
+                with tf.device(source):
                     found.append(iter(pipeline.prefetch(self.num_batches * share)))
                 continue
             targets = self.devices[index * share : (index + 1) * share]
             found += _tf_data.device_iterators(
-                pipeline, targets, host, self.num_batches
+                pipeline, targets, source, self.num_batches
             )
         return tuple(found)
 
 
-def host_of(device: str) -> str:
+def source_of(device: str) -> str:
     """The CPU device that pipelines run on, of the process that a device is in."""
     spec = tf.DeviceSpec.from_string(device)
     return str(spec.replace(device_type="CPU", device_index=0).to_string())

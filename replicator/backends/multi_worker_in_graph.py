@@ -105,15 +105,15 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
                 _check_runs_elsewhere(dataset, context, worker_id)
             return dataset
 
-        hosts = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
+        sources = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
         with self._watch.guard():
             return RemoteInputIterator(
                 checked_fn,
                 mode,
                 self.num_replicas,
                 contexts=contexts,
-                devices=hosts,
-                prefetch=self._prefetch(num_prefetched, hosts),
+                devices=sources,
+                prefetch=self._prefetch(num_prefetched, sources),
             )
 
     @property
