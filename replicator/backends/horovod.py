@@ -69,12 +69,14 @@ class HorovodReplicaContext(context.ReplicaContext):
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
+        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Reduces by ``allreduce``; with ``wire_dtype`` float16, in 16 bits.
+        """Reduces by ``allreduce``; with ``wire_dtype`` float16, in 16 bits. Always.
 
         Raises:
           OptimizerOptionError: Another ``wire_dtype``.
         """
+        del needed_if
         if wire_dtype not in (None, tf.float16):
             raise OptimizerOptionError(
                 f"compression={wire_dtype.name!r} does not work under "
