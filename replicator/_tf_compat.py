@@ -205,6 +205,14 @@ def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:
     return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
 
 
+def run_independently(op: Any) -> None:
+    """Lets an op of a step wait for nothing but its inputs (test_faults).
+
+    Ops with side effects that name no resource otherwise run in the order of the trace.
+    """
+    current_graph().experimental_acd_manager.run_independently(op)
+
+
 def call_function(
     name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
 ) -> list[tf.Tensor]:

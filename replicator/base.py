@@ -393,6 +393,13 @@ class Replicator(abc.ABC):
         """
         return [payload]
 
+    def check_alive(self) -> None:  # noqa: B027 (most backends have nobody to ask)
+        """Checks that all processes are there whose loss would end the job.
+
+        Raises:
+          ClusterError: One is lost; says which.
+        """
+
     def summary(self) -> str:
         """Describes the topology: workers, replicas, devices, bytes of variables."""
         return summary.describe(self, [], None)

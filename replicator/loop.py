@@ -11,27 +11,27 @@ if TYPE_CHECKING:
 
 
 def repeat(
-    step: Callable[[], Sequence[tf.Tensor]],
-    num_steps: int,
+    step: Callable[[tf.Tensor], Sequence[tf.Tensor]],
+    num_steps: int | tf.Tensor,
     specs: Sequence[tf.TensorSpec],
 ) -> list[tf.Tensor]:
     """Runs ``step`` ``num_steps`` times in the graph being built.
 
     Args:
-      step: Emits one step, returns its flat outputs.
-      num_steps: How often; 1 emits the step without a loop.
+      step: Emits one step, returns its flat outputs; takes its number, from 0.
+      num_steps: How often; a plain 1 emits the step without a loop.
       specs: Shape and dtype of each output.
 
     Returns:
       The outputs of the last step.
     """
-    if num_steps == 1:
-        return list(step())
+    if isinstance(num_steps, int) and num_steps == 1:
+        return list(step(tf.constant(0)))
     # The loop needs values to start from; no reader ever sees them.
     start = [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in specs]
 
     def body(index: tf.Tensor, *_previous: tf.Tensor) -> list[tf.Tensor]:
-        return [index + 1, *step()]
+        return [index + 1, *step(index)]
 
     final = tf.while_loop(
         lambda index, *_: index < num_steps,

@@ -9,35 +9,35 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import _tf_compat, base, prefetch, programs
-from replicator.engine import plan
 from replicator.engine.coherence import Coherence
 from replicator.inputs import InputReplicationMode, counted, values_of
 from replicator.per_replica import regroup
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
-from replicator.servers.dispatch import Assignment, Dispatcher
+from replicator.servers.dispatch import Dispatcher
 from replicator.servers.inputs import ServerInputIterator
 from replicator.servers.ledger import Ledger
 from replicator.servers.optimizer import ServerOptimizer
 from replicator.servers.placement import Placement
-from replicator.servers.program import ServerProgram
-from replicator.servers.step import trace_step
+from replicator.servers.steps import WorkerSteps
 from replicator.servers.table import ServerTable
 from replicator.topology import make_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.cluster import ClusterConfig
+    from replicator.engine.variables import LocalState
     from replicator.inputs import InputContext, InputIterator
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.optimizer_options import OptimizerOptions
+    from replicator.servers.assignment import Assignment
+    from replicator.servers.program import ServerProgram
 
 WORKER_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
@@ -57,9 +57,9 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     **No update is lost.** An update that ``wrap_optimizer`` makes runs in a locked
     section of the server, from gradients that have all arrived there, so workers do not
     overwrite one another. Should a worker be lost in the middle of a step, the step is
-    done again when it is back, and is meant to skip the servers that have its update
-    already; this path has not been proven by killing workers. What a step changes
-    without the optimizer (``assign_add``) is atomic, but is done again with its step.
+    done again when it is back, and skips the servers that have its update already. What
+    a step changes without the optimizer (``assign_add``) is atomic, but is done again
+    with its step.
 
     What a step overwrites (``assign``: batch-norm statistics, states of random
     generators) has a copy per replica; see ``replicator.servers.table``.
@@ -120,6 +120,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             self._ledgers,
             worker_timeout_sec,
             connection_lib.client_device(),
+            self.connection.watch,
         )
         self._coherence: tuple[tuple[int, int], Any, Any] | None = None
         self._is_published = True
@@ -128,6 +129,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     def num_replicas_in_sync(self) -> int:
         """Replicas of one worker: those whose gradients are averaged."""
         return self._share
+
+    @property
+    def num_programs(self) -> int:
+        """One: the chief's; workers and parameter servers serve."""
+        return 1
 
     @contextlib.contextmanager
     def context(self) -> Iterator[MultiWorkerAsyncReplicator]:
@@ -173,7 +179,9 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_replicas)
         with counted(inputs, num_steps):
-            self._schedule(step_fn, inputs, signature, specs, num_steps)
+            self._schedule(
+                step_fn, inputs, signature, specs, num_steps, keeps_results=False
+            )
 
     def join(self) -> None:
         """Waits until all updates of all scheduled steps are applied.
@@ -184,13 +192,14 @@ class MultiWorkerAsyncReplicator(base.Replicator):
           tf.errors.OutOfRangeError: An input pipeline came to its end.
         """
         self._dispatcher.join()
-        self._publish()
+        with self.connection.watch.guard():
+            self._publish()
 
     def staleness(self) -> staleness.Staleness:
         """Tells how old the values were that applied updates were computed from."""
-        return staleness.summarize(
-            [ledger.tally.numpy().tolist() for ledger in self._ledgers]
-        )
+        with self.connection.watch.guard():
+            tallies = [ledger.tally.numpy().tolist() for ledger in self._ledgers]
+        return staleness.summarize(tallies)
 
     @property
     def num_redone(self) -> int:
@@ -206,12 +215,14 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         num_steps: int,
     ) -> Any:
         """Runs ``num_steps`` steps on every worker and waits for them."""
-        given = self._schedule(step_fn, inputs, signature, specs, num_steps)
+        given = self._schedule(
+            step_fn, inputs, signature, specs, num_steps, keeps_results=True
+        )
         self.join()
         outputs = [
             nest
             for program, assignment in given
-            for nest in program.pack(assignment.results or [])
+            for nest in program.pack(assignment.results)
         ]
         return regroup(outputs, tf.nest.map_structure)
 
@@ -222,27 +233,42 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         signature: Hashable,
         specs: list[Any],
         num_steps: int,
+        *,
+        keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
-        step = self._programs.get(
-            step_fn, signature, lambda: WorkerSteps(self, step_fn, specs)
-        )
-        if step.is_stale():
-            step = self._programs.replace(
-                step_fn, signature, lambda: WorkerSteps(self, step_fn, specs)
+        def build() -> WorkerSteps:
+            return WorkerSteps(
+                step_fn,
+                specs,
+                topologies=self._topologies,
+                table=self._table,
+                ledgers=self._ledgers,
+                placement=self._placement,
             )
+
+        step = self._programs.get(step_fn, signature, build)
+        if step.is_stale():
+            step = self._programs.replace(step_fn, signature, build)
         if self._dispatcher.is_idle:
-            self._refresh()
+            with self.connection.watch.guard():
+                self._refresh()
         self._is_published = False
         is_iterator = isinstance(inputs, ServerInputIterator)
-        iterators = inputs.iterators if is_iterator else ()
         given = []
         for worker in range(self.num_workers):
-            source = None if is_iterator else self._values(inputs, worker)
-            spec = inputs.source_spec if is_iterator else _spec_of(source)
-            assignment = step.assign(worker, num_steps, source, spec)
-            self._dispatcher.hand_out(
-                assignment, iterators[worker] if is_iterator else None
+            source = (
+                inputs.iterators[worker]
+                if is_iterator
+                else self._values(inputs, worker)
             )
+            assignment = step.assign(
+                worker,
+                num_steps,
+                source=source,
+                spec=inputs.source_spec if is_iterator else _spec_of(source),
+                keeps_results=keeps_results,
+            )
+            self._dispatcher.hand_out(assignment)
             given.append((step.programs[worker], assignment))
         return given
 
@@ -305,107 +331,26 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         steps = [f"\n{name}\n{step.explain()}" for name, step in self._programs.items()]
         return "\n".join([head, *steps])
 
+    def check_alive(self) -> None:
+        """Asks the parameter servers; see ``Replicator.check_alive``.
+
+        Raises:
+          ServerLostError: One has ended.
+        """
+        self.connection.watch.find_closed()
+        self.connection.watch.check()
+
+    def local_state(self) -> list[LocalState]:
+        """Reads the copies; see ``Replicator.local_state``."""
+        return self._table.local_state()
+
+    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
+        """Sets the copies; see ``Replicator.restore_local_state``."""
+        super().restore_local_state(saved)
+        self._table.restore(saved)
+
     def assert_in_sync(self) -> None:
         """Holds always: there is one copy of every shared variable."""
-
-
-class WorkerSteps:
-    """A step function, built for every worker.
-
-    Attributes:
-      programs: By worker.
-    """
-
-    def __init__(
-        self,
-        replicator: MultiWorkerAsyncReplicator,
-        step_fn: Callable[..., Any],
-        specs: list[Any],
-    ) -> None:
-        self._replicator = replicator
-        self._step_fn = step_fn
-        self._specs = specs
-        self._functions: dict[tuple[int, int], Any] = {}
-        self._redo_lock = threading.Lock()
-        self._redo_programs: list[ServerProgram] | None = None
-        self._redo_functions: dict[tuple[int, int], Any] = {}
-        self.programs = self._build(is_redo=False)
-
-    def is_stale(self) -> bool:
-        """Whether another step has changed the kind of a variable used here."""
-        return any(program.is_stale() for program in self.programs)
-
-    def assign(self, worker: int, num_steps: int, source: Any, spec: Any) -> Assignment:
-        """Makes what one worker is given.
-
-        Args:
-          worker: Which worker.
-          num_steps: Steps in one dispatch.
-          source: Fixed values, or None.
-          spec: The type of the source or of the worker's iterators.
-        """
-        key = (worker, num_steps)
-        if key not in self._functions:
-            program = self.programs[worker]
-            self._functions[key] = program.prepare(spec, num_steps)
-        function = self._functions[key]
-
-        def redo(iterators: Any, num_left: int) -> Any:
-            again = self._redo(worker, num_left, spec)
-            return again(source if iterators is None else iterators)
-
-        return Assignment(
-            worker=worker,
-            num_steps=num_steps,
-            num_commits=self.programs[worker].step.num_commits,
-            run=lambda given: function(source if given is None else given),
-            redo=redo,
-        )
-
-    def explain(self) -> str:
-        """Prints the plan of the collectives in a sync group, and the transfers."""
-        step = self.programs[0].step
-        num_pulled = sum(len(each.reads) for each in step.pulls)
-        return (
-            f"reads: {num_pulled} variables in {len(step.pulls)} transfers, others "
-            f"one by one; updates per server: {list(step.num_commits)}\n"
-            f"{plan.explain(self.programs[0].plans, self._replicator._topologies[0])}"  # noqa: SLF001
-        )
-
-    def _redo(self, worker: int, num_steps: int, spec: Any) -> Any:
-        """The function that skips applied updates; built when it is first needed."""
-        with self._redo_lock, tf.device(None):
-            if self._redo_programs is None:
-                self._redo_programs = self._build(is_redo=True)
-            key = (worker, num_steps)
-            if key not in self._redo_functions:
-                program = self._redo_programs[worker]
-                self._redo_functions[key] = program.prepare(spec, num_steps)
-            return self._redo_functions[key]
-
-    def _build(self, *, is_redo: bool) -> list[ServerProgram]:
-        replicator = self._replicator
-        topologies = replicator._topologies  # noqa: SLF001
-        ledgers = replicator._ledgers  # noqa: SLF001
-        table = replicator._table  # noqa: SLF001
-        step = trace_step(
-            self._step_fn,
-            self._specs,
-            name=f"server_step_{next(_COUNTER)}",
-            topology=topologies[0],
-            table=table,
-            ledgers=ledgers,
-            is_redo=is_redo,
-        )
-        return [
-            ServerProgram(
-                step,
-                topology,
-                table.view(worker, ledgers),
-                replicator._placement,  # noqa: SLF001
-            )
-            for worker, topology in enumerate(topologies)
-        ]
 
 
 def _spec_of(source: Any) -> Any:

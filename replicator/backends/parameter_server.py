@@ -121,6 +121,11 @@ class ParameterServerReplicator(StrategyReplicator):
         """Replicas of one worker."""
         return self._share
 
+    @property
+    def num_programs(self) -> int:
+        """One: the chief's; workers and parameter servers serve."""
+        return 1
+
     def _make_input_iterator(  # type: ignore[override]
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
@@ -226,7 +231,8 @@ class ParameterServerReplicator(StrategyReplicator):
 
             if num_steps == 1:
                 return one_step()
-            return loop.repeat(one_step, num_steps, self._output_specs(one_step))
+            specs = self._output_specs(one_step)
+            return loop.repeat(lambda _: one_step(), num_steps, specs)
 
         return function, structure
 

@@ -136,16 +136,20 @@ class SingleDeviceReplicator(base.Replicator):
 
         @tf.function(autograph=False)
         def program(source: Any) -> Any:
-            def one_step() -> list[tf.Tensor]:
+            def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = (
                     [next(source)]
                     if isinstance(source, tf.data.Iterator)
                     else ([] if source is None else [source])
                 )
-                return tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+                leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+                return [leaf for leaf in leaves if leaf is not None]
 
-            flat = loop.repeat(one_step, num_steps, flat_specs)
-            return tf.nest.pack_sequence_as(traced.structured_outputs, flat)
+            flat = iter(loop.repeat(one_step, num_steps, flat_specs))
+            return tf.nest.map_structure(
+                lambda leaf: None if leaf is None else next(flat),
+                traced.structured_outputs,
+            )
 
         return program
 

@@ -308,7 +308,8 @@ class StrategyReplicator(base.Replicator):
 
             if num_steps == 1:
                 return flat_step()
-            return loop.repeat(flat_step, num_steps, self._output_specs(flat_step))
+            specs = self._output_specs(flat_step)
+            return loop.repeat(lambda _: flat_step(), num_steps, specs)
 
         def program(source: Any) -> Any:
             flat = iter(flat_program(source))

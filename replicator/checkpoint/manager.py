@@ -126,6 +126,7 @@ class CheckpointManager:
 
         Raises:
           CheckpointError: It could not be written; the one before it is in charge.
+          ClusterError: It could not, because a process is lost that held variables.
           ValueError: ``step`` is None and there is not exactly one optimizer.
         """
         step = self._current_step() if step is None else _check_step(step)
@@ -155,6 +156,7 @@ class CheckpointManager:
         # A barrier as well: no worker goes on before the checkpoint is complete.
         failure = self._repl.gather_bytes(outcome.encode())[0].decode()
         if failure:
+            self._repl.check_alive()
             raise CheckpointError(failure)
         return self._require_latest()
 

@@ -329,7 +329,7 @@ class Program:
 
         @tf.function(autograph=False)
         def program(source: Any) -> list[tf.Tensor]:
-            def one_step() -> list[tf.Tensor]:
+            def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = [] if source is None else deal(source, num_replicas)
                 outputs = _tf_compat.call_function(
                     self._name,

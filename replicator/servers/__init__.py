@@ -4,6 +4,7 @@ Variables live on servers; every worker reads them, computes a gradient, and com
 update in one locked section per server. The modules, in the order of a step's life:
 ``connection`` (the cluster), ``placement`` (which server holds what), ``inputs``,
 ``step`` (tracing), ``pull`` (reading variables in few transfers), ``commit`` and
-``optimizer`` (the update), ``program`` (one per worker), ``dispatch`` (handing steps to
-workers, and their failures), ``staleness`` (how old the read values were).
+``optimizer`` (the update), ``program`` (one per worker) and ``steps`` (all of them),
+``assignment`` and ``dispatch`` (handing steps to workers, which may be lost and come
+back), ``faults`` (lost servers), ``staleness`` (how old the read values were).
 """

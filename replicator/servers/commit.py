@@ -3,9 +3,11 @@
 The update runs in a locked section of the server, which starts when everything that it
 needs has arrived there; from then on it depends on no other process. So updates of
 different workers never interleave, none overwrites another, and the death of a worker
-leaves either a whole update or none on a server. Every commit takes the worker's next
-ticket. A step that is done again, because its worker died, passes the tickets that it
-used before, and a server which has seen one of them skips that update.
+leaves either a whole update or none on a server. Every commit carries a ticket, by
+which a worker's commits on a server are numbered. A step that is done again, because
+its worker died, carries the tickets that it had before, and a server that has used one
+of them already skips that update. The number travels with the update instead of being
+counted where it arrives, so it does not matter when what a dead worker sent arrives.
 """
 
 from __future__ import annotations
@@ -36,14 +38,14 @@ class CommitTrace:
     Attributes:
       ledgers: By server.
       clocks: By server, the clock as the step read it before its variables.
-      is_redo: Whether updates that were applied before are to be skipped.
+      tickets: By server, how many tickets the worker used before this step; int64.
       num_commits: By server, commits of one step.
       shared: Variables that commits update; they need no copy per worker.
     """
 
     ledgers: Sequence[Ledger]
     clocks: Sequence[tf.Tensor]
-    is_redo: bool
+    tickets: Any
     num_commits: list[int]
     shared: list[Any]
 
@@ -89,38 +91,44 @@ def commit(
     """
     ledger = trace.ledgers[server]
     trace.num_commits[server] += 1
+    ticket = trace.tickets[server] + trace.num_commits[server]
     with tf.device(ledger.device):
         clock = tf.identity(trace.clocks[server])
-        unpack = send(needed, ledger.device)
+        # As two floats, so that it travels in the same message as small gradients.
+        unpack = send([tf.bitcast(ticket, tf.float32), *needed], ledger.device)
         arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
         with tf.control_dependencies([arrived[0].op]):
             lock = tf.raw_ops.MutexLock(mutex=ledger.mutex)
 
-        def apply() -> None:
-            update(unpack(arrived[1:]))
-            _count(ledger, arrived[0])
-
         with tf.control_dependencies([lock]):
-            done = _emit_effects(lambda: _guarded(trace, ledger, apply))
+            done = _emit_effects(lambda: _once(ledger, unpack, arrived, update))
         with tf.control_dependencies(done):
-            tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+            release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    # TensorFlow would make it wait for the releases before it, on other servers: two
+    # workers, each with the lock that the other one needs first, would wait for ever.
+    _tf_compat.run_independently(release)
 
 
-def _guarded(trace: CommitTrace, ledger: Ledger, apply: Callable[[], None]) -> None:
-    """Emits the update, in a redo only for a ticket that was not used before."""
-    if not trace.is_redo:
-        apply()
-        _add(ledger.tickets[0], 1)
-        return
-    attempt = _read(ledger.attempts[0]) + 1
-    _add(ledger.attempts[0], 1)
+def _once(
+    ledger: Ledger,
+    unpack: Parcel,
+    arrived: Sequence[tf.Tensor],
+    update: Callable[[list[tf.Tensor]], None],
+) -> None:
+    """Emits the update for a ticket that was not used before."""
+    clock, *messages = arrived
+    bits, *values = unpack(messages)
+    ticket = tf.bitcast(bits, tf.int64)
 
-    def once() -> tf.Tensor:
-        apply()
-        _add(ledger.tickets[0], 1)
+    def apply() -> tf.Tensor:
+        update(values)
+        _count(ledger, clock)
+        tf.raw_ops.AssignVariableOp(
+            resource=_tf_compat.handle(ledger.tickets[0]), value=ticket
+        )
         return tf.constant(1)
 
-    tf.cond(attempt > _read(ledger.tickets[0]), once, lambda: tf.constant(0))
+    tf.cond(ticket > _read(ledger.tickets[0]), apply, lambda: tf.constant(0))
 
 
 def _count(ledger: Ledger, clock_at_read: tf.Tensor) -> None:

@@ -11,6 +11,7 @@ from replicator import cluster as cluster_lib
 from replicator import remote
 from replicator.cluster import ClusterConfig
 from replicator.errors import ClusterConfigError, DeviceError
+from replicator.servers.faults import ServerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,11 +32,13 @@ class Connection:
       cluster: Who takes part.
       strategy: TensorFlow's strategy, which made the connection.
       coordinator: TensorFlow's coordinator, which hands functions to workers.
+      watch: Over the parameter servers.
     """
 
     cluster: ClusterConfig
     strategy: Any
     coordinator: Any
+    watch: ServerWatch
 
     @property
     def num_workers(self) -> int:
@@ -110,14 +113,12 @@ def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
 def connect(
     cluster: ClusterConfig | None = None,
     timeout_sec: float = CONNECT_TIMEOUT_SEC,
-    partitioner: Any = None,
 ) -> Connection:
     """Connects this process to its workers and servers, once per process.
 
     Args:
       cluster: Who takes part; by default what ``TF_CONFIG`` says.
       timeout_sec: Longest wait for all of them to answer.
-      partitioner: What ``tf.distribute.ParameterServerStrategy`` takes.
 
     Returns:
       The connection; the same object for the same cluster.
@@ -127,7 +128,7 @@ def connect(
       UnreachableError: Some processes do not answer; names them.
     """
     cluster = check_cluster(cluster or ClusterConfig.from_tf_config())
-    key = (tuple(sorted(cluster.addresses.items())), partitioner)
+    key = tuple(sorted(cluster.addresses.items()))
     if key in _CONNECTIONS:
         return _CONNECTIONS[key]
     served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
@@ -141,11 +142,12 @@ def connect(
         task_id=cluster.index,
         rpc_layer="grpc",
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver, partitioner)
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
     connection = Connection(
         cluster=cluster,
         strategy=strategy,
         coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
+        watch=ServerWatch(cluster.addresses["ps"]),
     )
     _CONNECTIONS[key] = connection
     return connection

@@ -2,56 +2,34 @@
 
 The coordinator runs what it was given in one thread per worker, notices that a worker
 is gone, waits until it is back, makes its iterators again, and runs again what was not
-finished. What happens in between is decided here: a step that is done again starts
-after the last one whose updates all servers have, and skips, on a server that has its
-update already, what is there.
+finished. What happens in between is decided here: what is done again starts after the
+last step whose updates all servers have, with the tickets that it had before, so that a
+server which has an update already skips it. Assignments that wait for a worker run in
+one dispatch, which costs more than a small step.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import _tf_compat
-from replicator.errors import ServerLostError, WorkerLostError
+from replicator.errors import WorkerLostError
+from replicator.servers.assignment import make_batch
+from replicator.servers.inputs import Place, WorkerPipelines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from replicator.servers.assignment import Assignment, Batch
     from replicator.servers.connection import Connection
+    from replicator.servers.faults import ServerWatch
     from replicator.servers.ledger import Ledger
 
 _POLL_SEC = 0.02
-
-
-@dataclasses.dataclass(kw_only=True)
-class Assignment:
-    """Steps that one worker was given.
-
-    Attributes:
-      worker: Which worker.
-      num_steps: How many steps.
-      num_commits: By server, commits of one step.
-      run: Runs the steps from the iterators of the worker.
-      redo: Runs so many of the last steps again; skips applied updates.
-      handle: What the coordinator knows it by.
-      results: Flat outputs of the last step, on the client.
-      num_attempts: How often it was started.
-      first_tickets: By server, the worker's tickets before the first step.
-    """
-
-    worker: int
-    num_steps: int
-    num_commits: tuple[int, ...]
-    run: Callable[[Any], Any]
-    redo: Callable[[Any, int], Any]
-    handle: Any = None
-    results: list[Any] | None = None
-    num_attempts: int = 0
-    first_tickets: tuple[int, ...] = ()
+_SERVERS_POLL_SEC = 1.0
 
 
 class Dispatcher:
@@ -67,14 +45,16 @@ class Dispatcher:
         ledgers: Sequence[Ledger],
         worker_timeout_sec: float,
         client_device: str,
+        watch: ServerWatch,
     ) -> None:
         self.num_redone = 0
         self._connection = connection
         self._ledgers = ledgers
         self._worker_timeout_sec = worker_timeout_sec
         self._client_device = client_device
+        self._watch = watch
         self._pending: list[Assignment] = []
-        self._broken: Exception | None = None
+        self._lost_worker: WorkerLostError | None = None
         # By worker, its tickets by server; None where a step failed half way.
         self._tickets: list[tuple[int, ...] | None] = [
             (0,) * len(ledgers) for _ in range(connection.num_workers)
@@ -85,21 +65,25 @@ class Dispatcher:
         """Whether nothing that was handed out is waited for."""
         return not self._pending
 
-    def hand_out(self, assignment: Assignment, iterators: Any) -> None:
+    def hand_out(self, assignment: Assignment) -> None:
         """Gives steps to a worker; does not wait.
 
         Raises:
           ServerLostError: A parameter server was lost before.
+          WorkerLostError: A worker was lost for good before.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._watch.check()
+        if self._lost_worker is not None:
+            raise self._lost_worker
+        source = assignment.source
+        # First, so that the worker's thread finds what it can run together.
+        self._pending.append(assignment)
         assignment.handle = _tf_compat.create_on_worker(
             self._connection.coordinator,
             assignment.worker,
             lambda *sources: self._work(assignment, sources[0] if sources else None),
-            () if iterators is None else (iterators,),
+            (source.handle,) if isinstance(source, WorkerPipelines) else (),
         )
-        self._pending.append(assignment)
 
     def join(self) -> None:
         """Waits until everything that was handed out is done.
@@ -111,14 +95,15 @@ class Dispatcher:
         """
         failure: BaseException | None = None
         lost_since: dict[int, float] = {}
-        for assignment in self._pending:
-            error = self._wait(assignment, lost_since)
-            failure = failure or error
-            if isinstance(error, (ServerLostError, WorkerLostError)):
-                break
-        self._pending.clear()
-        if isinstance(failure, (ServerLostError, WorkerLostError)):
-            self._broken = failure
+        try:
+            for assignment in self._pending:
+                error = self._wait(assignment, lost_since)
+                failure = failure or error
+                lost = self._watch.error or self._lost_worker
+                if lost is not None:
+                    raise lost
+        finally:
+            self._pending = []
         if failure is not None:
             raise failure
 
@@ -126,78 +111,72 @@ class Dispatcher:
         self, assignment: Assignment, lost_since: dict[int, float]
     ) -> BaseException | None:
         worker = assignment.worker
+        next_look = time.monotonic() + _SERVERS_POLL_SEC
         while True:
             state, error = _tf_compat.remote_state(assignment.handle, _POLL_SEC)
             if state == "ready":
-                return self._explain(error) if error is not None else None
+                lost_since.pop(worker, None)
+                return error and (self._watch.explain(error) or error)
+            if time.monotonic() > next_look:
+                if lost_server := self._watch.find_closed():
+                    return lost_server
+                next_look = time.monotonic() + _SERVERS_POLL_SEC
             if state == "pending":
                 continue
             since = lost_since.setdefault(worker, time.monotonic())
-            if assignment.results is not None:
+            if assignment.is_done:
                 return None
             if time.monotonic() - since > self._worker_timeout_sec:
                 address = self._connection.cluster.addresses["worker"][worker]
-                return WorkerLostError(
+                self._lost_worker = WorkerLostError(
                     f"worker {worker} ({address}) was lost and did not come back "
                     f"within {self._worker_timeout_sec:g} s; start `python -m "
                     "replicator.server` there again, or make the replicator with a "
                     "larger worker_timeout_sec; then restore the last checkpoint"
                 )
+                return self._lost_worker
             time.sleep(_POLL_SEC)
-
-    def _explain(self, error: BaseException) -> BaseException:
-        server = _tf_compat.failed_server(error)
-        if server is None:
-            return error
-        address = self._connection.cluster.addresses["ps"][server]
-        lost = ServerLostError(
-            f"parameter server {server} ({address}) does not answer, and the variables "
-            "that it held are gone; start it again, start the chief again, and "
-            "restore the last checkpoint"
-        )
-        lost.__cause__ = error
-        return lost
 
     def _work(self, assignment: Assignment, iterators: Any) -> None:
         """Runs on the coordinator's thread for the worker, one at a time."""
-        if assignment.results is not None:
-            return  # done before the worker was lost
+        if assignment.is_done:
+            return  # with another one, or before the worker was lost
         worker = assignment.worker
         known, self._tickets[worker] = self._tickets[worker], None
-        assignment.num_attempts += 1
-        if assignment.num_attempts == 1:
-            assignment.first_tickets = known or self._read_tickets(worker)
-            outputs = assignment.run(iterators)
-        else:
+        batch = assignment.batch
+        if batch is None:
+            queued = [a for a in self._pending[:] if a.worker == worker]
+            tickets = known or self._read_tickets(worker)
+            batch = make_batch(assignment, queued, tickets)
+        elif assignment is not batch.first:
+            assert batch.error is not None
+            raise batch.error
+        try:
+            self._run(batch, iterators)
+        except BaseException as error:
+            batch.error = error
+            raise
+        self._tickets[worker] = batch.tickets_after(batch.num_steps)
+
+    def _run(self, batch: Batch, iterators: Any) -> None:
+        source = batch.first.source
+        place = source.place if isinstance(source, WorkerPipelines) else Place()
+        num_made_before, batch.num_made = batch.num_made, place.num_made
+        batch.num_attempts += 1
+        num_done = 0
+        if batch.num_attempts > 1:
             self.num_redone += 1
-            outputs = assignment.redo(iterators, self._num_left(assignment))
-        with tf.device(self._client_device):
-            # Here, so that a worker which is lost before this is done does it again.
-            assignment.results = [tf.identity(output) for output in outputs]
-        self._tickets[worker] = tuple(
-            ticket + assignment.num_steps * num_commits
-            for ticket, num_commits in zip(
-                assignment.first_tickets, assignment.num_commits, strict=True
-            )
-        )
+            num_done = batch.num_done(self._read_tickets(batch.first.worker))
+            if num_done and num_made_before != place.num_made:
+                batch.first.skip(iterators, num_done)
+        tickets = batch.tickets_after(num_done)
+        outputs = batch.first.run(iterators, tickets, batch.num_steps - num_done)
+        if batch.first.keeps_results:
+            with tf.device(self._client_device):
+                batch.first.results = [tf.identity(output) for output in outputs]
+        place.num_steps += batch.num_steps
+        for member in batch.members:
+            member.is_done = True
 
     def _read_tickets(self, worker: int) -> tuple[int, ...]:
-        return tuple(int(ledger.tickets[worker].numpy()) for ledger in self._ledgers)
-
-    def _num_left(self, assignment: Assignment) -> int:
-        """Finds the step at which servers stand, and sets the redo to it.
-
-        Returns:
-          Steps to run again, the last one in any case, for its result.
-        """
-        worker = assignment.worker
-        tickets = self._read_tickets(worker)
-        num_done = assignment.num_steps - 1 if any(assignment.num_commits) else 0
-        for server, num_commits in enumerate(assignment.num_commits):
-            if num_commits:
-                applied = tickets[server] - assignment.first_tickets[server]
-                num_done = min(num_done, applied // num_commits)
-        for server, num_commits in enumerate(assignment.num_commits):
-            start = assignment.first_tickets[server] + num_done * num_commits
-            self._ledgers[server].attempts[worker].assign(start)
-        return assignment.num_steps - num_done
+        return tuple([int(ledger.tickets[worker].numpy()) for ledger in self._ledgers])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from replicator.inputs import (
     InputContext,
     InputIterator,
     InputReplicationMode,
+    deal,
     to_pipeline,
 )
 
@@ -46,11 +48,55 @@ class RemotePipeline:
         return iter(self.dataset())
 
 
+@dataclasses.dataclass(kw_only=True)
+class Place:
+    """How far one worker has read its pipelines.
+
+    Attributes:
+      num_steps: Steps of all dispatches that have ended.
+      num_made: How often the iterators were made: once more when the worker was lost.
+    """
+
+    num_steps: int = 0
+    num_made: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorkerPipelines:
+    """The iterators of one worker.
+
+    Attributes:
+      handle: What the coordinator knows them by; it makes them again when the worker
+        was lost and is back.
+      place: Where they are then.
+    """
+
+    handle: Any
+    place: Place
+
+
+def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
+    """Reads and drops the batches of some steps, on the worker of the iterators."""
+
+    @tf.function(autograph=False)
+    def skip(source: Any) -> Any:
+        def drop(index: tf.Tensor) -> tf.Tensor:
+            batch = deal(source, num_replicas)
+            with tf.control_dependencies(
+                tf.nest.flatten(batch, expand_composites=True)
+            ):
+                return index + 1
+
+        return tf.while_loop(lambda index: index < num_steps, drop, [tf.constant(0)])
+
+    skip(iterators)
+
+
 class ServerInputIterator(InputIterator):
     """The pipelines of every worker.
 
     ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
-    worker that it feeds. A worker that was restarted begins its pipeline anew.
+    worker that it feeds. A worker that was restarted reads and drops what it has had.
 
     Attributes:
       source_spec: The type of what one worker's program is given.
@@ -96,15 +142,20 @@ class ServerInputIterator(InputIterator):
 
     def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
         """Makes the iterators on the workers; by worker, what knows them there."""
-        return tuple(
-            _tf_compat.create_on_worker(
+        num_workers = self._connection.num_workers
+        batches_per_step = self.num_replicas // num_workers // self._share
+        found = []
+        for worker in range(num_workers):
+            mine = pipelines[worker * self._share : (worker + 1) * self._share]
+            place = Place()
+            handle = _tf_compat.create_on_worker(
                 self._connection.coordinator,
                 worker,
-                _maker(pipelines[worker * self._share : (worker + 1) * self._share]),
+                _maker(mine, place, batches_per_step),
                 (),
             )
-            for worker in range(self._connection.num_workers)
-        )
+            found.append(WorkerPipelines(handle=handle, place=place))
+        return tuple(found)
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
@@ -113,8 +164,18 @@ class ServerInputIterator(InputIterator):
         )
 
 
-def _maker(pipelines: Sequence[Any]) -> Callable[[], Any]:
-    return lambda: tuple(iter(pipeline) for pipeline in pipelines)
+def _maker(
+    pipelines: Sequence[RemotePipeline], place: Place, batches_per_step: int
+) -> Callable[[], Any]:
+    def make() -> Any:
+        place.num_made += 1
+        num_batches = place.num_steps * batches_per_step
+        return tuple(
+            iter(pipeline.dataset().skip(num_batches) if num_batches else pipeline)
+            for pipeline in pipelines
+        )
+
+    return make
 
 
 def traced_dataset(

@@ -2,8 +2,8 @@
 
 A server's ledger is changed only in its locked section (``commit``), so its numbers fit
 together: the clock counts updates, the tally counts updates by staleness, and a
-worker's ticket counts those of that worker, which is how an update that is sent twice
-is recognized.
+worker's ticket is that of its last update, by which one that is sent twice is
+recognized.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Ledger:
       mutex: Handle of the lock.
       clock: Updates that were applied here, over all workers; scalar int64.
       tally: Updates by staleness, the last bin with all above; int64 of ``NUM_BINS``.
-      tickets: By worker, updates of that worker that were applied here; scalar int64.
-      attempts: By worker, the ticket of the update that a redone step is at.
+      tickets: By worker, the updates of that worker that were applied here, which are
+        numbered without a gap; scalar int64.
     """
 
     def __init__(self, device: str, num_workers: int, name: str) -> None:
@@ -40,14 +40,10 @@ class Ledger:
             self.clock = _counter()
             self.tally = tf.Variable(tf.zeros([NUM_BINS], tf.int64), trainable=False)
             self.tickets = [_counter() for _ in range(num_workers)]
-            self.attempts = [_counter() for _ in range(num_workers)]
 
     def copies_for(self, variable: Any, worker: int) -> Any | None:
-        """What a worker has in the place of worker 0's ticket or attempt, or None."""
-        for of_workers in (self.tickets, self.attempts):
-            if variable is of_workers[0]:
-                return of_workers[worker]
-        return None
+        """What a worker has in the place of worker 0's ticket, or None."""
+        return self.tickets[worker] if variable is self.tickets[0] else None
 
     def shared(self) -> Sequence[Any]:
         """The variables that all workers use."""

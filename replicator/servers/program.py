@@ -10,6 +10,7 @@ from replicator import _tf_compat, loop
 from replicator.engine.program import Program
 from replicator.inputs import deal
 from replicator.servers import pull
+from replicator.servers.connection import client_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,23 +44,30 @@ class ServerProgram(Program):
         self._pulled: dict[str, Ref] = {}
         super().__init__(_traced_before, (), topology, table)  # type: ignore[arg-type]
 
-    def prepare(self, source_spec: Any, num_steps: int) -> Callable[[Any], Any]:
-        """Builds the function of so many steps; call it in cross-replica context.
+    def prepare(
+        self, source_spec: Any, *, is_loop: bool
+    ) -> Callable[[Any, Any, int], Any]:
+        """Builds a function that runs steps; call it in cross-replica context.
 
         Args:
-          source_spec: The type of what ``run`` will be given.
-          num_steps: Steps in one dispatch.
+          source_spec: The type of what the function will be given.
+          is_loop: Whether it runs several steps.
 
         Returns:
-          Takes the source, returns one flat list of outputs of all replicas.
+          Takes the source, by server the tickets that the worker has used, and the
+          number of steps; returns one flat list of outputs of all replicas.
         """
-        function = self._make_function(num_steps)
+        function = self._make_runner(is_loop=is_loop)
+        # With the number of steps behind the tickets: one input less to send.
+        counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
         with _tf_compat.graph_optimizer_off():
-            concrete = function.get_concrete_function(source_spec)
+            concrete = function.get_concrete_function(source_spec, counts)
 
-        def run(source: Any) -> Any:
+        def run(source: Any, tickets: Sequence[int], num_steps: int) -> Any:
+            with tf.device(client_device()):
+                counts = tf.constant([*tickets, num_steps], tf.int64)
             with _tf_compat.graph_optimizer_off():
-                return concrete(source)
+                return concrete(source, counts)
 
         return run
 
@@ -96,6 +104,8 @@ class ServerProgram(Program):
                     self._emit(each)
         if placeholder in self._pulled:
             return self._pulled[placeholder]
+        if placeholder == self.step.tickets_name:
+            return self._argument((-1, placeholder), _TICKETS)
         return super()._resolve(replica, placeholder)
 
     def _emit(self, each: pull.Pull) -> None:
@@ -109,25 +119,33 @@ class ServerProgram(Program):
         self._more_nodes += nodes
         self._pulled.update(values)
 
-    def _make_function(self, num_steps: int) -> Any:
+    def _make_runner(self, *, is_loop: bool) -> Any:
         num_replicas = len(self._replicas)
         specs = list(self._traced.output_specs) * num_replicas
 
         @tf.function(autograph=False)
-        def program(source: Any) -> list[tf.Tensor]:
-            def one_step() -> list[tf.Tensor]:
+        def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
+            tickets, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
+
+            def one_step(index: tf.Tensor) -> list[tf.Tensor]:
+                used = tickets + tf.cast(index, tf.int64) * list(self.step.num_commits)
+                captured = [used if c is _TICKETS else c for c in self._captured]
                 batch = [] if source is None else deal(source, num_replicas)
                 flat = tf.nest.flatten(batch, expand_composites=True)
                 outputs = _tf_compat.call_function(
-                    self._name, [*self._captured, *flat], [spec.dtype for spec in specs]
+                    self._name, [*captured, *flat], [spec.dtype for spec in specs]
                 )
                 for output, spec in zip(outputs, specs, strict=True):
                     output.set_shape(spec.shape)
                 return outputs
 
-            return loop.repeat(one_step, num_steps, specs)
+            return loop.repeat(one_step, num_steps if is_loop else 1, specs)
 
         return program
+
+
+# Among what a step captures, stands for the tickets, which every step counts up.
+_TICKETS = tf.TensorSpec([], tf.int64)
 
 
 def _traced_before() -> None:

@@ -41,6 +41,7 @@ class ServerStep:
       invariance: What varies between replicas in sync.
       pulls: The reads that were taken out of the body.
       num_commits: By server, commits of one step.
+      tickets_name: The placeholder of ``CommitTrace.tickets``.
     """
 
     traced: TracedStep
@@ -48,6 +49,7 @@ class ServerStep:
     invariance: invariance.Invariance
     pulls: tuple[pull.Pull, ...]
     num_commits: tuple[int, ...]
+    tickets_name: str
 
 
 def trace_step(
@@ -58,7 +60,6 @@ def trace_step(
     topology: Topology,
     table: ServerTable,
     ledgers: Sequence[Ledger],
-    is_redo: bool,
 ) -> ServerStep:
     """Traces a step function for the workers of a job.
 
@@ -69,7 +70,6 @@ def trace_step(
       topology: The replicas of worker 0.
       table: The variables of the job.
       ledgers: By server.
-      is_redo: Whether commits that were applied before are skipped.
 
     Returns:
       The step.
@@ -81,7 +81,7 @@ def trace_step(
     commits = commit.CommitTrace(
         ledgers=ledgers,
         clocks=(),
-        is_redo=is_redo,
+        tickets=None,
         num_commits=[0] * len(ledgers),
         shared=[v for ledger in ledgers for v in ledger.shared()],
     )
@@ -89,6 +89,7 @@ def trace_step(
     def step(*args: Any) -> Any:
         # Read before everything else, so that staleness is never told too small.
         commits.clocks = [ledger.clock.read_value() for ledger in ledgers]
+        commits.tickets = tf.compat.v1.placeholder(tf.int64, [len(ledgers)], "tickets")
         with commit.tracing(commits):
             return step_fn(*args)
 
@@ -100,11 +101,14 @@ def trace_step(
         topology.num_logical_devices,
         table.num_replicas,
     )
+    tickets_name = commits.tickets.op.name
+    # Without the tensors, which would keep the graph.
+    commits.clocks, commits.tickets = (), None
     placement.place(traced, topology)
     optimized = optimize(traced)
     own_functions(optimized, name)
     body = body_lib.from_graph_def(optimized)
-    analysis = _analyze(traced, body, table, ledgers)
+    analysis = _analyze(traced, body, table, ledgers, tickets_name)
     invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
     _settle_kinds(traced, body, analysis, table, commits)
     clocks = {id(ledger.clock): server for server, ledger in enumerate(ledgers)}
@@ -115,11 +119,16 @@ def trace_step(
         invariance=analysis,
         pulls=pulls,
         num_commits=tuple(commits.num_commits),
+        tickets_name=tickets_name,
     )
 
 
 def _analyze(
-    traced: TracedStep, body: Body, table: ServerTable, ledgers: Sequence[Ledger]
+    traced: TracedStep,
+    body: Body,
+    table: ServerTable,
+    ledgers: Sequence[Ledger],
+    tickets_name: str,
 ) -> invariance.Invariance:
     results = {m for c in traced.collectives for m in c.markers}
     # One lock per server and step, however many replicas: two would wait for another.
@@ -136,7 +145,7 @@ def _analyze(
     }
     return invariance.analyze(
         body,
-        invariant_inputs=results | tensors,
+        invariant_inputs=results | tensors | {tickets_name},
         handles=set(traced.variables),
         local=local,
     )
@@ -154,7 +163,7 @@ def _settle_kinds(
         return
     shared = {id(variable) for variable in commits.shared}
     for ledger in commits.ledgers:
-        shared |= {id(v) for v in (*ledger.tickets, *ledger.attempts)}
+        shared |= {id(ticket) for ticket in ledger.tickets}
     for handle in overwritten(body, set(traced.variables)):
         variable = traced.variables[handle]
         if id(variable) in shared or table.kind(variable) is not Kind.MIRRORED:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import creation
-from replicator.engine.variables import Entry, Kind, VariableTable, replica_value
+from replicator.engine.variables import Entry, Kind, VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,11 +50,11 @@ class ServerTable(VariableTable):
         if kind is Kind.MIRRORED:
             return (variable,) * self.num_replicas
         copies = []
-        for replica_id in range(self.num_replicas):
+        for value in self._initial_values(variable, kind):
             with creation.allowed(), tf.device(variable.device):
                 copies.append(
                     tf.Variable(
-                        replica_value(variable, kind, replica_id, self.num_replicas),
+                        value,
                         trainable=False,
                         dtype=variable.dtype,
                         shape=variable.shape,

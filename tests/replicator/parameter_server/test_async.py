@@ -138,6 +138,24 @@ def test_workers_draw_different_random_numbers(two_servers):
     assert [True, True] == two_servers.result("random_streams")
 
 
+@pytest.mark.parametrize("name", ["single", "in_graph", "async"])
+def test_checkpoints_go_from_and_to_other_backends(two_servers, name):
+    """Weights, slots, counters and statistics, number for number."""
+    step, position, is_same_there, is_same_back = two_servers.result("checkpoints")[
+        name
+    ]
+
+    assert 2 * 4 == step
+    assert position.startswith("by skipping the 4 steps that were read")
+    assert is_same_there
+    assert is_same_back
+
+
+def test_a_step_function_is_not_kept(two_servers):
+    """Its programs go with it, once nothing that was scheduled needs them."""
+    assert [True, 1, 0, 4.0] == two_servers.result("dropped_step")
+
+
 def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
     """Nothing of the failed step is applied."""
     assert [-4.0, 4] == two_servers.result("end_of_data")

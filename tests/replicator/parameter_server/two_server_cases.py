@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import state_cases
 import tensorflow as tf
+from state_cases import by_pipeline, case
 
 import replicator
 from replicator import InputReplicationMode
@@ -12,18 +14,7 @@ from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 
 NUM_STEPS = 60
 NUM_CALLS = 3
-CASES = {}
-
-
-def case(function):
-    """Registers a case under its name."""
-    CASES[function.__name__] = function
-    return function
-
-
-def by_pipeline(ctx):
-    """Batches of whole numbers: 1 from pipeline 0, 2 from pipeline 1, and so on."""
-    return tf.data.Dataset.from_tensors(float(ctx.input_pipeline_id + 1)).repeat()
+CASES = state_cases.CASES
 
 
 def hammer(repl, optimizer, make_grad, *, mode=InputReplicationMode.PER_WORKER):

@@ -1,0 +1,137 @@
+"""Assignment: steps that one worker was given, and which of them run together."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# A worker that is lost does at most so many again; by then, a dispatch costs nothing
+# against its steps.
+MAX_STEPS_TOGETHER = 64
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Assignment:
+    """Steps that one worker was given.
+
+    Attributes:
+      worker: Which worker.
+      num_steps: How many steps.
+      num_commits: By server, commits of one step.
+      run: Takes the iterators of the worker, the tickets that it has used (by server)
+        and how many steps to run.
+      skip: Takes the iterators of the worker, and how many steps to read and drop.
+      program: What ``run`` runs; assignments of one program can run together.
+      source: Fixed values, the worker's pipelines, or None.
+      keeps_results: Whether anybody will ask for the outputs.
+      handle: What the coordinator knows it by.
+      results: Flat outputs of the last step, on the client.
+      is_done: Whether all steps were run.
+      batch: What it runs with, in order; those after the first leave it to that one.
+    """
+
+    worker: int
+    num_steps: int
+    num_commits: tuple[int, ...]
+    run: Callable[[Any, Any, int], Any]
+    skip: Callable[[Any, int], None]
+    program: Any
+    source: Any
+    keeps_results: bool
+    handle: Any = None
+    results: Sequence[Any] = ()
+    is_done: bool = False
+    batch: Batch | None = None
+
+    def follows(self, first: Assignment) -> bool:
+        """Whether it can run in one dispatch with another one, which comes before."""
+        return (
+            self.worker == first.worker
+            and self.program is first.program
+            and self.source is first.source
+            and not first.keeps_results
+            and not self.keeps_results
+            and self.batch is None
+            and not self.is_done
+        )
+
+
+@dataclasses.dataclass(kw_only=True, eq=False)
+class Batch:
+    """Assignments that are run as one dispatch.
+
+    Attributes:
+      members: In the order in which they were given.
+      first_tickets: By server, the worker's tickets before the first step.
+      num_attempts: How often it was started.
+      num_made: How often the iterators were made before the last attempt.
+      error: What its last attempt raised.
+    """
+
+    members: tuple[Assignment, ...]
+    first_tickets: tuple[int, ...]
+    num_attempts: int = 0
+    num_made: int = 0
+    error: BaseException | None = None
+
+    @property
+    def first(self) -> Assignment:
+        """The one on whose behalf all are run."""
+        return self.members[0]
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all members."""
+        return sum(member.num_steps for member in self.members)
+
+    def tickets_after(self, num_steps: int) -> tuple[int, ...]:
+        """By server, the tickets that are used after so many steps."""
+        return tuple(
+            ticket + num_steps * num_commits
+            for ticket, num_commits in zip(
+                self.first_tickets, self.first.num_commits, strict=True
+            )
+        )
+
+    def num_done(self, tickets: Sequence[int]) -> int:
+        """Finds the steps whose updates all servers have, but for the last one.
+
+        The last one is run in any case, for its results.
+
+        Args:
+          tickets: By server, the worker's tickets now.
+        """
+        num_commits = self.first.num_commits
+        num_done = self.num_steps - 1 if any(num_commits) else 0
+        for ticket, first, each in zip(
+            tickets, self.first_tickets, num_commits, strict=True
+        ):
+            if each:
+                num_done = min(num_done, (ticket - first) // each)
+        return num_done
+
+
+def make_batch(
+    first: Assignment, queued: Sequence[Assignment], first_tickets: tuple[int, ...]
+) -> Batch:
+    """Puts an assignment together with those that wait right behind it.
+
+    Args:
+      first: The one whose turn it is.
+      queued: All that the worker was given, in order; ``first`` is among them.
+      first_tickets: By server, the tickets that the worker has used.
+    """
+    members = [first]
+    num_steps = first.num_steps
+    for other in queued[queued.index(first) + 1 :]:
+        num_steps += other.num_steps
+        if num_steps > MAX_STEPS_TOGETHER or not other.follows(first):
+            break
+        members.append(other)
+    batch = Batch(members=tuple(members), first_tickets=first_tickets)
+    for member in members:
+        member.batch = batch
+    return batch

@@ -1,0 +1,122 @@
+"""Cases of two workers and two servers about state: checkpoints, and what is kept."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import weakref
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
+
+CASES = {}
+
+
+def case(function):
+    """Registers a case under its name."""
+    CASES[function.__name__] = function
+    return function
+
+
+def by_pipeline(ctx):
+    """Batches of whole numbers: 1 from pipeline 0, 2 from pipeline 1, and so on."""
+    return tf.data.Dataset.from_tensors(float(ctx.input_pipeline_id + 1)).repeat()
+
+
+def _trained(repl, *, num_steps):
+    """A model with all that a checkpoint holds, after some steps."""
+    keras.utils.set_random_seed(3)
+    with repl.context():
+        model = keras.Sequential(
+            [
+                keras.Input((2,)),
+                keras.layers.Dense(3),
+                keras.layers.BatchNormalization(),
+            ]
+        )
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
+        optimizer.build(model.trainable_variables)
+
+    def step(value):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(tf.fill([4, 2], value), training=True))
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+
+    inputs = repl.make_input_iterator(by_pipeline)
+    if num_steps:
+        repl.run(step, inputs, num_steps=num_steps)
+    return model, optimizer, inputs
+
+
+def _values(model, optimizer):
+    """All numbers of a model and its optimizer."""
+    variables = [*model.variables, *optimizer.wrapped.variables]
+    return [np.asarray(v).tolist() for v in variables]
+
+
+@case
+def checkpoints():
+    """What async saves, others restore, and the other way round."""
+    repl = MultiWorkerAsyncReplicator()
+    model, optimizer, inputs = _trained(repl, num_steps=4)
+    here = "/job:chief/replica:0/task:0/device:CPU:0"
+    others = {
+        "single": lambda: replicator.create("single", devices=[here]),
+        "in_graph": lambda: replicator.create(
+            "in_graph", num_replicas=2, devices=[here, here]
+        ),
+        "async": MultiWorkerAsyncReplicator,
+    }
+    found = {}
+    for name, make in others.items():
+        folder = tempfile.mkdtemp()
+        repl.make_checkpoint_manager(
+            folder, inputs=inputs, model=model, optimizer=optimizer
+        ).save()
+        other = make()
+        its_model, its_optimizer, its_inputs = _trained(other, num_steps=0)
+        manager = other.make_checkpoint_manager(
+            folder, inputs=its_inputs, model=its_model, optimizer=its_optimizer
+        )
+        restored = manager.restore()
+        there = _values(its_model, its_optimizer)
+        its_model, its_optimizer, _ = _trained(other, num_steps=3)
+        back = other.make_checkpoint_manager(
+            tempfile.mkdtemp(), model=its_model, optimizer=its_optimizer
+        ).save()
+        again_model, again_optimizer, _ = _trained(repl, num_steps=0)
+        repl.make_checkpoint_manager(
+            tempfile.mkdtemp(), model=again_model, optimizer=again_optimizer
+        ).restore(back)
+        found[name] = [
+            restored.step,
+            restored.input_position,
+            there == _values(model, optimizer),
+            _values(again_model, again_optimizer) == _values(its_model, its_optimizer),
+        ]
+    return found
+
+
+@case
+def dropped_step():
+    """Nobody keeps a step function that its user has dropped."""
+    repl = MultiWorkerAsyncReplicator()
+    with repl.context():
+        weight = tf.Variable(0.0)
+
+    def step():
+        weight.assign_add(1.0)
+
+    repl.run(step)
+    repl.schedule(step)
+    held, num_before = weakref.ref(step), len(repl._programs.items())
+    del step
+    repl.join()
+    gc.collect()
+    return [held() is None, num_before, len(repl._programs.items()), float(weight)]
