@@ -64,3 +64,13 @@ def test_help_imports_next_to_nothing() -> None:
     assert imported.isdisjoint(
         HEAVY | {"numpy", "pandas", "pydantic", "rich", "matplotlib", "psutil"}
     )
+
+
+def test_the_arithmetic_of_metrics_imports_no_tensorflow() -> None:
+    """Scores are functions of arrays; the extractors alone need a network."""
+    names = [
+        name for name in modules_of("workloads/metrics") if "extractors" not in name
+    ]
+    imported = imported_by(f"import {', '.join(names)}")
+
+    assert imported.isdisjoint(HEAVY)

@@ -1,0 +1,213 @@
+"""The embedded classifier: accurate, reproducible, kept by its digest."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from workloads.metrics.ends import disjoint_halves, ends_of_scale
+from workloads.metrics.evaluator import METRICS, Evaluator
+from workloads.metrics.extractors import digits
+from workloads.metrics.extractors.base import FeatureExtractor, to_uint8
+from workloads.metrics.extractors.digits_images import load_digits
+from workloads.metrics.protocol import IncomparableScoresError, shared_protocol
+
+
+@pytest.fixture(scope="module")
+def extractor(data_dirs: object) -> FeatureExtractor:
+    """The classifier, trained once."""
+    return digits.open_digits()
+
+
+@pytest.fixture(scope="module")
+def evaluator(extractor: FeatureExtractor) -> Evaluator:
+    """Scores against the training digits."""
+    images, _ = load_digits("train")
+    return Evaluator(extractor, images, reference_name="digits/train")
+
+
+def test_the_classifier_knows_held_out_digits(extractor: FeatureExtractor) -> None:
+    """At least 98 % of the 359 digits that it was not trained on."""
+    images, labels = load_digits("test")
+
+    found = extractor.extract(images)
+
+    assert found.features.shape == (359, extractor.num_features)
+    assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
+
+
+@pytest.mark.processes
+def test_training_again_gives_the_same_bits(extractor: FeatureExtractor) -> None:
+    """Another process, after the kept weights are gone, makes the same digest."""
+    path = digits.cache_path()
+    path.unlink()
+
+    again = digits.open_digits()
+
+    assert path.is_file()
+    assert extractor.digest == again.digest
+    assert sorted(p.suffix for p in path.parent.iterdir()) == [".lock", ".npz"]
+
+
+def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
+    """Held-out digits score far better than noise, by every metric, on one axis."""
+    held_out, _ = load_digits("test")
+
+    ends = ends_of_scale(evaluator, held_out)
+
+    assert METRICS == tuple(score.protocol.metric for score in ends.data)
+    for data, noise in zip(ends.data, ends.noise, strict=True):
+        protocol = shared_protocol([data, noise])
+        assert protocol.num_examples == 359
+        assert data.estimate.has_interval
+        better, worse = data.estimate, noise.estimate
+        if protocol.metric == "inception_score":  # large is good
+            better, worse = worse, better
+            assert noise.protocol.reference == ""
+        else:
+            assert protocol.num_reference_examples == 1438
+        assert better.high < worse.low  # type: ignore[operator]
+    metric = ends.data[0].as_quality_metric()
+    assert evaluator.extractor.digest[:16] in metric.method
+
+
+def test_random_halves_of_one_set_cannot_be_told_apart(
+    extractor: FeatureExtractor,
+) -> None:
+    """The unbiased kernel distance of real digits to others is zero, to its error."""
+    first, second = disjoint_halves(load_digits("test")[0])
+
+    judge = Evaluator(extractor, first, reference_name="half", metrics=["kid"])
+    kid = judge.score(second)[0].estimate
+
+    assert kid.low < 0.0 < kid.high  # type: ignore[operator]
+
+
+def test_features_have_mean_square_one(extractor: FeatureExtractor) -> None:
+    """So the scale of the kernel distance does not depend on the training."""
+    features = extractor.extract(load_digits("train")[0]).features
+
+    assert pytest.approx(1.0, rel=1e-3) == np.square(features).mean()
+
+
+def test_scores_of_another_n_or_reference_share_no_axis(
+    evaluator: Evaluator, extractor: FeatureExtractor
+) -> None:
+    """Half as many digits, and another reference, are another protocol."""
+    images, _ = load_digits("test")
+    first, second = disjoint_halves(images)
+    other = Evaluator(
+        extractor, second, reference_name="half of digits/test", metrics=["kid"]
+    )
+    kid = METRICS.index("kid")
+    whole = evaluator.score(images)[kid]
+    half = other.score(first)[0]
+
+    with pytest.raises(
+        IncomparableScoresError, match=r"num_examples \(359 and 179\), reference \("
+    ):
+        shared_protocol([whole, half])
+
+
+def test_resized_digits_are_another_protocol(extractor: FeatureExtractor) -> None:
+    """Sizes that 8 divides are averaged over areas; the preparation says so."""
+    images, _ = load_digits("test")
+    enlarged = images.repeat(4, axis=1).repeat(4, axis=2).repeat(3, axis=3)
+
+    small, large = extractor.extract(images), extractor.extract(enlarged)
+
+    np.testing.assert_allclose(small.features, large.features, rtol=1e-4, atol=1e-4)
+    assert "8 x 8 as stored" in extractor.preparation(images.shape[1:])
+    assert "32 x 32 x 3, mean of channels, 8 x 8 resized by area" in (
+        extractor.preparation(enlarged.shape[1:])
+    )
+
+
+def test_images_of_another_size_than_the_reference_are_refused(
+    evaluator: Evaluator,
+) -> None:
+    """Resizing changes scores, so nobody does it in silence."""
+    with pytest.raises(
+        ValueError, match=r"images of \(16, 16, 1\) .* by the same code"
+    ):
+        evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
+
+
+def test_unknown_scores_are_refused(extractor: FeatureExtractor) -> None:
+    """The error lists those that there are."""
+    images = np.zeros((5, 8, 8, 1), np.uint8)
+    with pytest.raises(ValueError, match=r"\['fod'\] are unknown: choose from \['fid'"):
+        Evaluator(extractor, images, reference_name="x", metrics=["fod"])
+
+
+def test_images_must_be_pixels(extractor: FeatureExtractor) -> None:
+    """Floats and wrong shapes are errors that say what to use."""
+    with pytest.raises(ValueError, match=r"type float32 must be uint8 .* use to_uint8"):
+        extractor.extract(np.zeros((1, 8, 8, 1), np.float32))
+    with pytest.raises(ValueError, match=r"shape \(8, 8, 1\) must be \[examples"):
+        extractor.extract(np.zeros((8, 8, 1), np.uint8))
+
+
+def test_floats_become_pixels_as_a_viewer_stores_them() -> None:
+    """Clipped, and rounded to the nearest level; not a number is an error."""
+    values = np.array([-2.0, -1.0, 0.0, 0.999, 1.0, 5.0])
+
+    pixels = to_uint8(values, low=-1.0, high=1.0)
+
+    assert [0, 0, 128, 255, 255, 255] == pixels.tolist()
+    with pytest.raises(ValueError, match="generator that has diverged has no score"):
+        to_uint8(np.array([np.nan]), low=-1.0, high=1.0)
+
+
+def test_halves_are_disjoint() -> None:
+    """No image is in both; one image has no halves."""
+    first, second = disjoint_halves(np.arange(9))
+
+    assert 8 == len({*first.tolist(), *second.tolist()})
+    with pytest.raises(ValueError, match="got 1 images: it needs at least 2"):
+        disjoint_halves(np.arange(1))
+
+
+def test_weights_that_are_damaged_say_how_to_mend_them(
+    extractor: FeatureExtractor,
+) -> None:
+    """A file that is no archive is named, with what to do."""
+    path = digits.cache_path()
+    before = path.read_bytes()
+    path.write_bytes(before[: len(before) // 2])
+    try:
+        with pytest.raises(ValueError, match=r"digits-.*delete it, and it is trained"):
+            digits.open_digits()
+    finally:
+        path.write_bytes(before)
+
+
+def test_a_place_that_cannot_be_written_is_named(
+    extractor: FeatureExtractor,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: object,
+) -> None:
+    """A file where the directory should be."""
+    blocked = digits.cache_path()  # a file, where a folder is needed
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
+
+    with pytest.raises(ValueError, match="set REPLICATOR_DATA_DIR to a directory"):
+        digits.open_digits()
+
+
+@pytest.mark.processes
+def test_a_training_that_fails_says_why(
+    extractor: FeatureExtractor,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: object,
+) -> None:
+    """The last line of the process is in the error, and nothing is left behind."""
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(digits.digits_training, "__name__", "no_such_module")
+
+    with pytest.raises(ValueError, match=r"exit code 1 \(.*No module named"):
+        digits.open_digits()
+
+    assert [] == [
+        p for p in digits.cache_path().parent.iterdir() if p.suffix != ".lock"
+    ]

@@ -1,0 +1,64 @@
+"""The two ends of a score's scale: real images, and noise."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from workloads.metrics.evaluator import Evaluator
+    from workloads.metrics.protocol import Score
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ends:
+    """Scores that a generator lies between; they share its axis at the same n.
+
+    Attributes:
+      data: Of real images that are not in the reference: as good as it gets at this n.
+      noise: Of pixels drawn evenly from 0 to 255.
+    """
+
+    data: tuple[Score, ...]
+    noise: tuple[Score, ...]
+
+
+def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) -> Ends:
+    """Scores held-out images and as many of noise.
+
+    Args:
+      evaluator: With its reference.
+      held_out: Real images, none of them in the reference; see ``disjoint_halves``
+        where there is one set only. Their number is the n of both ends.
+      seed: Of the noise.
+
+    Raises:
+      ValueError: As ``Evaluator.score``.
+    """
+    noise = np.random.default_rng(seed).integers(
+        0, 256, size=held_out.shape, dtype=np.uint8
+    )
+    return Ends(data=evaluator.score(held_out), noise=evaluator.score(noise))
+
+
+def disjoint_halves(
+    images: np.ndarray, *, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns two random halves without a common image; an odd one is left out.
+
+    Args:
+      images: [num_examples, ...], at least two.
+      seed: Of the shuffling.
+
+    Raises:
+      ValueError: Fewer than two images.
+    """
+    size = len(images) // 2
+    if not size:
+        raise ValueError(
+            f"disjoint_halves got {len(images)} images: it needs at least 2"
+        )
+    order = np.random.default_rng(seed).permutation(len(images))
+    return images[order[:size]], images[order[size : 2 * size]]

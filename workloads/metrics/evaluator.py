@@ -1,0 +1,137 @@
+"""Scores generated images against a reference, by one protocol per score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads.metrics import fid_infinity as fid_infinity_lib
+from workloads.metrics import inception_score as inception_score_lib
+from workloads.metrics import kid as kid_lib
+from workloads.metrics.extractors import digests
+from workloads.metrics.extractors.base import check_images
+from workloads.metrics.fid import fid
+from workloads.metrics.moments import Moments
+from workloads.metrics.protocol import MetricProtocol, Score
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.metrics.estimate import Estimate
+    from workloads.metrics.extractors.base import FeatureExtractor
+
+# What each score depends on beside images, extractor and reference.
+SETTINGS = {
+    "fid": "unbiased covariances",
+    "fid_infinity": f"line through at most {fid_infinity_lib.NUM_SIZES} sizes",
+    "kid": f"cubic kernel, blocks of at most {kid_lib.MOST_PER_BLOCK}",
+    "inception_score": f"{inception_score_lib.NUM_SPLITS} splits",
+}
+METRICS = tuple(SETTINGS)
+_WITHOUT_REFERENCE = ("inception_score",)
+
+
+class Evaluator:
+    """Holds the features of the reference and scores images against them.
+
+    Attributes:
+      extractor: The network that is looked through.
+      reference_name: Such as ``digits/train``.
+      reference_shape: Height, width and channels that images must have.
+    """
+
+    def __init__(
+        self,
+        extractor: FeatureExtractor,
+        reference: np.ndarray,
+        *,
+        reference_name: str,
+        metrics: Sequence[str] = METRICS,
+        seed: int = 0,
+    ) -> None:
+        """Extracts the reference.
+
+        Args:
+          extractor: Such as ``open_digits()``.
+          reference: Real images, [num_examples, height, width, channels], uint8, that
+            went through the same resizing as generated ones.
+          reference_name: Names it in records.
+          metrics: The scores to compute, of ``METRICS``.
+          seed: Of the shuffling that makes blocks and splits random.
+
+        Raises:
+          ValueError: An unknown score, or images that are not uint8.
+        """
+        unknown = [name for name in metrics if name not in SETTINGS]
+        if unknown:
+            raise ValueError(
+                f"metrics {unknown!r} are unknown: choose from {list(METRICS)}"
+            )
+        self.extractor = extractor
+        self.reference_name = reference_name
+        self.reference_shape = reference.shape[1:]
+        self._metrics = tuple(metrics)
+        self._seed = seed
+        features = extractor.extract(reference).features
+        self._reference = features[self._order(len(features))]
+        self._moments = Moments.of(features)
+        self._digest = digests.of_arrays({"images": reference})
+
+    def score(self, images: np.ndarray) -> tuple[Score, ...]:
+        """Returns the scores of generated images, in the order of ``metrics``.
+
+        Args:
+          images: [num_examples, height, width, channels], uint8, in any order.
+
+        Raises:
+          ValueError: Another size than the reference's, or too few examples for one of
+            the scores.
+        """
+        check_images(images)
+        if images.shape[1:] != self.reference_shape:
+            raise ValueError(
+                f"images of {images.shape[1:]} cannot be scored against a reference of "
+                f"{self.reference_shape}: resizing changes scores; bring both to one "
+                "size first, by the same code"
+            )
+        order = self._order(len(images))
+        found = self.extractor.extract(images)
+        features, logits = found.features[order], found.logits[order]
+        return tuple(
+            Score(
+                estimate=self._estimate(name, features, logits),
+                protocol=self._protocol(name, len(images)),
+            )
+            for name in self._metrics
+        )
+
+    def _estimate(
+        self, name: str, features: np.ndarray, logits: np.ndarray
+    ) -> Estimate:
+        if name == "fid":
+            return fid(features, self._moments)
+        if name == "fid_infinity":
+            return fid_infinity_lib.fid_infinity(
+                features, self._moments, seed=self._seed
+            )
+        if name == "kid":
+            return kid_lib.kid(features, self._reference)
+        return inception_score_lib.inception_score(logits)
+
+    def _protocol(self, name: str, num_examples: int) -> MetricProtocol:
+        has_reference = name not in _WITHOUT_REFERENCE
+        return MetricProtocol(
+            metric=name,
+            settings=SETTINGS[name],
+            extractor=self.extractor.name,
+            extractor_digest=self.extractor.digest,
+            preparation=self.extractor.preparation(self.reference_shape),
+            num_examples=num_examples,
+            reference=self.reference_name if has_reference else "",
+            reference_digest=self._digest if has_reference else "",
+            num_reference_examples=len(self._reference) if has_reference else 0,
+        )
+
+    def _order(self, num_examples: int) -> np.ndarray:
+        return np.random.default_rng(self._seed).permutation(num_examples)

@@ -1,0 +1,1 @@
+"""Networks through whose features images are compared."""

@@ -1,0 +1,113 @@
+"""What a feature extractor is: images in, features and class logits out."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+
+import numpy as np
+
+_IMAGES_RANK = 4
+_CHANNELS = (1, 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Features:
+    """What a network sees in images.
+
+    Attributes:
+      features: [num_examples, num_features], float32; for ``fid`` and ``kid``.
+      logits: [num_examples, num_classes], float32; for ``inception_score``.
+    """
+
+    features: np.ndarray
+    logits: np.ndarray
+
+
+class FeatureExtractor(abc.ABC):
+    """A network with fixed weights.
+
+    Attributes:
+      name: Such as ``inception``.
+      digest: SHA-256 of the weights, hexadecimal: two extractors with one name and
+        another digest are two extractors.
+      num_features: Length of a feature vector.
+    """
+
+    name: str
+    digest: str
+    num_features: int
+
+    @abc.abstractmethod
+    def preparation(self, image_shape: tuple[int, ...]) -> str:
+        """Says how images of [height, width, channels] become the network's input."""
+
+    @abc.abstractmethod
+    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns features and logits of checked images."""
+
+    def extract(self, images: np.ndarray, *, num_images_at_once: int = 100) -> Features:
+        """Returns features and logits of images.
+
+        Args:
+          images: [num_examples, height, width, channels], uint8, with 1 or 3 channels.
+            Scores depend on the rounding to 8 bits, so images always have it.
+          num_images_at_once: Images in memory as the network's input.
+
+        Raises:
+          ValueError: Another shape or type; see ``to_uint8``.
+        """
+        check_images(images)
+        starts = range(0, len(images), num_images_at_once)
+        batches = [
+            self._extract_batch(images[i : i + num_images_at_once]) for i in starts
+        ]
+        features, logits = (np.concatenate(part) for part in zip(*batches, strict=True))
+        return Features(
+            features=features.astype(np.float32), logits=logits.astype(np.float32)
+        )
+
+
+def check_images(images: np.ndarray) -> None:
+    """Raises unless images are uint8 with 1 or 3 channels.
+
+    Raises:
+      ValueError: As the summary says.
+    """
+    if (
+        images.ndim != _IMAGES_RANK
+        or images.shape[-1] not in _CHANNELS
+        or not images.size
+    ):
+        raise ValueError(
+            f"images of shape {images.shape} must be [examples, height, width, "
+            "channels] with 1 or 3 channels and at least one example"
+        )
+    if images.dtype != np.uint8:
+        raise ValueError(
+            f"images of type {images.dtype} must be uint8 in [0, 255]: scores depend "
+            "on the rounding; use to_uint8(images, low=..., high=...)"
+        )
+
+
+def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
+    """Returns floating images as a viewer would store them.
+
+    Values are clipped to [low, high] and rounded to the nearest of 256 levels.
+
+    Args:
+      images: Of any shape, floating.
+      low: Black, such as -1 for a generator that ends in tanh.
+      high: White.
+
+    Raises:
+      ValueError: Values that are not finite.
+    """
+    images = np.asarray(images, dtype=np.float32)
+    if not np.isfinite(images).all():
+        raise ValueError(
+            "images with values that are not finite have no pixels: a generator that "
+            "has diverged has no score"
+        )
+    levels = (np.clip(images, low, high) - low) * (255.0 / (high - low))
+    return np.rint(levels).astype(np.uint8)

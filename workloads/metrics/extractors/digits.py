@@ -1,0 +1,131 @@
+"""The extractor that is always there: a small classifier of the embedded digits."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+import zipfile
+
+import filelock
+import numpy as np
+import tensorflow as tf
+
+from workloads.data import names
+from workloads.metrics.extractors import digests, digits_training
+from workloads.metrics.extractors.base import FeatureExtractor
+
+_MOST_SEC = 600.0
+_KEY_LENGTH = 16
+
+
+class DigitsExtractor(FeatureExtractor):
+    """Three convolutions and two dense layers, trained on the 1,438 training digits.
+
+    Features are the 32 values before the logits of the ten digits, with mean square 1.
+    Images of other sizes are averaged over areas to 8 x 8, and colours over channels,
+    so a score says how alike digits are at the size at which they were written, and
+    nothing about what is finer than that.
+    """
+
+    name = "digits"
+    num_features = digits_training.NUM_FEATURES
+
+    def __init__(self, weights: dict[str, np.ndarray]) -> None:
+        self.digest = digests.of_arrays(weights)
+        self._weights = {name: tf.constant(value) for name, value in weights.items()}
+        self._forward = tf.function(self._features_and_logits)
+
+    def preparation(self, image_shape: tuple[int, ...]) -> str:
+        """Says how images become 8 x 8 grey values."""
+        height, width, num_channels = image_shape
+        size = digits_training.IMAGE_SIZE
+        resizing = "as stored" if height == width == size else "resized by area"
+        return (
+            f"uint8 {height} x {width} x {num_channels}, mean of channels, {size} x "
+            f"{size} {resizing}, / 255"
+        )
+
+    def _features_and_logits(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        grey = tf.reduce_mean(tf.cast(images, tf.float32), axis=-1, keepdims=True)
+        size = digits_training.IMAGE_SIZE
+        if images.shape[1:3] != (size, size):
+            grey = tf.image.resize(grey, [size, size], method="area")
+        features, logits = digits_training.forward(self._weights, grey / 255.0)
+        return features, logits
+
+    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        features, logits = self._forward(tf.constant(images))
+        return features.numpy(), logits.numpy()
+
+
+def open_digits() -> DigitsExtractor:
+    """Opens the digits classifier; trains it on first use, in some seconds.
+
+    The weights are kept beside the embedded data, under a name that changes with the
+    code and the TensorFlow that train them. Another kind of machine rounds differently
+    and gets other weights, with another digest: to compare scores of two machines, copy
+    the file.
+
+    Raises:
+      ValueError: The cache directory cannot be written, or the training failed.
+    """
+    path = cache_path()
+    if not path.is_file():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(path.with_suffix(".lock")):
+                if not path.is_file():
+                    _train(path)
+        except OSError as error:
+            raise ValueError(
+                f"the digits classifier cannot be kept under {str(path.parent)!r} "
+                f"({error.strerror}): set REPLICATOR_DATA_DIR to a directory that can "
+                "be written"
+            ) from error
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            weights = {name: stored[name] for name in stored.files}
+    except (ValueError, zipfile.BadZipFile, EOFError) as error:
+        raise ValueError(
+            f"{str(path)!r} holds no weights of the digits classifier ({error}): "
+            "delete it, and it is trained again"
+        ) from error
+    return DigitsExtractor(weights)
+
+
+def cache_path() -> pathlib.Path:
+    """Returns where the weights are, or will be."""
+    code = pathlib.Path(digits_training.__file__).read_bytes()
+    tensorflow = importlib.metadata.version("tensorflow")
+    key = hashlib.sha256(code + tensorflow.encode()).hexdigest()[:_KEY_LENGTH]
+    return names.cache_dir() / "extractors" / f"digits-{key}.npz"
+
+
+def _train(path: pathlib.Path) -> None:
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    command = [sys.executable, "-m", digits_training.__name__, str(temporary)]
+    # Where this process found the package, the other one does too.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_MOST_SEC,
+            check=False,
+        )
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise ValueError(
+                f"training the digits classifier ended with exit code "
+                f"{done.returncode} ({last}): run {' '.join(command[1:3])!r} with a "
+                "file name to see all of it"
+            )
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

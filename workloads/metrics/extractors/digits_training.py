@@ -1,0 +1,170 @@
+"""Trains the digits classifier: ``python -m ...digits_training WEIGHTS_FILE``.
+
+A process of its own, with one thread and no accelerator, so that the weights depend
+neither on the threads and devices of the process that asks for them nor on its random
+state: the same machine makes the same bits.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+NUM_FEATURES = 32
+NUM_CLASSES = 10
+IMAGE_SIZE = 8
+SEED = 0
+NUM_EPOCHS = 20
+GLOBAL_BATCH_SIZE = 64
+LEARNING_RATE = 4e-3
+DROPOUT = 0.1
+MOST_SHIFT = 1  # pixels
+LEAK = 0.1  # rectified features would die: three in four always zero
+# Height, width, inputs, outputs of each kernel.
+KERNELS = {
+    "conv_0": (3, 3, 1, 32),
+    "conv_1": (3, 3, 32, 64),
+    "conv_2": (3, 3, 64, 64),
+    "features": (2 * 2 * 64, NUM_FEATURES),
+    "logits": (NUM_FEATURES, NUM_CLASSES),
+}
+
+
+def forward(weights: Any, images: Any, dropout_seed: Any = None) -> Any:
+    """Returns features and logits of images.
+
+    Args:
+      weights: Kernels and biases by name, as ``initial_weights`` names them.
+      images: [num_examples, 8, 8, 1], float32, from 0 (paper) to 1 (ink).
+      dropout_seed: [2], in training.
+
+    Returns:
+      [num_examples, 32] and [num_examples, 10], float32.
+    """
+    import tensorflow as tf
+
+    values = images
+    for index in range(3):
+        kernel, bias = weights[f"conv_{index}/kernel"], weights[f"conv_{index}/bias"]
+        outputs = tf.nn.conv2d(values, kernel, 1, "SAME") + bias
+        values = tf.nn.leaky_relu(outputs, LEAK)
+        if index:
+            values = tf.nn.max_pool2d(values, 2, 2, "VALID")
+    values = tf.reshape(values, [-1, KERNELS["features"][0]])
+    outputs = values @ weights["features/kernel"] + weights["features/bias"]
+    features = tf.nn.leaky_relu(outputs, LEAK)
+    kept = features
+    if dropout_seed is not None:
+        kept = tf.nn.experimental.stateless_dropout(features, DROPOUT, dropout_seed)
+    return features, kept @ weights["logits/kernel"] + weights["logits/bias"]
+
+
+def initial_weights() -> dict[str, np.ndarray]:
+    """Returns He-normal kernels and zero biases."""
+    # The stream of RandomState never changes, that of newer generators may.
+    random = np.random.RandomState(SEED)
+    weights = {}
+    for name, shape in KERNELS.items():
+        stddev = np.sqrt(2.0 / np.prod(shape[:-1]))
+        values = stddev * random.standard_normal(shape)
+        weights[f"{name}/kernel"] = values.astype(np.float32)
+        weights[f"{name}/bias"] = np.zeros(shape[-1], np.float32)
+    return weights
+
+
+def train(images: np.ndarray, labels: np.ndarray) -> dict[str, np.ndarray]:
+    """Returns trained weights.
+
+    Adam with a cosine decay; each digit is moved by at most one pixel.
+
+    Args:
+      images: [num_examples, 8, 8, 1], uint8.
+      labels: [num_examples].
+    """
+    import keras
+    import tensorflow as tf
+
+    weights = {name: tf.Variable(v) for name, v in initial_weights().items()}
+    variables = list(weights.values())
+    num_steps = NUM_EPOCHS * (len(images) // GLOBAL_BATCH_SIZE)
+    optimizer = keras.optimizers.Adam(
+        keras.optimizers.schedules.CosineDecay(LEARNING_RATE, num_steps)
+    )
+    optimizer.build(variables)
+
+    @tf.function
+    def step(batch: Any, batch_labels: Any, seed: Any) -> None:
+        with tf.GradientTape() as tape:
+            _, logits = forward(weights, batch, seed)
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(batch_labels, logits)
+            )
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    random = np.random.RandomState(SEED + 1)
+    margin = ((0, 0), (MOST_SHIFT, MOST_SHIFT), (MOST_SHIFT, MOST_SHIFT), (0, 0))
+    padded = np.pad(images.astype(np.float32) / 255.0, margin)
+    for index in range(num_steps):
+        batch_index = index % (len(images) // GLOBAL_BATCH_SIZE)
+        if not batch_index:
+            order = random.permutation(len(images))
+        chosen = order[batch_index * GLOBAL_BATCH_SIZE :][:GLOBAL_BATCH_SIZE]
+        shifts = random.randint(0, 2 * MOST_SHIFT + 1, size=(GLOBAL_BATCH_SIZE, 2))
+        moved = [
+            padded[example, y : y + IMAGE_SIZE, x : x + IMAGE_SIZE]
+            for example, (y, x) in zip(chosen, shifts, strict=True)
+        ]
+        step(
+            tf.constant(np.stack(moved)),
+            tf.constant(labels[chosen]),
+            tf.constant([SEED, index]),
+        )
+    trained = {name: variable.numpy() for name, variable in weights.items()}
+    return with_unit_features(trained, images)
+
+
+def with_unit_features(
+    weights: dict[str, np.ndarray], images: np.ndarray
+) -> dict[str, np.ndarray]:
+    """Returns weights of the same logits whose features have mean square 1.
+
+    The kernel distance depends on the scale of features, which training leaves open:
+    rectified values may be divided by what the next kernel is multiplied with.
+
+    Args:
+      weights: As trained.
+      images: The training digits, uint8.
+    """
+    features, _ = forward(weights, images.astype(np.float32) / 255.0)
+    scale = np.sqrt(np.mean(np.square(features.numpy()), dtype=np.float64))
+    scaled = dict(weights)
+    for name, factor in (
+        ("features/kernel", 1 / scale),
+        ("features/bias", 1 / scale),
+        ("logits/kernel", scale),
+    ):
+        scaled[name] = (weights[name] * factor).astype(np.float32)
+    return scaled
+
+
+def main(path: str) -> None:
+    """Trains on the embedded digits and writes the weights."""
+    import tensorflow as tf
+
+    from workloads.metrics.extractors.digits_images import load_digits
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    tf.config.set_visible_devices([], "GPU")
+    tf.config.experimental.enable_op_determinism()
+    images, labels = load_digits("train")
+    with pathlib.Path(path).open("wb") as file:
+        np.savez(file, allow_pickle=False, **train(images, labels))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
