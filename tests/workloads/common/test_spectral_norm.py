@@ -1,0 +1,203 @@
+"""Spectral normalization against NumPy and SVD, on one replica and on two."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from workloads.common.spectral_norm import (
+    SpectralConv2D,
+    SpectralDense,
+    SpectralEmbedding,
+    power_step,
+)
+
+RTOL_FLOAT32 = 1e-5  # some dozen roundings of dot products
+NUM_STEPS = 3
+
+
+def numpys_step(matrix: np.ndarray, u: np.ndarray) -> tuple[float, np.ndarray]:
+    """Miyato et al. 2018, algorithm 1, with one step."""
+    v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+    u = matrix @ v / np.linalg.norm(matrix @ v)
+    return float(u @ matrix @ v), u
+
+
+def matrix_of(kernel: np.ndarray) -> np.ndarray:
+    """The (outputs, inputs x height x width) of the paper."""
+    return np.moveaxis(kernel, -1, 0).reshape(kernel.shape[-1], -1)
+
+
+def test_a_power_step_is_the_papers() -> None:
+    """Sigma and u' of one step, in float64."""
+    generator = np.random.default_rng(0)
+    matrix, u = generator.normal(size=(5, 7)), generator.normal(size=5)
+    expected_sigma, expected_u = numpys_step(matrix, u)
+
+    sigma, next_u = power_step(tf.constant(matrix), tf.constant(u))
+
+    assert pytest.approx(expected_sigma, rel=1e-12) == float(sigma)
+    np.testing.assert_allclose(next_u, expected_u, rtol=1e-12)
+
+
+def test_power_steps_converge_to_the_largest_singular_value() -> None:
+    """That of SVD, from below."""
+    generator = np.random.default_rng(1)
+    matrix = tf.constant(generator.normal(size=(6, 9)))
+    u = tf.constant(generator.normal(size=6))
+    largest = np.linalg.svd(matrix.numpy(), compute_uv=False)[0]
+
+    sigmas = []
+    for _ in range(200):
+        sigma, u = power_step(matrix, u)
+        sigmas.append(float(sigma))
+
+    assert np.all(np.diff(sigmas) > -1e-12)
+    assert pytest.approx(largest, rel=1e-10) == sigmas[-1]
+
+
+def test_the_gradient_is_that_of_constant_vectors() -> None:
+    """Of sum(G * W / sigma): G / sigma - sum(G * W) / sigma^2 u v^T (equation 11)."""
+    generator = np.random.default_rng(2)
+    matrix, weights = generator.normal(size=(2, 4, 6))
+    u = generator.normal(size=4)
+    sigma, next_u = numpys_step(matrix, u)
+    v = matrix.T @ u / np.linalg.norm(matrix.T @ u)
+    expected = weights / sigma - (weights * matrix).sum() / sigma**2 * np.outer(
+        next_u, v
+    )
+
+    variable = tf.Variable(matrix)
+    with tf.GradientTape() as tape:
+        found, _ = power_step(tf.convert_to_tensor(variable), tf.constant(u))
+        loss = tf.reduce_sum(weights * variable / found)
+
+    np.testing.assert_allclose(tape.gradient(loss, variable), expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("layer", "inputs"),
+    [
+        (
+            lambda: SpectralConv2D(3, 8, kernel_size=3, seed=1),
+            np.ones((2, 5, 5, 3), np.float32),
+        ),
+        (lambda: SpectralDense(6, 4, seed=1), np.ones((2, 6), np.float32)),
+    ],
+    ids=["conv", "dense"],
+)
+def test_layers_divide_by_the_norm_of_the_papers_matrix(
+    layer: Any, inputs: np.ndarray
+) -> None:
+    """After some calls in training the used kernel has norm 1, by SVD; u moves then."""
+    layer = layer()
+    before = layer.u.numpy()
+    layer(inputs)
+
+    np.testing.assert_array_equal(before, layer.u.numpy())  # not training
+    expected = numpys_step(matrix_of(layer.kernel.numpy()), before)[1]
+    layer(inputs, training=True)
+    np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
+    for _ in range(100):
+        layer(inputs, training=True)
+    kernel = matrix_of(layer.normalized_kernel(training=False).numpy())
+    assert pytest.approx(1.0, rel=1e-4) == np.linalg.norm(kernel, 2)
+
+
+def test_layers_compute_with_the_divided_kernel() -> None:
+    """Dense is a product, convolution Keras' own, embedding a choice of rows."""
+    generator = np.random.default_rng(3)
+    x = generator.normal(size=(2, 5, 5, 3)).astype(np.float32)
+    conv = SpectralConv2D(3, 4, kernel_size=3, strides=2, seed=1)
+    conv.bias.assign([1.0, 2.0, 3.0, 4.0])
+    plain = keras.layers.Conv2D(4, 3, strides=2, padding="same")
+    plain.build(x.shape)
+    plain.set_weights([conv.normalized_kernel(training=False), conv.bias])
+    dense = SpectralDense(3, 2, seed=1, use_bias=False)
+    embedding = SpectralEmbedding(7, 4, seed=1)
+    sigma, _ = numpys_step(embedding.kernel.numpy(), embedding.u.numpy())
+
+    np.testing.assert_allclose(conv(x), plain(x), rtol=RTOL_FLOAT32, atol=1e-6)
+    np.testing.assert_allclose(
+        dense(x[:, 0, 0]),
+        x[:, 0, 0] @ dense.normalized_kernel(training=False).numpy(),
+        rtol=RTOL_FLOAT32,
+        atol=1e-6,
+    )
+    assert dense.bias is None
+    np.testing.assert_allclose(
+        embedding(tf.constant([6, 0, 6])),
+        embedding.kernel.numpy()[[6, 0, 6]] / sigma,
+        rtol=RTOL_FLOAT32,
+    )
+
+
+def train(repl: Any, x: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Trains conv, dense and embedding; returns the state and each replica's u."""
+    keras.utils.set_random_seed(5)
+    with repl.context():
+        conv = SpectralConv2D(2, 3, kernel_size=3, seed=1)
+        dense = SpectralDense(3, 1, seed=2)
+        embedding = SpectralEmbedding(4, 3, seed=3)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    layers = (conv, dense, embedding)
+    variables = [v for layer in layers for v in layer.trainable_variables]
+
+    def step(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            features = tf.reduce_sum(tf.nn.relu(conv(batch, training=True)), (1, 2))
+            labels = tf.cast(tf.argmax(features, axis=1), tf.int32)
+            outputs = dense(features, training=True)[:, 0] + tf.reduce_sum(
+                features * embedding(labels, training=True), axis=1
+            )
+            loss = tf.reduce_mean(tf.nn.softplus(outputs))
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return [tf.identity(tf.convert_to_tensor(layer.u)) for layer in layers]
+
+    for index in range(NUM_STEPS):
+        parts = np.split(x[index], repl.num_replicas)
+        found = repl.run(step, replicator.PerReplica([tf.constant(p) for p in parts]))
+    repl.assert_in_sync()
+    state = [np.asarray(v) for layer in layers for v in (layer.kernel, layer.u)]
+    return state, [np.stack([np.asarray(u) for u in leaf]) for leaf in found]
+
+
+def test_replicas_with_different_examples_keep_one_u(
+    one_replica: Any, two_replicas: Any
+) -> None:
+    """Both replicas hold the same bits, and train like one on all examples."""
+    generator = np.random.default_rng(4)
+    x = generator.normal(size=(NUM_STEPS, 4, 4, 4, 2)).astype(np.float32)
+
+    expected, _ = train(one_replica, x)
+    found, per_replica = train(two_replicas, x)
+
+    for u in per_replica:
+        np.testing.assert_array_equal(u[0], u[1])
+    for want, have in zip(expected, found, strict=True):
+        np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_engine_proves_that_u_is_mirrored() -> None:
+    """Neither u nor anything else of the training is replica-local."""
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    train(repl, np.ones((NUM_STEPS, 4, 4, 4, 2), np.float32))
+
+    held = repl.summary().partition("\nvariables:")[2]
+    assert "mirrored" in held
+    assert "local" not in held
+
+
+def test_wrong_input_is_refused() -> None:
+    """Shapes and types are checked before anything is computed."""
+    with pytest.raises(ValueError, match=r"as long as its rows, but got .*\(2, 3\)"):
+        power_step(tf.zeros([2, 3]), tf.zeros([3]))
+    with pytest.raises(ValueError, match="'bfloat16' and 'bfloat16': the iteration"):
+        power_step(tf.zeros([2, 3], tf.bfloat16), tf.zeros([2], tf.bfloat16))

@@ -1,0 +1,1 @@
+"""Layers and losses that workloads share; no workload imports another one."""

@@ -1,0 +1,93 @@
+"""Batch normalization whose scale and offset belong to the class of the example."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+import replicator
+
+STATISTICS = ("local", "cross_replica")
+# Those of the published SN-GAN code.
+MOMENTUM = 0.9
+EPSILON = 2e-5
+_CHANNELS_LAST = 4  # rank of images
+
+
+def batch_norm(statistics: str, **options: Any) -> Any:
+    """Makes a layer that normalizes channels by the batch.
+
+    Args:
+      statistics: ``local`` (each replica by its own batch, as in the published code) or
+        ``cross_replica`` (by the global batch).
+      **options: Of ``keras.layers.BatchNormalization``.
+
+    Raises:
+      ValueError: Unknown statistics.
+    """
+    if statistics not in STATISTICS:
+        raise ValueError(
+            f"statistics {statistics!r} are unknown: use 'local' (each replica by its "
+            "own batch) or 'cross_replica' (by the global batch)"
+        )
+    kind = (
+        keras.layers.BatchNormalization
+        if statistics == "local"
+        else replicator.CrossReplicaBatchNormalization
+    )
+    return kind(**{"momentum": MOMENTUM, "epsilon": EPSILON, **options})
+
+
+class ConditionalBatchNormalization(keras.layers.Layer):
+    """Normalizes, then scales and shifts by the class (Dumoulin et al. 2017).
+
+        gamma[label] * (x - mean) / sqrt(variance + epsilon) + beta[label]
+
+    Attributes:
+      norm: The normalization, without scale and offset.
+      gamma: [num_classes, num_channels], from ones.
+      beta: [num_classes, num_channels], from zeros.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_channels: int,
+        *,
+        statistics: str = "local",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(name=name)
+        self.norm = batch_norm(statistics, center=False, scale=False)
+        self.norm.build((None, None, None, num_channels))
+        shape = (num_classes, num_channels)
+        self.gamma = self.add_weight(name="gamma", shape=shape, initializer="ones")
+        self.beta = self.add_weight(name="beta", shape=shape, initializer="zeros")
+        self.built = True
+
+    def call(self, inputs: Any, labels: Any, training: bool = False) -> Any:
+        """Normalizes [examples, height, width, channels] for labels of [examples].
+
+        Raises:
+          ValueError: Wrong ranks, or labels that are no integers.
+        """
+        if inputs.shape.rank != _CHANNELS_LAST or labels.shape.rank != 1:
+            raise ValueError(
+                "ConditionalBatchNormalization needs images of shape [examples, "
+                "height, width, channels] and labels of shape [examples], but got "
+                f"{inputs.shape} and {labels.shape}"
+            )
+        if not labels.dtype.is_integer:
+            raise ValueError(
+                "ConditionalBatchNormalization needs integer labels, but got "
+                f"{labels.dtype.name!r}; pass class ids"
+            )
+        outputs = self.norm(inputs, training=training)
+        gamma = tf.gather(tf.convert_to_tensor(self.gamma), labels)
+        beta = tf.gather(tf.convert_to_tensor(self.beta), labels)
+        return (
+            outputs * tf.cast(gamma, outputs.dtype)[:, None, None]
+            + tf.cast(beta, outputs.dtype)[:, None, None]
+        )

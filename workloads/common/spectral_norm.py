@@ -1,0 +1,204 @@
+"""Layers whose weights are divided by their spectral norm (Miyato et al. 2018).
+
+The norm of W [rows, columns] is followed by one step of the power iteration per call,
+from a vector u [rows] that is kept from step to step:
+
+    v = W^T u / |W^T u|,  u' = W v / |W v|,  sigma = u'^T W v
+
+u and v are constants for gradients, so that the gradient of sigma is u' v^T. In
+training u' is kept; otherwise it is used and forgotten, as in the published code.
+
+Under replication u is a mirrored variable without further ado: what is written to it
+comes from W and u alone, which every replica has alike, and from no example. The
+``in_graph`` engine proves that and computes it once where replicas share memory; other
+backends compute the same on every replica. ``tf.distribute`` wants to be told which
+replica's value counts when all write the same: the first. Workers of unlike hardware
+could round differently; there, as for the weights, ``assert_in_sync`` would say so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+EPSILON = 1e-12
+_MATRIX = 2  # rank
+
+
+def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the estimate of the spectral norm and the next u.
+
+    Args:
+      matrix: [rows, columns], float32 or float64.
+      u: [rows], of the same type.
+
+    Returns:
+      Scalar sigma, whose gradient flows to ``matrix``, and u' [rows], a constant.
+
+    Raises:
+      ValueError: Wrong rank or type, or lengths that do not fit.
+    """
+    if matrix.shape.rank != _MATRIX or u.shape != matrix.shape[:1]:
+        raise ValueError(
+            f"power_step needs a matrix and a u as long as its rows, but got shapes "
+            f"{matrix.shape} and {u.shape}"
+        )
+    if matrix.dtype != u.dtype or matrix.dtype not in (tf.float32, tf.float64):
+        raise ValueError(
+            "power_step needs float32 or float64, the same for both, but got "
+            f"{matrix.dtype.name!r} and {u.dtype.name!r}: the iteration does not "
+            "converge in fewer bits"
+        )
+    fixed = tf.stop_gradient(matrix)
+    v = _normalized(tf.linalg.matvec(fixed, u, transpose_a=True))
+    u = _normalized(tf.linalg.matvec(fixed, v))
+    sigma = tf.tensordot(u, tf.linalg.matvec(matrix, v), axes=1)
+    return sigma, u
+
+
+def _normalized(vector: tf.Tensor) -> tf.Tensor:
+    return vector / (tf.norm(vector) + EPSILON)
+
+
+class SpectralLayer(keras.layers.Layer):
+    """Base of layers with one kernel that is divided by its spectral norm.
+
+    Attributes:
+      kernel: The trained weights.
+      bias: [num_outputs], or None.
+      u: The vector of the power iteration, float32, not trained.
+    """
+
+    def __init__(
+        self,
+        kernel_shape: tuple[int, ...],
+        *,
+        rows_axis: int,
+        num_biases: int,
+        kernel_initializer: Any,
+        seed: int,
+        name: str | None,
+    ) -> None:
+        super().__init__(name=name)
+        self._rows_axis = rows_axis % len(kernel_shape)
+        self.kernel = self.add_weight(
+            name="kernel",
+            shape=kernel_shape,
+            initializer=kernel_initializer,
+            autocast=False,  # the norm is taken in float32
+        )
+        self.bias = (
+            self.add_weight(name="bias", shape=(num_biases,), initializer="zeros")
+            if num_biases
+            else None
+        )
+        self.u = self.add_weight(
+            name="u",
+            shape=(kernel_shape[rows_axis],),
+            initializer=keras.initializers.RandomNormal(0.0, 1.0, seed=seed),
+            trainable=False,
+            autocast=False,
+            aggregation="only_first_replica",
+        )
+        self.built = True
+
+    def normalized_kernel(self, *, training: bool) -> tf.Tensor:
+        """Returns kernel / sigma in the layer's compute type; in training moves u."""
+        kernel = tf.convert_to_tensor(self.kernel)
+        axes = [axis for axis in range(len(kernel.shape)) if axis != self._rows_axis]
+        matrix = tf.transpose(kernel, [self._rows_axis, *axes])
+        matrix = tf.reshape(matrix, [matrix.shape[0], -1])
+        sigma, u = power_step(matrix, tf.convert_to_tensor(self.u))
+        if training:
+            self.u.assign(u)
+        return tf.cast(kernel / sigma, self.compute_dtype)
+
+    def _with_bias(self, outputs: tf.Tensor) -> tf.Tensor:
+        return outputs if self.bias is None else outputs + self.bias
+
+
+class SpectralConv2D(SpectralLayer):
+    """Convolution with SAME padding; the rows of its matrix are output channels."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        kernel_size: int,
+        seed: int,
+        strides: int = 1,
+        kernel_initializer: Any = "glorot_uniform",
+        use_bias: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            (kernel_size, kernel_size, num_inputs, num_outputs),
+            rows_axis=-1,
+            num_biases=num_outputs if use_bias else 0,
+            kernel_initializer=kernel_initializer,
+            seed=seed,
+            name=name,
+        )
+        self._strides = strides
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the convolution of [examples, height, width, num_inputs]."""
+        kernel = self.normalized_kernel(training=training)
+        return self._with_bias(tf.nn.conv2d(inputs, kernel, self._strides, "SAME"))
+
+
+class SpectralDense(SpectralLayer):
+    """Fully connected layer; the rows of its matrix are outputs."""
+
+    def __init__(
+        self,
+        num_inputs: int,
+        num_outputs: int,
+        *,
+        seed: int,
+        kernel_initializer: Any = "glorot_uniform",
+        use_bias: bool = True,
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            (num_inputs, num_outputs),
+            rows_axis=-1,
+            num_biases=num_outputs if use_bias else 0,
+            kernel_initializer=kernel_initializer,
+            seed=seed,
+            name=name,
+        )
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        """Returns the product of [examples, num_inputs] and the weights."""
+        kernel = self.normalized_kernel(training=training)
+        return self._with_bias(tf.linalg.matmul(inputs, kernel))
+
+
+class SpectralEmbedding(SpectralLayer):
+    """One vector per class; the rows of its matrix are classes."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        num_outputs: int,
+        *,
+        seed: int,
+        kernel_initializer: Any = "glorot_uniform",
+        name: str | None = None,
+    ) -> None:
+        super().__init__(
+            (num_classes, num_outputs),
+            rows_axis=0,
+            num_biases=0,
+            kernel_initializer=kernel_initializer,
+            seed=seed,
+            name=name,
+        )
+
+    def call(self, labels: Any, training: bool = False) -> Any:
+        """Returns [examples, num_outputs] for class ids of [examples], integer."""
+        return tf.gather(self.normalized_kernel(training=training), labels)
