@@ -6,6 +6,7 @@ wanted. Figures follow a fixed table of throughputs with lognormal noise.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import itertools
 import math
@@ -174,6 +175,7 @@ def _curve(
                 num_examples=num_examples,
                 train_time_sec=(num_steps - 1) * step_sec,
                 quality=(_quality(generator, share),),
+                samples=f"samples_{num_steps:08}.png",
             )
         )
     return tuple(points)
@@ -276,7 +278,16 @@ FAILURES = {
         phase=Phase.LAUNCH, reason="the backend runs one replica only"
     ),
 }
+# One grey pixel.
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
 HAS_RESULT = {TrialStatus.OK, TrialStatus.INSANE}
+
+
+def _write_pictures(store: Store, result: TrialResult) -> None:
+    for point in result.curve:
+        (store.trial_dir(result.trial_id) / point.samples).write_bytes(PICTURE)
 
 
 def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
@@ -337,6 +348,7 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
         if status in HAS_RESULT:
             result = _result(spec, modes[0], trial_id, shape)
             store.write_result(trial_id, result)
+            _write_pictures(store, result)
         store.write_status(
             trial_id,
             StatusRecord(

@@ -45,6 +45,9 @@ class StepProgram(Protocol):
     def evaluate(self) -> Any:
         """Returns the quality metrics."""
 
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the program makes, as PNG, or None."""
+
     def agree(self, value: int) -> int:
         """Returns the value of the first process, in all of them."""
 
@@ -166,6 +169,7 @@ def measure_trial(
             progress,
             training_step,
             functools.partial(writer.write, "point"),
+            writer.attach,
         )
     writer.enter(Phase.SANITY)
     is_sane = _check_sanity(program, losses, writer)

@@ -64,6 +64,7 @@ class RankWriter:
     """
 
     def __init__(self, path: Path, clock: Callable[[], int]) -> None:
+        self._path = path
         self._file = path.open("x", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
         self._clock = clock
@@ -93,6 +94,11 @@ class RankWriter:
             end_ns=end_ns,
             loss=loss if math.isfinite(loss) else repr(loss),
         )
+
+    def attach(self, name: str, content: bytes) -> None:
+        """Writes a file beside that of rank 0; what other ranks made is the same."""
+        if self._path == rank_path(self._path.parent, 0):
+            self._path.with_name(name).write_bytes(content)
 
     def sync(self) -> None:
         """Makes all lines so far survive a power failure."""

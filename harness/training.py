@@ -30,6 +30,9 @@ class Trainable(Protocol):
     def evaluate(self) -> Any:
         """Returns the quality metrics."""
 
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the program makes, as PNG, or None."""
+
     def agree(self, value: int) -> int:
         """Returns the value of the first process, in all of them."""
 
@@ -85,6 +88,7 @@ def train(
     progress: Progress,
     step: Callable[[], None],
     record: Callable[..., None],
+    attach: Callable[[str, bytes], None],
 ) -> list[dict[str, Any]]:
     """Trains until the budget is used up, and measures quality on the way.
 
@@ -94,6 +98,7 @@ def train(
       progress: Of the steps so far; ``step`` adds to it.
       step: Runs a step.
       record: Takes the fields of a ``QualityPoint``.
+      attach: Keeps a picture under a name.
 
     Returns:
       The fields of the quality metrics in the end.
@@ -107,11 +112,16 @@ def train(
         for _ in range(program.agree(max(num_steps, 1))):
             step()
         quality = [fields_of(metric) for metric in program.evaluate()]
+        samples = program.samples()
+        name = f"samples_{progress.num_steps:08}.png" if samples else ""
+        if samples:
+            attach(name, samples)
         record(
             num_steps=progress.num_steps,
             num_examples=progress.num_examples,
             train_time_sec=progress.train_time_sec,
             quality=quality,
+            samples=name,
         )
     return quality
 

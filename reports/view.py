@@ -26,11 +26,13 @@ class View:
       study: The plan joined with the store.
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
+      store: Where the study is.
     """
 
     study: Study
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
+    store: Store
 
     @property
     def rate_unit(self) -> str:
@@ -92,4 +94,5 @@ def view_store(store: Store) -> View:
         study=study,
         points=scaling.points(study),
         comparisons=scaling.comparisons(study),
+        store=store,
     )

@@ -223,6 +223,9 @@ class QualityPoint(Record):
         ge=0, description="of the steps but the first, which traces; no evaluation"
     )
     quality: tuple[QualityMetric, ...]
+    samples: str = Field(
+        default="", description="file in the trial's directory: a picture, as PNG"
+    )
 
 
 class RankTimes(Record):

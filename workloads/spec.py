@@ -60,6 +60,10 @@ class StepProgram(abc.ABC):
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Measures quality on held-out data; outside every timed window."""
 
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the program makes, as PNG, or None."""
+        return None
+
     @abc.abstractmethod
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Checks what must hold before a number counts; outside timed windows."""

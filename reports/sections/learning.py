@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,40 @@ def collect(view: View) -> dict[str, tuple[Run, ...]]:
                 run = Run(case=case, entry=entry, points=tuple(points))
                 found.setdefault(name, []).append(run)
     return {name: tuple(runs) for name, runs in found.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """What a run made at one point.
+
+    Attributes:
+      label: Which run, and when.
+      url: The picture itself.
+    """
+
+    label: str
+    url: str
+
+
+def pictures(view: View) -> list[Picture]:
+    """Returns the first and the last picture of every quality run that made some."""
+    found = []
+    for case in view.study.quality_runs:
+        for entry in case.ok_entries:
+            points = [point for point in entry.result.curve if point.samples]
+            for point in dict.fromkeys((*points[:1], *points[-1:])):
+                path = view.store.trial_dir(entry.trial_id) / point.samples
+                if not path.is_file():
+                    continue
+                content = base64.b64encode(path.read_bytes()).decode("ascii")
+                found.append(
+                    Picture(
+                        label=f"{case.label}, after {point.num_examples} "
+                        f"{view.study.example_unit}",
+                        url=f"data:image/png;base64,{content}",
+                    )
+                )
+    return found
 
 
 def _curve(view: View, run: Run, spent: Spent, *, is_first: bool) -> curves.Curve:
@@ -122,5 +157,6 @@ def render(view: View) -> Markup:
         view=view,
         figures=figures,
         planned=view.study.quality_runs,
+        pictures=pictures(view),
         write_value=write_value,
     )

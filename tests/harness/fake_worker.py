@@ -102,6 +102,10 @@ class Program:
         low, high = top_1 - 0.05, top_1 + 0.05
         return [Metric("top_1", top_1, "", 359, low, high, 0.95, "Wilson")]
 
+    def samples(self) -> bytes:
+        """Returns what stands for a picture."""
+        return f"picture after {self._num_steps}".encode()
+
     def agree(self, value: int) -> int:
         """There is one process, or all have the same clock."""
         return value

@@ -134,6 +134,9 @@ class FakeProgram:
         """Returns how often it was asked."""
         return [Metric("top_1", float(len(self.said)))]
 
+    def samples(self) -> None:
+        """Makes no pictures."""
+
     def agree(self, value: int) -> int:
         """Returns what the first process said."""
         self.said.append(value)
@@ -155,6 +158,7 @@ def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
         progress,
         lambda: progress.step_time_sec.append(program.step_time_sec),
         lambda **fields: points.append(fields),
+        lambda name, content: pytest.fail(f"{name} of {content}"),
     )
     return points
 
@@ -231,6 +235,10 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
         assert 4 == len(result.ranks[0].step_time_sec)
         assert 20 == len(result.ranks[0].losses)
         assert result.quality == result.curve[-1].quality
+        names = [point.samples for point in result.curve]
+        folder = tmp_path / "s" / "trials" / trial.trial_id
+        assert ["samples_00000010.png", "samples_00000020.png"] == names
+        assert b"picture after 20" == (folder / names[-1]).read_bytes()
         assert 1 - 3 / 20 == result.quality[0].value
 
 

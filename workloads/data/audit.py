@@ -80,22 +80,25 @@ def check_consumed(
       steps: Pairs of the examples consumed up to the end of a recorded step and the ids
         of its global batch.
       first_epoch_size: Examples that can be consumed before any comes again; a step
-        that ends after it may repeat earlier ones and is checked within itself only.
+        that ends after it may hold the end of one epoch and the start of the next, so
+        it is not looked at.
     """
     seen: set[int] = set()
-    num_ids = num_repeated = num_steps = 0
+    num_ids = num_repeated = num_steps = num_looked_at = 0
     for num_consumed, ids in steps:
         num_steps += 1
+        if num_consumed > first_epoch_size:
+            continue
+        num_looked_at += 1
         num_ids += len(ids)
-        earlier = seen if num_consumed <= first_epoch_size else set()
-        num_repeated += len(ids) - len(set(ids) - earlier)
+        num_repeated += len(ids) - len(set(ids) - seen)
         seen.update(ids)
     return SanityCheck(
         name="no_example_twice_in_an_epoch",
         is_passed=num_steps > 0 and num_repeated == 0,
         detail=(
-            f"{num_ids} examples in {num_steps} recorded steps, {num_repeated} of them "
-            "seen before in the same epoch"
+            f"{num_ids} examples in {num_looked_at} steps of the first epoch "
+            f"({num_steps} recorded), {num_repeated} of them seen before in it"
         ),
     )
 

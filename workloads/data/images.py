@@ -55,6 +55,16 @@ DIGITS = Augmentation(
     stddev=(0.3760, 0.3760, 0.3760),
 )
 
+# For generators that end in tanh: pixels as they are, in [-1, 1].
+UNCHANGED = Augmentation(
+    area_range=(1.0, 1.0),
+    aspect_range=(1.0, 1.0),
+    flips=False,
+    evaluation_crop=1.0,
+    mean=(0.5, 0.5, 0.5),
+    stddev=(0.5, 0.5, 0.5),
+)
+
 
 def augmentation_of(name: str) -> Augmentation:
     """Returns the augmentation of a data set: the digits have their own."""

@@ -40,6 +40,7 @@ class PipelineConfig:
       seed: Determines order and augmentation.
       shuffle_buffer_size: Examples in the shuffle buffer.
       num_threads: Threads of the pipeline, apart from TensorFlow's own.
+      augmentation: How images are varied and normalised; None for that of the data set.
     """
 
     per_replica_batch_size: int
@@ -47,6 +48,11 @@ class PipelineConfig:
     seed: int
     shuffle_buffer_size: int
     num_threads: int
+    augmentation: images.Augmentation | None = None
+
+    def augmentation_of(self, source: Source) -> images.Augmentation:
+        """Returns its own, or that of the data set."""
+        return self.augmentation or images.augmentation_of(source.name)
 
 
 def shard(source: Source, context: replicator.InputContext) -> Any:
@@ -91,7 +97,7 @@ def train_dataset(
     Returns:
       Batches as the module's docstring says.
     """
-    augmentation = images.augmentation_of(source.name)
+    augmentation = config.augmentation_of(source)
     dataset = _read(source, shard(source, context), config, is_training=True)
     dataset = dataset.shuffle(
         config.shuffle_buffer_size,
@@ -137,9 +143,14 @@ def evaluation_dataset(source: Source, config: PipelineConfig) -> tf.data.Datase
     Batches have ``config.per_replica_batch_size`` rows: the last one is filled with
     zeros, and ``is_example`` [examples] bool tells examples from filling.
     """
-    augmentation = images.augmentation_of(source.name)
+    return whole_split(source, source.evaluation_split, config)
+
+
+def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.Dataset:
+    """Makes one pass over a split; see ``evaluation_dataset``."""
+    augmentation = config.augmentation_of(source)
     size = config.per_replica_batch_size
-    dataset = _read(source, source.evaluation_split, config, is_training=False)
+    dataset = _read(source, split, config, is_training=False)
     if _is_small(source):
         dataset = _map(dataset, _decode_small(source), config)
         dataset = _map(dataset.batch(size), _pad(size), config)

@@ -6,12 +6,12 @@ The planner reads it, so it imports no TensorFlow.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import math
 from typing import TYPE_CHECKING, Any
 
+from workloads.options import apply_options, check_choice, check_range
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
 VERSIONS = ("v1", "v1.5")
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
@@ -59,8 +59,8 @@ class ResNet50Config:
     evaluation_batch_size: int = 128
 
     def __post_init__(self) -> None:
-        _check_choice("version", self.version, VERSIONS)
-        _check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
+        check_choice("version", self.version, VERSIONS)
+        check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be a multiple of "
@@ -73,12 +73,12 @@ class ResNet50Config:
             "num_input_threads",
             "evaluation_batch_size",
         ):
-            _check_range(name, getattr(self, name), low=1)
-        _check_range("learning_rate_per_256", self.learning_rate_per_256, low=0.0)
-        _check_range("lr_warmup_epochs", self.lr_warmup_epochs, low=0.0)
-        _check_range("weight_decay", self.weight_decay, low=0.0)
+            check_range(name, getattr(self, name), low=1)
+        check_range("learning_rate_per_256", self.learning_rate_per_256, low=0.0)
+        check_range("lr_warmup_epochs", self.lr_warmup_epochs, low=0.0)
+        check_range("weight_decay", self.weight_decay, low=0.0)
         for name in ("momentum", "label_smoothing"):
-            _check_range(name, getattr(self, name), low=0.0, below=1.0)
+            check_range(name, getattr(self, name), low=0.0, below=1.0)
 
 
 def make_config(preset: str, options: Mapping[str, Any]) -> ResNet50Config:
@@ -91,64 +91,7 @@ def make_config(preset: str, options: Mapping[str, Any]) -> ResNet50Config:
     Raises:
       ValueError: Unknown preset or option, or a value of a wrong type or range.
     """
-    if preset not in PRESETS:
-        raise ValueError(
-            f"preset {preset!r} is unknown to resnet50: allowed are {_listed(PRESETS)}"
-            f"{_suggestion(preset, PRESETS)}"
-        )
-    defaults = {
-        field.name: field.default for field in dataclasses.fields(ResNet50Config)
-    }
-    for name, value in options.items():
-        if name not in defaults:
-            raise ValueError(
-                f"option {name!r} is unknown to resnet50: allowed are "
-                f"{_listed(defaults)}{_suggestion(name, defaults)}"
-            )
-        _check_type(name, value, type(defaults[name]))
-    converted: dict[str, Any] = {
-        name: float(value) if isinstance(defaults[name], float) else value
-        for name, value in options.items()
-    }
-    return dataclasses.replace(PRESETS[preset], **converted)
-
-
-def _check_type(name: str, value: Any, expected: type) -> None:
-    # bool is an int in Python, and an int is a fine float.
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    matches = {
-        bool: isinstance(value, bool),
-        int: isinstance(value, int) and not isinstance(value, bool),
-        float: is_number and math.isfinite(value),
-        str: isinstance(value, str),
-    }
-    if not matches[expected]:
-        kind = {bool: "true or false", int: "an integer", float: "a finite number"}
-        raise ValueError(
-            f"option {name}={value!r} must be {kind.get(expected, 'a text')}"
-        )
-
-
-def _check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
-
-
-def _check_range(
-    name: str, value: float, *, low: float, below: float | None = None
-) -> None:
-    if value < low or (below is not None and value >= below):
-        limit = "" if below is None else f" and below {below}"
-        raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names)
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
+    return apply_options("resnet50", PRESETS, preset, options)
 
 
 # Measured on one CPU core at 64 px and 8 examples: weight decay takes 8 % of a step, as

@@ -8,33 +8,32 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-import replicator
 from workloads import catalog, quality
-from workloads.data import audit, pipeline
+from workloads.data import pipeline
 from workloads.data.sources import open_source
+from workloads.program import SYNTHETIC, ImageProgram
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import losses
 from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule
-from workloads.spec import QualityMetric, SanityCheck, StepProgram, Workload
+from workloads.spec import QualityMetric, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import replicator
     from workloads.data.sources import Source
 
-SYNTHETIC = "synthetic"
 _NUM_IMAGENET_EXAMPLES = 1_281_167
 _TOP_5 = 5
 
 
-class ResNet50Program(StepProgram):
+class ResNet50Program(ImageProgram):
     """ResNet-50 on one replicator; see ``StepProgram``.
 
     Attributes:
       model: The Keras model; its variables belong to the replicator.
       optimizer: The wrapped optimizer.
-      source: The data set, or None for synthetic data.
     """
 
     def __init__(
@@ -46,18 +45,19 @@ class ResNet50Program(StepProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        self.per_replica_batch_size = per_replica_batch_size
-        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
-        self.source = source
-        self._repl = repl
-        self._config = config
-        self._pipeline = pipeline.PipelineConfig(
-            per_replica_batch_size=per_replica_batch_size,
-            image_size=config.image_size,
-            seed=seed,
-            shuffle_buffer_size=config.shuffle_buffer_size,
-            num_threads=config.num_input_threads,
+        super().__init__(
+            repl,
+            source=source,
+            config=pipeline.PipelineConfig(
+                per_replica_batch_size=per_replica_batch_size,
+                image_size=config.image_size,
+                seed=seed,
+                shuffle_buffer_size=config.shuffle_buffer_size,
+                num_threads=config.num_input_threads,
+            ),
+            num_classes=config.num_classes,
         )
+        self._config = config
         with repl.context():
             self.model = ResNet50(
                 num_classes=config.num_classes,
@@ -75,12 +75,6 @@ class ResNet50Program(StepProgram):
         self.num_parameters = sum(
             math.prod(variable.shape) for variable in self._variables
         )
-        self._contexts: list[replicator.InputContext] = []
-        self._inputs = repl.make_input_iterator(self._input_fn)
-        # Ids stay on their devices until sanity(): reading them here would be timed.
-        self._consumed: list[tuple[int, Any]] = []
-        self._num_steps = 0
-        self._last_loss = math.nan
         self._count_correct = tf.function(self._count_correct_in_batch, autograph=False)
 
     def _schedule(self) -> GoyalSchedule:
@@ -95,14 +89,6 @@ class ResNet50Program(StepProgram):
             learning_rate_per_256=self._config.learning_rate_per_256,
             lr_warmup_epochs=self._config.lr_warmup_epochs,
         )
-
-    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        self._contexts.append(context)
-        if self.source is None:
-            return pipeline.synthetic_dataset(
-                self._pipeline, num_classes=self._config.num_classes
-            )
-        return pipeline.train_dataset(self.source, context, self._pipeline)
 
     def _step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """One training step of one replica."""
@@ -129,13 +115,7 @@ class ResNet50Program(StepProgram):
         The value is the cross-entropy (with smoothing, without the weight decay term).
         """
         outputs = self._repl.run(self._step, self._inputs, num_steps=num_steps)
-        # Reading the losses waits for the replicas; updates are part of the same graph.
-        self._last_loss = float(self._repl.reduce("mean", outputs["loss"]))
-        self._num_steps += num_steps
-        if self.source is not None:
-            num_consumed = self._num_steps * self.global_batch_size
-            self._consumed.append((num_consumed, outputs["example_id"]))
-        return self._last_loss
+        return self._finish(outputs, num_steps)
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Measures top-1 (and top-5) accuracy on the whole held-out split.
@@ -179,52 +159,6 @@ class ResNet50Program(StepProgram):
             is_example,
         )
         return tf.stack([tf.math.count_nonzero(hit) for hit in hits])
-
-    def sanity(self) -> tuple[SanityCheck, ...]:
-        """Checks the loss, the copies of the variables, and the examples."""
-        checks = [self._check_loss(), self._check_sync()]
-        if self.source is not None:
-            checks.append(audit.check_shards(self.source, self._contexts))
-            checks.append(self._check_consumed(self.source))
-        return tuple(checks)
-
-    def _check_consumed(self, source: Source) -> SanityCheck:
-        steps = (
-            (num_consumed, [int(i) for ids in per_replica for i in ids.numpy()])
-            for num_consumed, per_replica in self._consumed
-        )
-        # Every pipeline gives the same number of examples to a step, so the smallest
-        # share ends first.
-        num_pipelines = self._contexts[0].num_input_pipelines
-        smallest_share = source.num_train_examples // num_pipelines
-        return audit.check_consumed(
-            steps, first_epoch_size=smallest_share * num_pipelines
-        )
-
-    def _check_loss(self) -> SanityCheck:
-        return SanityCheck(
-            name="loss_is_finite",
-            is_passed=math.isfinite(self._last_loss),
-            detail=f"last loss {self._last_loss}",
-        )
-
-    def _check_sync(self) -> SanityCheck:
-        count = self._repl.num_replicas
-        try:
-            self._repl.assert_in_sync()
-        except replicator.ReplicatorError as error:
-            is_passed, detail = False, str(error)
-        else:
-            is_passed, detail = True, f"variables of {count} replicas are identical"
-        return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
-
-    def agree(self, value: int) -> int:
-        """Returns the value of worker 0, on all of them."""
-        return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
-
-    def explain(self) -> str:
-        """Returns the replicator's account of the collectives in one step."""
-        return self._repl.explain()
 
 
 class ResNet50Workload(Workload):

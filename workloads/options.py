@@ -1,0 +1,103 @@
+"""Options of workloads: presets, overrides, and what is said of a wrong one.
+
+The planner reads it, so it imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_Config = TypeVar("_Config")
+
+
+def apply_options(
+    workload: str,
+    presets: Mapping[str, _Config],
+    preset: str,
+    options: Mapping[str, Any],
+) -> _Config:
+    """Returns a preset's configuration with ``options`` in place of its values.
+
+    Args:
+      workload: Its name, for messages.
+      presets: The configurations by name; dataclasses of one class with defaults.
+      preset: Which of them.
+      options: Fields to override.
+
+    Raises:
+      ValueError: Unknown preset or option, or a value of a wrong type or range.
+    """
+    if preset not in presets:
+        raise ValueError(
+            f"preset {preset!r} is unknown to {workload}: allowed are "
+            f"{_listed(presets)}{_suggestion(preset, presets)}"
+        )
+    chosen: Any = presets[preset]
+    defaults = {field.name: field.default for field in dataclasses.fields(chosen)}
+    for name, value in options.items():
+        if name not in defaults:
+            raise ValueError(
+                f"option {name!r} is unknown to {workload}: allowed are "
+                f"{_listed(defaults)}{_suggestion(name, defaults)}"
+            )
+        _check_type(name, value, type(defaults[name]))
+    converted: dict[str, Any] = {
+        name: float(value) if isinstance(defaults[name], float) else value
+        for name, value in options.items()
+    }
+    found: _Config = dataclasses.replace(chosen, **converted)
+    return found
+
+
+def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
+    """Raises unless an option has one of the allowed values.
+
+    Raises:
+      ValueError: Names the option, its value, and what is allowed.
+    """
+    if value not in allowed:
+        raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
+
+
+def check_range(
+    name: str, value: float, *, low: float, below: float | None = None
+) -> None:
+    """Raises unless an option is at least ``low`` and, if given, less than ``below``.
+
+    Raises:
+      ValueError: Names the option, its value, and the limits.
+    """
+    if value < low or (below is not None and value >= below):
+        limit = "" if below is None else f" and below {below}"
+        raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
+
+
+def _check_type(name: str, value: Any, expected: type) -> None:
+    # bool is an int in Python, and an int is a fine float.
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    matches = {
+        bool: isinstance(value, bool),
+        int: isinstance(value, int) and not isinstance(value, bool),
+        float: is_number and math.isfinite(value),
+        str: isinstance(value, str),
+    }
+    if not matches[expected]:
+        kind = {bool: "true or false", int: "an integer", float: "a finite number"}
+        raise ValueError(
+            f"option {name}={value!r} must be {kind.get(expected, 'a text')}"
+        )
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(repr(name) for name in names)
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
