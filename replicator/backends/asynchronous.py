@@ -337,7 +337,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         Raises:
           ServerLostError: One has ended.
         """
-        self.connection.watch.find_closed()
+        self.connection.watch.find_lost()
         self.connection.watch.check()
 
     def local_state(self) -> list[LocalState]:

@@ -118,7 +118,7 @@ class Dispatcher:
                 lost_since.pop(worker, None)
                 return error and (self._watch.explain(error) or error)
             if time.monotonic() > next_look:
-                if lost_server := self._watch.find_closed():
+                if lost_server := self._watch.find_lost():
                     return lost_server
                 next_look = time.monotonic() + _SERVERS_POLL_SEC
             if state == "pending":

@@ -70,24 +70,25 @@ class ServerWatch:
         if self.error is not None:
             raise self.error
 
-    def find_closed(self) -> ServerLostError | None:
-        """Looks for a server whose process has ended."""
+    def find_lost(self) -> ServerLostError | None:
+        """Looks for a server whose process has ended, or hangs for long."""
         for index, address in enumerate(self._addresses):
             if self.error is None and knock(address, _KNOCK_SEC) is Knock.REFUSED:
                 self.error = self._lost(index, "does not answer")
+        if self.error is None and self._watch.lost:
+            index = min(map(int, self._watch.lost.values()))
+            self.error = self._lost(
+                index, f"gave no sign of life for {self._watch.timeout_sec:g} s"
+            )
         return self.error
 
     def explain(self, error: BaseException) -> ServerLostError | None:
         """The error that names the lost server which an error comes from, or None."""
-        if self.error is not None or self.find_closed() is not None:
+        if self.error is not None:
             return self.error
-        if self._watch.lost:
-            index = min(map(int, self._watch.lost.values()))
-            self.error = self._lost(index, "gave no sign of life")
-        else:
-            failed = _tf_compat.failed_server(error)
-            if failed is not None:
-                self.error = self._lost(failed, "was lost during a step")
+        failed = _tf_compat.failed_server(error)
+        if self.find_lost() is None and failed is not None:
+            self.error = self._lost(failed, "was lost during a step")
         if self.error is not None:
             self.error.__cause__ = error
         return self.error
