@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, base, prefetch, programs
-from replicator.engine.coherence import Coherence
+from replicator import base, prefetch, programs
 from replicator.inputs import InputReplicationMode, counted, values_of
 from replicator.per_replica import regroup
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
+from replicator.servers.copies import Copies
 from replicator.servers.dispatch import Dispatcher
 from replicator.servers.inputs import ServerInputIterator
 from replicator.servers.ledger import Ledger
@@ -122,8 +122,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             connection_lib.client_device(),
             self.connection.watch,
         )
-        self._coherence: tuple[tuple[int, int], Any, Any] | None = None
-        self._is_published = True
+        self._copies = Copies(self._table, self._topology)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -193,7 +192,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         self._dispatcher.join()
         with self.connection.watch.guard():
-            self._publish()
+            self._copies.publish()
 
     def staleness(self) -> staleness.Staleness:
         """Tells how old the values were that applied updates were computed from."""
@@ -251,8 +250,8 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             step = self._programs.replace(step_fn, signature, build)
         if self._dispatcher.is_idle:
             with self.connection.watch.guard():
-                self._refresh()
-        self._is_published = False
+                self._copies.refresh()
+        self._copies.is_published = False
         is_iterator = isinstance(inputs, ServerInputIterator)
         given = []
         for worker in range(self.num_workers):
@@ -278,35 +277,6 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         start = worker * self._share
         return values_of(inputs, range(start, start + self._share))
 
-    def _refresh(self) -> None:
-        """Resets copies of variables that were changed outside, while nothing runs."""
-        coherence = self._current_coherence()
-        if coherence is not None:
-            coherence[0]()
-            _tf_compat.wait_for_remote_ops()
-
-    def _publish(self) -> None:
-        """Gives the user's variables what the copies of all replicas hold."""
-        coherence = self._current_coherence()
-        if coherence is not None and not self._is_published:
-            coherence[1]()
-            _tf_compat.wait_for_remote_ops()
-        self._is_published = True
-
-    def _current_coherence(self) -> tuple[Any, Any] | None:
-        entries = [e for e in self._table.entries() if e.seen is not None]
-        if not entries:
-            return None
-        key = (len(entries), self._table.version)
-        if self._coherence is None or self._coherence[0] != key:
-            coherence = Coherence(entries, self._topology)
-            self._coherence = (
-                key,
-                tf.function(coherence.refresh, autograph=False),
-                tf.function(coherence.publish, autograph=False),
-            )
-        return self._coherence[1:]
-
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
@@ -328,7 +298,10 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             f"{self.num_workers} workers with {self._share} replicas in sync each; "
             f"variables on {held}"
         )
-        steps = [f"\n{name}\n{step.explain()}" for name, step in self._programs.items()]
+        steps = [
+            f"\n{name}, {self._share} replicas in sync\n{step.explain()}"
+            for name, step in self._programs.items()
+        ]
         return "\n".join([head, *steps])
 
     def check_alive(self) -> None:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import context, creation, loop, prefetch, programs
-from replicator.backends.strategy import StrategyReplicaContext, StrategyReplicator
+from replicator.backends.strategy import StrategyReplicator
+from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.errors import ReplicatorError
 from replicator.inputs import InputContext, InputIterator, InputReplicationMode, counted
 from replicator.optimizer import StrategyOptimizer

@@ -19,12 +19,12 @@ from replicator import (
     base,
     context,
     creation,
-    logical,
     loop,
     programs,
     summary,
 )
 from replicator import devices as device_lib
+from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs import (
@@ -36,100 +36,9 @@ from replicator.inputs import (
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica
-from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
-
-_TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
-
-
-class StrategyReplicaContext(context.ReplicaContext):
-    """Collectives by the replica context of ``tf.distribute``."""
-
-    def __init__(self, num_replicas: int) -> None:
-        self.num_replicas = self.num_replicas_in_sync = num_replicas
-
-    @property
-    def replica_id(self) -> tf.Tensor:
-        """The strategy's id of this replica, int32."""
-        replica = tf.distribute.get_replica_context()
-        return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
-
-    def all_reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
-    ) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum by way of a gather.
-
-        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits. It
-        always communicates.
-        """
-        del needed_if
-        if self.num_replicas == 1:
-            return list(tensors)  # a stock strategy of one replica refuses to reduce
-        if wire_dtype is not None:
-            narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
-            reduced = self.all_reduce(narrow, op)
-            return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
-        if op in _TF_REDUCE:
-            return self._reduce_by_type(tensors, _TF_REDUCE[op])
-        reduce = tf.reduce_min if op == "min" else tf.reduce_max
-        return [reduce(t, axis=0) for t in self.all_gather(tensors)]
-
-    def _reduce_by_type(
-        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
-    ) -> list[tf.Tensor]:
-        """Reduces one type at a time: a stock reduction does not mix types."""
-        results: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
-            reduced = self._reduce_one_type([tensors[i] for i in places], op)
-            results.update(zip(places, reduced, strict=True))
-        return [results[place] for place in range(len(tensors))]
-
-    def _reduce_one_type(
-        self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
-    ) -> list[tf.Tensor]:
-        replica = tf.distribute.get_replica_context()
-        dtype = tensors[0].dtype
-        # A stock reduction has no group for int32, which TensorFlow keeps on the
-        # host, and none for narrower integers; sums wrap the same after the cast.
-        wide = tf.int64 if dtype.is_integer else dtype
-        # An identity has a device, by which the strategy finds its destination.
-        sent = [tf.identity(tf.cast(tensor, wide)) for tensor in tensors]
-        reduced = replica.all_reduce(op, sent)
-        return [tf.cast(value, dtype) for value in reduced]
-
-    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums zeros with the own slice in its place.
-
-        The stock gather fails on virtual CPU devices (it asks for more devices than
-        the strategy has), and a reduction is what every strategy can do.
-        """
-        mine = tf.equal(tf.range(self.num_replicas), self.replica_id)
-        wide = []
-        for tensor in tensors:
-            mask = tf.reshape(mine, [self.num_replicas] + [1] * len(tensor.shape))
-            value = tf.expand_dims(tensor, 0)
-            wide.append(tf.where(mask, value, tf.zeros_like(value)))
-        return self.all_reduce(wide, "sum")
-
-    def broadcast(
-        self, tensors: Sequence[tf.Tensor], source_replica_id: int
-    ) -> list[tf.Tensor]:
-        """Sums zeros with the source's value: ``tf.distribute`` has no broadcast."""
-        is_source = tf.equal(self.replica_id, source_replica_id)
-        masked = [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
-        return self.all_reduce(masked, "sum")
-
-    def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        """Only device 0: a stock strategy does not split a replica."""
-        logical.check_index(index, self.num_logical_devices)
-        return contextlib.nullcontext()
 
 
 class StrategyInputIterator(InputIterator):

@@ -15,9 +15,9 @@ import tensorflow as tf
 from replicator import logical, tpu_system
 from replicator.backends.strategy import (
     StrategyInputIterator,
-    StrategyReplicaContext,
     StrategyReplicator,
 )
+from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.errors import DeviceError, StaticShapeError
 
 if TYPE_CHECKING:

@@ -6,5 +6,6 @@ update in one locked section per server. The modules, in the order of a step's l
 ``step`` (tracing), ``pull`` (reading variables in few transfers), ``commit`` and
 ``optimizer`` (the update), ``program`` (one per worker) and ``steps`` (all of them),
 ``assignment`` and ``dispatch`` (handing steps to workers, which may be lost and come
-back), ``faults`` (lost servers), ``staleness`` (how old the read values were).
+back), ``copies`` (of what workers do not share), ``faults`` (lost servers),
+``staleness`` (how old the read values were).
 """
