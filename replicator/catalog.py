@@ -25,6 +25,7 @@ CAPABILITIES: dict[str, str] = {
     "input_per_worker": "PER_WORKER pipelines",
     "input_per_replica": "PER_REPLICA pipelines",
     "input_single": "one SINGLE pipeline for the whole job",
+    "batches_outside_steps": "get_next() reads batches outside steps",
     "end_of_data": "the end of the data is an error, and a rewind starts again",
     "whole_steps": "a step that cannot be fed on every replica runs on none",
     "new_shapes": "batches of new shapes trace the step again and keep its state",
@@ -113,6 +114,9 @@ _OWN_PROGRAMS = "each worker runs a program of its own, and none feeds the other
 
 # What workers that do not wait for each other cannot do.
 _ASYNC_LACKS = {
+    "batches_outside_steps": (
+        "pipelines are on the workers; a step can return what it read"
+    ),
     "collectives": "they join the replicas of one worker, not workers",
     "gradient_accumulation": "accumulated gradients of all workers would mix",
     "model_parallelism": "replicas of one device each, so far",
@@ -173,7 +177,13 @@ BACKENDS: dict[str, BackendInfo] = {
             target="replicator.backends.asynchronous:MultiWorkerAsyncReplicator",
             description="workers that do not wait for each other; parameter servers",
             kind="ours",
-            lacks=_ASYNC_LACKS,
+            lacks={
+                **_ASYNC_LACKS,
+                "unsynchronized_update_check": (
+                    "workers share one copy, to which every optimizer may add; only "
+                    "overwriting a trained variable is refused"
+                ),
+            },
             processes=PARAMETER_SERVERS,
         ),
         BackendInfo(
@@ -220,6 +230,9 @@ BACKENDS: dict[str, BackendInfo] = {
                     "the coordinator runs the same pipeline on every worker"
                 ),
                 "input_per_replica": (
+                    "the coordinator runs the same pipeline on every worker"
+                ),
+                "ragged_inputs": (
                     "the coordinator runs the same pipeline on every worker"
                 ),
             },

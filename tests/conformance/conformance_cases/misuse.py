@@ -261,6 +261,7 @@ def a_mode_that_is_a_string(repl):
 
 @case(
     "input_per_worker",
+    "synchronous_training",
     raises=(errors.SplitBatchError, r"does not divide by num_replicas \d+"),
     min_replicas=2,
 )

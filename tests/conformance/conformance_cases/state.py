@@ -124,7 +124,11 @@ def weights_set_outside_reach_every_replica(repl):
     weight, _, step = _linear(repl)
     repl.run(step, _ones(repl))
     weight.assign([100.0, 200.0])
-    losses = repl.run(step, _ones(repl))
+
+    def read(x):  # without an update, which another worker could see
+        return tf.reduce_sum(weight * x)
+
+    losses = repl.run(read, _ones(repl))
     repl.assert_in_sync()
     return losses
 

@@ -146,6 +146,8 @@ CLUSTERS = [
         variant="stand_in",
         patch=stand_ins.horovod,
     ),
+    Target(backend="async", num_replicas=2, num_workers=2),
+    Target(backend="tf_parameter_server", num_replicas=2, num_workers=2),
 ]
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
@@ -158,12 +160,8 @@ NOT_RUN: dict[str, str] = {
         "`TPUStrategy`, with all code but the start of the TPU system and the "
         "placement on its cores"
     ),
-    "async": "its clusters are started in tests/replicator/parameter_server",
     "horovod": (
         "Horovod cannot be built for this TensorFlow: a module of its few functions, "
         "over sockets between two processes, stands in"
-    ),
-    "tf_parameter_server": (
-        "its clusters are started in tests/replicator/parameter_server"
     ),
 }
