@@ -111,6 +111,51 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             default_preset="laptop",
             builtin_data=("digits", "synthetic"),
         ),
+        WorkloadInfo(
+            name="sngan",
+            version="1",
+            example_unit="images",
+            description="class-conditional SN-GAN with projection discriminator, FID",
+            module="workloads.sngan.workload",
+            config_module="workloads.sngan.config",
+            presets=(
+                PresetInfo(
+                    name="smoke",
+                    description="seconds, for tests: 16 px, 8 channels",
+                    data="digits",
+                    per_replica_batch_size=16,
+                    num_warmup_steps=2,
+                    num_measured_steps=4,
+                ),
+                PresetInfo(
+                    name="laptop",
+                    description="minutes per sweep on CPU cores: 16 px, 32 channels",
+                    data="digits",
+                    per_replica_batch_size=32,
+                    num_warmup_steps=4,
+                    num_measured_steps=30,
+                    budget="60s",
+                ),
+                PresetInfo(
+                    name="gpu",
+                    description="one machine with GPUs: 32 px, published channels",
+                    data="digits",
+                    per_replica_batch_size=64,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                ),
+                PresetInfo(
+                    name="paper",
+                    description="the published hyperparameters: 128 px, ImageNet",
+                    data="imagenet2012",
+                    per_replica_batch_size=16,
+                    num_warmup_steps=20,
+                    num_measured_steps=100,
+                ),
+            ),
+            default_preset="laptop",
+            builtin_data=("digits", "synthetic"),
+        ),
     )
 }
 

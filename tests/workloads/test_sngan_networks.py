@@ -1,0 +1,152 @@
+"""Generator and discriminator: published sizes, class conditioning, spectral norms."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from workloads.sngan import blocks, config
+from workloads.sngan.networks import Discriminator, Generator
+from workloads.sngan.schedule import LinearDecay
+
+SMOKE = config.PRESETS["smoke"]
+
+
+def num_parameters(model):
+    """Trainable scalars."""
+    return sum(math.prod(variable.shape) for variable in model.trainable_variables)
+
+
+def test_the_generator_at_128_px_has_the_published_size():
+    """42.0 million parameters with 1,000 classes (reported by He et al. 2020)."""
+    assert 42.0 == pytest.approx(
+        num_parameters(Generator(config.PRESETS["paper"], seed=0)) / 1e6, abs=0.1
+    )
+
+
+@pytest.mark.parametrize(
+    ("preset", "channels"),
+    [
+        ("paper", (1024, 1024, 512, 256, 128, 64)),
+        ("gpu", (256, 256, 256, 256)),
+        ("laptop", (32, 32, 32)),
+    ],
+)
+def test_channels_follow_the_tables(preset, channels):
+    """Halved with every doubling at 128 px, kept at 32 px."""
+    assert channels == config.PRESETS[preset].block_channels
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_images_have_the_size_asked_for(size):
+    """In [-1, 1], three channels, one logit each."""
+    settings = dataclasses.replace(SMOKE, image_size=size)
+    generator, discriminator = (
+        Generator(settings, seed=0),
+        Discriminator(settings, seed=1),
+    )
+    labels = tf.constant([0, 3, 9])
+
+    images = generator(tf.random.normal([3, settings.latent_size]), labels)
+
+    assert (3, size, size, 3) == images.shape
+    assert float(tf.reduce_max(tf.abs(images))) <= 1.0
+    assert (3,) == discriminator(images, labels).shape
+
+
+def test_the_layout_of_128_px_halves_and_doubles():
+    """At 32 px and few channels: the same code as the published size."""
+    settings = dataclasses.replace(
+        SMOKE, layout="imagenet", image_size=32, generator_channels=32
+    )
+    labels = tf.constant([1, 2])
+    images = Generator(settings, seed=0)(tf.zeros([2, settings.latent_size]), labels)
+    discriminator = Discriminator(settings, seed=1)
+
+    assert (2, 32, 32, 3) == images.shape
+    assert (2,) == discriminator(images, labels).shape
+    assert [8, 16, 32, 32] == [
+        block.conv_2.kernel.shape[-1]
+        for block in (discriminator.first_block, *discriminator.blocks)
+    ]
+    assert discriminator.dense.bias is not None
+
+
+def test_the_projection_is_the_inner_product_with_the_class():
+    """Logits of two classes differ by <V (y1 - y2), phi>; equation 7 of the paper."""
+    discriminator = Discriminator(SMOKE, seed=1)
+    images = tf.random.normal([4, 16, 16, 3])
+    features = {}
+    original = discriminator.dense.call
+
+    def spy(inputs, training=False):
+        features["phi"] = inputs
+        return original(inputs, training=training)
+
+    discriminator.dense.call = spy
+    first = discriminator(images, tf.fill([4], 2))
+    second = discriminator(images, tf.fill([4], 7))
+    vectors = discriminator.embedding(tf.constant([2, 7])).numpy()
+    expected = features["phi"].numpy() @ (vectors[0] - vectors[1])
+
+    np.testing.assert_allclose(first - second, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_another_class_gives_another_image():
+    """Once its scales and offsets differ; at the start all classes are alike."""
+    generator = Generator(SMOKE, seed=0)
+    latents = tf.random.normal([1, SMOKE.latent_size])
+    before = [generator(latents, tf.constant([label])) for label in (0, 1)]
+    gamma = generator.blocks[0].norm_1.gamma
+    gamma.assign(gamma + tf.eye(*gamma.shape))
+    after = [generator(latents, tf.constant([label])) for label in (0, 1)]
+
+    np.testing.assert_array_equal(before[0], before[1])
+    assert float(tf.reduce_max(tf.abs(after[0] - after[1]))) > 1e-4
+
+
+def test_upsampling_repeats_and_downsampling_averages():
+    """Against NumPy."""
+    images = np.random.default_rng(0).normal(size=(2, 3, 3, 4)).astype(np.float32)
+    repeated = images.repeat(2, axis=1).repeat(2, axis=2)
+
+    np.testing.assert_array_equal(blocks.upsample(tf.constant(images)), repeated)
+    np.testing.assert_allclose(blocks.downsample(repeated), images, rtol=1e-6)
+
+
+def test_the_rate_falls_linearly_to_zero():
+    """From the share of steps that was asked for, and never where that is one."""
+    late = LinearDecay(1e-3, num_steps=450, decay_start=400 / 450)
+    never = LinearDecay(1e-3, num_steps=10, decay_start=1.0)
+
+    assert [1e-3, 1e-3, 5e-4, 0.0, 0.0] == pytest.approx(
+        [float(late(step)) for step in (0, 400, 425, 450, 500)], abs=1e-9
+    )
+    assert pytest.approx(1e-3) == float(never(1_000_000))
+    assert late.get_config() == LinearDecay(**late.get_config()).get_config()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 24}, r"image_size=24 must be 4 times a power of two"),
+        ({"image_size": 4}, r"image_size=4 must be 4 times a power of two"),
+        ({"layout": "stl"}, r"layout='stl' must be one of 'cifar', 'imagenet'"),
+        ({"batch_norm": "global"}, r"batch_norm='global' must be one of 'local'"),
+        ({"num_metric_examples": 50}, r"num_metric_examples=50 must be at least 100"),
+        (
+            {"layout": "imagenet", "generator_channels": 10},
+            r"generator_channels=10 must be a multiple of 4",
+        ),
+        ({"ema_decay": 1.0}, r"ema_decay=1.0 must be at least 0.0 and below 1.0"),
+        ({"extractor": "clip"}, r"extractor='clip' must be one of 'digits', 'incept"),
+    ],
+)
+def test_wrong_options_are_refused(options, message):
+    """One line each, with what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        config.make_config("smoke", options)

@@ -1,0 +1,144 @@
+"""SN-GAN as it is measured: two kinds of steps, averages, scores, pictures."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from workloads import catalog
+from workloads.sngan import config
+from workloads.sngan.workload import WORKLOAD
+
+
+def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options):
+    """The smoke program on the digits."""
+    return WORKLOAD.build(
+        replicator.create(backend, num_replicas=num_replicas),
+        preset="smoke",
+        data="digits",
+        per_replica_batch_size=per_replica_batch_size,
+        seed=1,
+        options=options,
+    )
+
+
+@pytest.fixture(scope="module")
+def program():
+    """The smoke program after 5 steps."""
+    made = build()
+    for _ in range(5):
+        made.run()
+    return made
+
+
+def weights_of(model):
+    """Values of all variables."""
+    return [np.array(variable) for variable in model.variables]
+
+
+def are_equal(first, second):
+    """Whether all variables have the same values."""
+    return [np.array_equal(a, b) for a, b in zip(first, second, strict=True)]
+
+
+def test_every_preset_is_in_the_catalogue():
+    """With the same names; the planner sees no TensorFlow."""
+    info = catalog.WORKLOADS["sngan"]
+
+    assert list(config.PRESETS) == [preset.name for preset in info.presets]
+    assert (info.name, info.version) == (WORKLOAD.name, WORKLOAD.version)
+
+
+def test_measured_windows_hold_both_kinds_of_steps_alike():
+    """Otherwise the mean step time would depend on where the window begins."""
+    for preset in catalog.WORKLOADS["sngan"].presets:
+        every = config.PRESETS[preset.name].num_discriminator_steps
+        assert 0 == preset.num_measured_steps % every, preset.name
+
+
+def test_the_generator_is_updated_in_every_nth_step():
+    """First, then the discriminator alone."""
+    made = build(num_discriminator_steps=3)
+    changes = []
+    for _ in range(4):
+        before = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
+        made.run()
+        after = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
+        changes.append([not same for same in are_equal(before, after)])
+
+    assert [True, False, False, True] == [generator for generator, _ in changes]
+    assert all(discriminator for _, discriminator in changes)
+
+
+def test_the_average_follows_the_weights():
+    """Average += (1 - decay) * (weights - average), at every generator update."""
+    made = build(ema_decay=0.75, num_discriminator_steps=1)
+    before = np.array(made._averages[0])
+    made.run()
+    weights = np.array(made.generator.trainable_variables[0])
+
+    np.testing.assert_allclose(
+        made._averages[0], before + 0.25 * (weights - before), rtol=1e-5, atol=1e-7
+    )
+
+
+def test_pictures_are_made_with_the_average(program):
+    """The generator itself would give others."""
+    latents = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
+    labels = np.arange(4, dtype=np.int32)
+    program._update_shown()
+    shown = program._images_of(latents, labels)
+    bare = program.generator(latents, labels, training=False)
+
+    assert not np.allclose(shown, bare, atol=1e-4)
+    for value, average in zip(
+        program._shown.trainable_variables, program._averages, strict=True
+    ):
+        np.testing.assert_array_equal(value, average)
+
+
+def test_quality_has_scores_and_recognised_digits(program):
+    """Each with unit, n and interval; the same images again give the same figures."""
+    quality = {metric.name: metric for metric in program.evaluate()}
+
+    assert ["fid", "kid", "inception_score", "recognised"] == list(quality)
+    assert {200} == {metric.num_examples for metric in quality.values()}
+    assert all(m.low <= m.value <= m.high for m in quality.values())
+    assert "digits/train" in quality["fid"].method
+    assert quality == {metric.name: metric for metric in program.evaluate()}
+
+
+def test_samples_are_a_grid_of_classes(program):
+    """Six rows of ten images of 16 px, enlarged to 32 with a gap of one pixel."""
+    grid = tf.io.decode_png(program.samples())
+
+    assert (6 * 33, 10 * 33, 3) == grid.shape
+
+
+def test_sanity_passes_over_more_than_an_epoch():
+    """Batches that reach into the next epoch may hold an example twice."""
+    made = build(per_replica_batch_size=512)
+    losses = [made.run() for _ in range(4)]
+
+    assert all(np.isfinite(losses))
+    assert all(check.is_passed for check in made.sanity()), made.sanity()
+
+
+def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
+    """Different latents, equal weights, spectral vectors and averages."""
+    made = build("in_graph", num_replicas=2, batch_norm="cross_replica")
+    made.run()
+    outputs = made._repl.run(made._discriminator_step, made._inputs)
+    first, second = (float(value) for value in outputs["loss"])
+
+    assert first != second
+    made._repl.assert_in_sync()
+    assert made._repl.local_state() == []
+
+
+def test_a_data_set_with_more_classes_is_refused():
+    """With both numbers and the option to set."""
+    with pytest.raises(ValueError, match=r"10 classes, but the networks know 4: set"):
+        build(num_classes=4)

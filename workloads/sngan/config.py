@@ -1,0 +1,187 @@
+"""Configuration of SN-GAN: the published settings and the presets.
+
+The planner reads it, so it imports no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from workloads.options import apply_options, check_choice, check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LAYOUTS = ("cifar", "imagenet")
+STATISTICS = ("local", "cross_replica")
+EXTRACTORS = ("digits", "inception")
+FIRST_SIZE = 4  # height and width of the generator's first feature map
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SNGANConfig:
+    """What determines the computation and the learning; defaults are the 32 px papers'.
+
+    Attributes:
+      layout: ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018,
+        table 4), ``imagenet`` halves it with every doubling (table 6).
+      image_size: Height and width of images in pixels: 4 times a power of two.
+      num_classes: Classes that images are generated for.
+      latent_size: Length of z ~ N(0, I).
+      generator_channels: Of the widest feature map of the generator.
+      discriminator_channels: Of the first block of the discriminator.
+      batch_norm: ``local`` normalizes by each replica's own batch, as published;
+        ``cross_replica`` by the global batch.
+      num_discriminator_steps: Updates of the discriminator per update of the generator.
+      generator_batch_factor: Generated images of a generator update, as a multiple of
+        the real images of a discriminator update.
+      generator_learning_rate: Adam's, before the decay.
+      discriminator_learning_rate: Adam's, before the decay.
+      beta_1: Adam's decay of the mean.
+      beta_2: Adam's decay of the square.
+      num_steps: Discriminator updates of the whole training; the learning rate falls
+        linearly to zero at its end.
+      decay_start: Share of ``num_steps`` after which it falls; 1 leaves it as it is.
+      ema_decay: Of the average of the generator's weights that images are shown and
+        scored with; 0 takes the weights themselves.
+      extractor: Network whose features FID, KID and Inception score are made of.
+      extractor_weights: Its file, for ``inception``.
+      num_metric_examples: Generated images that are scored.
+      shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
+      num_input_threads: Threads of one input pipeline.
+    """
+
+    layout: str = "cifar"
+    image_size: int = 32
+    num_classes: int = 10
+    latent_size: int = 128
+    generator_channels: int = 256
+    discriminator_channels: int = 128
+    batch_norm: str = "local"
+    num_discriminator_steps: int = 5
+    generator_batch_factor: int = 2
+    generator_learning_rate: float = 2e-4
+    discriminator_learning_rate: float = 2e-4
+    beta_1: float = 0.0
+    beta_2: float = 0.9
+    num_steps: int = 250_000
+    decay_start: float = 0.0
+    ema_decay: float = 0.0
+    extractor: str = "inception"
+    extractor_weights: str = ""
+    num_metric_examples: int = 5_000
+    shuffle_buffer_size: int = 16_384
+    num_input_threads: int = 4
+
+    def __post_init__(self) -> None:
+        check_choice("layout", self.layout, LAYOUTS)
+        check_choice("batch_norm", self.batch_norm, STATISTICS)
+        check_choice("extractor", self.extractor, EXTRACTORS)
+        doublings = self.num_doublings
+        if doublings < 1 or FIRST_SIZE << doublings != self.image_size:
+            raise ValueError(
+                f"option image_size={self.image_size!r} must be 4 times a power of "
+                "two, because the generator doubles 4 pixels until it is there: use "
+                "for example 16, 32 or 128"
+            )
+        for name in (
+            "num_classes",
+            "latent_size",
+            "generator_channels",
+            "discriminator_channels",
+            "num_discriminator_steps",
+            "generator_batch_factor",
+            "num_steps",
+            "shuffle_buffer_size",
+            "num_input_threads",
+        ):
+            check_range(name, getattr(self, name), low=1)
+        # Scores need a covariance, and every class some images.
+        check_range("num_metric_examples", self.num_metric_examples, low=100)
+        for name in ("generator_learning_rate", "discriminator_learning_rate"):
+            check_range(name, getattr(self, name), low=0.0)
+        for name in ("beta_1", "beta_2", "ema_decay"):
+            check_range(name, getattr(self, name), low=0.0, below=1.0)
+        check_range("decay_start", self.decay_start, low=0.0, below=1.0 + 1e-9)
+        if self.layout == "imagenet" and self.generator_channels % (1 << doublings):
+            raise ValueError(
+                f"option generator_channels={self.generator_channels!r} must be a "
+                f"multiple of {1 << doublings}, because layout 'imagenet' halves it "
+                f"{doublings - 1} times: use for example {16 << doublings}"
+            )
+
+    @property
+    def num_doublings(self) -> int:
+        """Blocks of the generator, each of which doubles height and width."""
+        return max(self.image_size // FIRST_SIZE, 1).bit_length() - 1
+
+    @property
+    def block_channels(self) -> tuple[int, ...]:
+        """Channels of the generator's first feature map and after each block."""
+        first, count = self.generator_channels, self.num_doublings
+        if self.layout == "cifar":
+            return (first,) * (count + 1)
+        # 1024 and then 1024, 512, 256, 128, 64 at the published size.
+        return (first, *(first >> index for index in range(count)))
+
+
+def make_config(preset: str, options: Mapping[str, Any]) -> SNGANConfig:
+    """Returns the preset's configuration with ``options`` in place of its values.
+
+    Args:
+      preset: A name in ``PRESETS``.
+      options: Fields of ``SNGANConfig`` to override.
+
+    Raises:
+      ValueError: Unknown preset or option, or a value of a wrong type or range.
+    """
+    return apply_options("sngan", PRESETS, preset, options)
+
+
+_DIGITS = SNGANConfig(
+    image_size=16,
+    generator_channels=32,
+    discriminator_channels=32,
+    latent_size=32,
+    num_discriminator_steps=2,
+    generator_learning_rate=1e-3,
+    discriminator_learning_rate=1e-3,
+    decay_start=1.0,
+    ema_decay=0.995,
+    extractor="digits",
+    num_metric_examples=1_000,
+    shuffle_buffer_size=2048,
+    num_input_threads=1,
+)
+
+PRESETS: dict[str, SNGANConfig] = {
+    "smoke": dataclasses.replace(
+        _DIGITS,
+        generator_channels=8,
+        discriminator_channels=8,
+        latent_size=8,
+        num_metric_examples=200,
+    ),
+    "laptop": _DIGITS,
+    "gpu": dataclasses.replace(
+        _DIGITS,
+        image_size=32,
+        generator_channels=256,
+        discriminator_channels=128,
+        latent_size=128,
+        num_discriminator_steps=5,
+        generator_learning_rate=2e-4,
+        discriminator_learning_rate=2e-4,
+        num_input_threads=4,
+    ),
+    "paper": SNGANConfig(
+        layout="imagenet",
+        image_size=128,
+        num_classes=1000,
+        generator_channels=1024,
+        discriminator_channels=64,
+        num_steps=2_250_000,
+        decay_start=400 / 450,
+    ),
+}

@@ -1,0 +1,104 @@
+"""Scores of a generator: its images against the training images, and their classes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads import quality
+from workloads.data import images as image_lib
+from workloads.data import pipeline
+from workloads.data.sources import TRAIN_SPLIT
+from workloads.metrics.evaluator import Evaluator
+from workloads.metrics.extractors.base import to_uint8
+from workloads.metrics.extractors.digits import open_digits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workloads.data.sources import Source
+    from workloads.metrics.extractors.base import FeatureExtractor
+    from workloads.sngan.config import SNGANConfig
+    from workloads.spec import QualityMetric
+
+METRICS = ("fid", "kid", "inception_score")
+_BATCH_SIZE = 100
+_MOST_REFERENCES = 50_000
+
+
+class Scorer:
+    """Scores images of a generator, always those of the same latents and classes."""
+
+    def __init__(self, config: SNGANConfig, source: Source) -> None:
+        """Opens the extractor and reads the reference, the training images."""
+        self._config = config
+        self._extractor = _open_extractor(config)
+        self._evaluator = Evaluator(
+            self._extractor,
+            _read_reference(source, config.image_size),
+            reference_name=f"{source.name}/{TRAIN_SPLIT}",
+            metrics=METRICS,
+        )
+
+    def score(
+        self, generate: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    ) -> tuple[QualityMetric, ...]:
+        """Returns FID, KID, Inception score and how often the class is recognised.
+
+        Args:
+          generate: Takes latents [examples, latent_size] and labels [examples], returns
+            images in [-1, 1].
+        """
+        latents, labels = fixed_inputs(self._config, self._config.num_metric_examples)
+        starts = range(0, len(labels), _BATCH_SIZE)
+        parts = [
+            generate(latents[i : i + _BATCH_SIZE], labels[i : i + _BATCH_SIZE])
+            for i in starts
+        ]
+        images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
+        found = [score.as_quality_metric() for score in self._evaluator.score(images)]
+        if self._config.extractor == "digits":
+            # The extractor was trained on real digits only, and knows their classes.
+            told = self._extractor.extract(images).logits.argmax(axis=-1)
+            num_right = int((told == labels).sum())
+            found.append(quality.accuracy("recognised", num_right, len(labels)))
+        return tuple(found)
+
+
+def fixed_inputs(
+    config: SNGANConfig, num_examples: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns latents and labels, the same in every call; classes take turns."""
+    generator = np.random.default_rng(0)
+    shape = (num_examples, config.latent_size)
+    latents = generator.standard_normal(shape, dtype=np.float32)
+    return latents, np.arange(num_examples, dtype=np.int32) % config.num_classes
+
+
+def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
+    if config.extractor == "digits":
+        return open_digits()
+    from workloads.metrics.extractors.inception import open_inception
+
+    return open_inception(config.extractor_weights)
+
+
+def _read_reference(source: Source, image_size: int) -> np.ndarray:
+    """Reads training images as the discriminator sees them, but for its noise."""
+    config = pipeline.PipelineConfig(
+        per_replica_batch_size=_BATCH_SIZE,
+        image_size=image_size,
+        seed=0,
+        shuffle_buffer_size=1,
+        num_threads=1,
+        augmentation=image_lib.UNCHANGED,
+    )
+    count = min(source.num_train_examples, _MOST_REFERENCES)
+    batches = []
+    for batch in pipeline.whole_split(source, TRAIN_SPLIT, config):
+        batches.append(batch["image"].numpy()[batch["is_example"].numpy()])
+        if sum(map(len, batches)) >= count:
+            break
+    images = np.concatenate(batches)[:count]
+    return to_uint8(images, low=-1.0, high=1.0)

@@ -1,0 +1,251 @@
+"""SN-GAN as a workload: two networks, two optimizers, one replicated program."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from workloads import catalog
+from workloads.common import hinge
+from workloads.data import images as image_lib
+from workloads.data import pipeline
+from workloads.data.sources import open_source
+from workloads.program import SYNTHETIC, ImageProgram
+from workloads.sngan import config as config_lib
+from workloads.sngan import grid
+from workloads.sngan.networks import Discriminator, Generator
+from workloads.sngan.schedule import LinearDecay
+from workloads.sngan.scoring import Scorer, fixed_inputs
+from workloads.spec import QualityMetric, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    import replicator
+    from workloads.data.sources import Source
+
+# Pixels are whole numbers of 256; noise as wide as their distance fills the gaps.
+_PIXEL_STEP = 2.0 / 255.0
+_DISCRIMINATOR_SEEDS = 1_000
+
+
+class SNGANProgram(ImageProgram):
+    """SN-GAN on one replicator; a step is one update of the discriminator.
+
+    Every ``num_discriminator_steps``-th step updates the generator first, in the same
+    dispatch, as the published code does.
+
+    Attributes:
+      generator: Maps latents and classes to images.
+      discriminator: Tells them from real ones.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: config_lib.SNGANConfig,
+        *,
+        source: Source | None,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            repl,
+            source=source,
+            config=pipeline.PipelineConfig(
+                per_replica_batch_size=per_replica_batch_size,
+                image_size=config.image_size,
+                seed=seed,
+                shuffle_buffer_size=config.shuffle_buffer_size,
+                num_threads=config.num_input_threads,
+                augmentation=image_lib.UNCHANGED,
+            ),
+            num_classes=config.num_classes,
+        )
+        self._config = config
+        with repl.context():
+            self.generator = Generator(config, seed=seed)
+            self.discriminator = Discriminator(config, seed=seed + _DISCRIMINATOR_SEEDS)
+            self._averages = [
+                keras.Variable(
+                    variable.numpy(),
+                    trainable=False,
+                    aggregation="only_first_replica",
+                    name=f"average_{index}",
+                )
+                for index, variable in enumerate(self._averaged())
+            ]
+            self._of_generator = repl.wrap_optimizer(
+                self._adam(
+                    config.generator_learning_rate,
+                    config.num_steps // config.num_discriminator_steps,
+                )
+            )
+            self._of_generator.build(self.generator.trainable_variables)
+            self._of_discriminator = repl.wrap_optimizer(
+                self._adam(config.discriminator_learning_rate, config.num_steps)
+            )
+            self._of_discriminator.build(self.discriminator.trainable_variables)
+        self.num_parameters = sum(
+            math.prod(variable.shape)
+            for model in (self.generator, self.discriminator)
+            for variable in model.trainable_variables
+        )
+        # Not replicated: it only shows what the averages are.
+        self._shown = Generator(config, seed=seed)
+        self._show = tf.function(
+            lambda latents, labels: self._shown(latents, labels, training=False),
+            autograph=False,
+        )
+        self._scorer: Scorer | None = None
+
+    def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
+        config = self._config
+        return keras.optimizers.Adam(
+            LinearDecay(
+                learning_rate, num_steps=num_steps, decay_start=config.decay_start
+            ),
+            beta_1=config.beta_1,
+            beta_2=config.beta_2,
+        )
+
+    def _averaged(self) -> list[Any]:
+        return self.generator.trainable_variables if self._config.ema_decay else []
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps and returns the discriminator's last loss, over the global batch.
+
+        The value is the hinge loss: 2 where nothing is told apart, 0 where everything
+        is.
+        """
+        loss = math.nan
+        for _ in range(num_steps):
+            is_both = self._num_steps % self._config.num_discriminator_steps == 0
+            step = self._both_step if is_both else self._discriminator_step
+            loss = self._finish(self._repl.run(step, self._inputs), 1)
+        return loss
+
+    def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Updates the generator, then the discriminator."""
+        count = batch["label"].shape[0] * self._config.generator_batch_factor
+        variables = self.generator.trainable_variables
+        with tf.GradientTape() as tape:
+            images, labels = self._generate(count)
+            loss = hinge.generator_loss(
+                self.discriminator(images, labels, training=True)
+            )
+        gradients = tape.gradient(loss, variables)
+        self._of_generator.apply_gradients(zip(gradients, variables, strict=True))
+        for average, variable in zip(self._averages, self._averaged(), strict=True):
+            share = 1.0 - self._config.ema_decay
+            average.assign(average + share * (variable - average))
+        return {**self._discriminator_step(batch), "generator_loss": loss}
+
+    def _discriminator_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """Updates the discriminator of one replica."""
+        count = batch["label"].shape[0]
+        real = batch["image"] + tf.random.uniform(
+            tf.shape(batch["image"]), 0.0, _PIXEL_STEP
+        )
+        fake, fake_labels = self._generate(count)
+        variables = self.discriminator.trainable_variables
+        images = tf.concat([real, tf.stop_gradient(fake)], axis=0)
+        labels = tf.concat([batch["label"], fake_labels], axis=0)
+        with tf.GradientTape() as tape:
+            # One pass for both: no layer of the discriminator mixes examples.
+            logits = self.discriminator(images, labels, training=True)
+            loss = hinge.discriminator_loss(logits[:count], logits[count:])
+        gradients = tape.gradient(loss, variables)
+        self._of_discriminator.apply_gradients(zip(gradients, variables, strict=True))
+        return {"loss": loss, "example_id": batch["example_id"]}
+
+    def _generate(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns images of random latents and evenly drawn classes."""
+        config = self._config
+        latents = tf.random.normal([count, config.latent_size])
+        labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
+        return self.generator(latents, labels, training=True), labels
+
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Scores generated images against the training images.
+
+        Runs on one device, with the averaged weights where they are averaged, and with
+        the moving statistics of batch norm. Synthetic data has no quality.
+        """
+        if self.source is None:
+            return ()
+        if self._scorer is None:
+            self._scorer = Scorer(self._config, self.source)
+        self._update_shown()
+        return self._scorer.score(self._images_of)
+
+    def samples(self) -> bytes | None:
+        """Returns a grid of generated images as PNG: a column per class."""
+        num_columns = min(self._config.num_classes, grid.MOST_COLUMNS)
+        latents, labels = fixed_inputs(self._config, num_columns * grid.NUM_ROWS)
+        self._update_shown()
+        return grid.encode(self._images_of(latents, labels % num_columns), num_columns)
+
+    def _update_shown(self) -> None:
+        for shown, variable in zip(
+            self._shown.variables, self.generator.variables, strict=True
+        ):
+            shown.assign(variable.numpy())
+        for shown, average in zip(
+            self._shown.trainable_variables, self._averages, strict=False
+        ):
+            shown.assign(average.numpy())
+
+    def _images_of(self, latents: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        images: np.ndarray = self._show(latents, labels).numpy()
+        return images
+
+
+class SNGANWorkload(Workload):
+    """The catalogue's ``sngan``."""
+
+    def __init__(self) -> None:
+        info = catalog.WORKLOADS["sngan"]
+        self.name = info.name
+        self.version = info.version
+        self.example_unit = info.example_unit
+
+    def prepare(self, *, data: str) -> None:
+        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
+        if data != SYNTHETIC:
+            open_source(data)
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> SNGANProgram:
+        """Builds SN-GAN on ``replicator``; see ``Workload.build``."""
+        config = config_lib.make_config(preset, options)
+        source = None if data == SYNTHETIC else open_source(data)
+        if source is not None and source.num_classes > config.num_classes:
+            raise ValueError(
+                f"data {data!r} has {source.num_classes} classes, but the networks "
+                f"know {config.num_classes}: set option num_classes to at least "
+                f"{source.num_classes}"
+            )
+        return SNGANProgram(
+            replicator,
+            config,
+            source=source,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+        )
+
+
+WORKLOAD = SNGANWorkload()
