@@ -35,7 +35,7 @@ def program():
 
 def weights_of(model):
     """Values of all variables."""
-    return [np.array(variable) for variable in model.variables]
+    return [variable.numpy() for variable in model.variables]
 
 
 def are_equal(first, second):
@@ -75,12 +75,12 @@ def test_the_generator_is_updated_in_every_nth_step():
 def test_the_average_follows_the_weights():
     """Average += (1 - decay) * (weights - average), at every generator update."""
     made = build(ema_decay=0.75, num_discriminator_steps=1)
-    before = np.array(made._averages[0])
+    before = made._averages[0].numpy()
     made.run()
-    weights = np.array(made.generator.trainable_variables[0])
+    weights = made.generator.trainable_variables[0].numpy()
 
     np.testing.assert_allclose(
-        made._averages[0], before + 0.25 * (weights - before), rtol=1e-5, atol=1e-7
+        made._averages[0].numpy(), before + 0.25 * (weights - before), rtol=1e-5, atol=1e-7
     )
 
 
@@ -96,7 +96,7 @@ def test_pictures_are_made_with_the_average(program):
     for value, average in zip(
         program._shown.trainable_variables, program._averages, strict=True
     ):
-        np.testing.assert_array_equal(value, average)
+        np.testing.assert_array_equal(value.numpy(), average.numpy())
 
 
 def test_quality_has_scores_and_recognised_digits(program):
