@@ -80,7 +80,10 @@ def test_the_average_follows_the_weights():
     weights = made.generator.trainable_variables[0].numpy()
 
     np.testing.assert_allclose(
-        made._averages[0].numpy(), before + 0.25 * (weights - before), rtol=1e-5, atol=1e-7
+        made._averages[0].numpy(),
+        before + 0.25 * (weights - before),
+        rtol=1e-5,
+        atol=1e-7,
     )
 
 
