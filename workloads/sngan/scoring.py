@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from workloads.spec import QualityMetric
 
 METRICS = ("fid", "kid", "inception_score")
-_BATCH_SIZE = 100
+_IMAGES_AT_ONCE = 100
 _MOST_REFERENCES = 50_000
 
 
@@ -51,9 +51,9 @@ class Scorer:
             images in [-1, 1].
         """
         latents, labels = fixed_inputs(self._config, self._config.num_metric_examples)
-        starts = range(0, len(labels), _BATCH_SIZE)
+        starts = range(0, len(labels), _IMAGES_AT_ONCE)
         parts = [
-            generate(latents[i : i + _BATCH_SIZE], labels[i : i + _BATCH_SIZE])
+            generate(latents[i : i + _IMAGES_AT_ONCE], labels[i : i + _IMAGES_AT_ONCE])
             for i in starts
         ]
         images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
@@ -87,7 +87,7 @@ def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
 def _read_reference(source: Source, image_size: int) -> np.ndarray:
     """Reads training images as the discriminator sees them, but for its noise."""
     config = pipeline.PipelineConfig(
-        per_replica_batch_size=_BATCH_SIZE,
+        per_replica_batch_size=_IMAGES_AT_ONCE,
         image_size=image_size,
         seed=0,
         shuffle_buffer_size=1,
