@@ -375,16 +375,27 @@ class Replicator(abc.ABC):
                 )
             )
 
-    def settle(self) -> int:
-        """Lets variables hold, outside steps, all that a checkpoint needs of them.
+    @contextlib.contextmanager
+    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Lets variables hold, inside it, all that a checkpoint needs of them.
 
         Sums that each replica keeps for itself become their mean, which is what counts
-        of them. A collective: every worker calls it.
+        of them; state that other workers keep comes to the chief. A collective: every
+        worker calls it.
 
-        Returns:
-          How many variables were averaged.
+        Args:
+          variables: What is saved, in the same order on every worker.
         """
-        return 0
+        del variables
+        yield
+
+    def restored(self, variables: Sequence[Any]) -> None:
+        """Lets go of what a checkpoint held for other workers.
+
+        Args:
+          variables: What was restored.
+        """
+        del variables
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker, in all of them, by worker id.

@@ -7,10 +7,22 @@ owner's new value is copied to the others. So with R owners each keeps and compu
 of it. Where replicas share one copy of the variables (the CPUs of one machine), there
 is one update and one copy of its state anyway, and nothing changes.
 
+Between worker processes (``multi_worker``) owners are the replicas of all workers. The
+averaged gradients reach every worker, since TensorFlow's rings add up but do not
+scatter (only NCCL would); each updates its share and broadcasts the new values to the
+others, in buckets. So half as many bytes again travel as without sharding, and each
+process has the optimizer state of its share only: on other workers that state reads as
+empty. ``make_checkpoint_manager`` brings it together on the chief while it saves, and
+shares it out again after restoring, on any number of workers; a plain
+``tf.train.Checkpoint`` cannot. A step must update in every call, without
+``accumulation_steps`` or a dynamic loss scale, and nothing else in it may use the
+state.
+
 State that Keras optimizers keep per variable through ``add_variable_from_reference``
 is sharded: that of all of them, but for the small factors of Adafactor. An update in a
 branch (``accumulation_steps``, a dynamic loss scale, Keras' own accumulation) is one
-node of the graph, which one owner computes for all; its state is sharded all the same.
+node of the graph, which one owner computes for all; its state is sharded all the same,
+but not over processes.
 
 State stays that of the Keras optimizer, under the same names: checkpoints go from
 sharded to unsharded optimizers and back.

@@ -141,19 +141,21 @@ class InGraphReplicator(base.Replicator):
         super().restore_local_state(saved)
         self._table.restore(saved)
 
-    def settle(self) -> int:
-        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
-        return partial.settle(self._table.entries(), self.topology)
+    @contextlib.contextmanager
+    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Averages sums that replicas keep apart; see ``Replicator.settled``."""
+        partial.settle(self._table.entries_of(variables), self.topology)
+        yield
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        """Wraps; a sharded update needs all replicas in this program."""
+        """Wraps; a sharded update over workers needs one in every call."""
         options.check(optimizer)
         sharded = None
         if options.sharded_update:
-            if self.topology.num_programs > 1:
-                reason = "other processes keep copies that this one cannot write"
+            if self.topology.num_programs > 1 and options.needs_branch:
+                reason = "an update in a branch is computed by one worker for all"
                 options.refuse({"sharded_update": reason}, type(self).__name__)
             sharded = ShardedUpdate(self._table.ownership)
         return ReplicatedOptimizer(
@@ -169,7 +171,11 @@ class InGraphReplicator(base.Replicator):
         return summary.describe(
             self,
             summary.places_of(self.topology),
-            summary.holdings_of(self._table.entries()),
+            summary.holdings_of(
+                entry
+                for entry in self._table.entries()
+                if not self._table.ownership.is_elsewhere(entry.variable)
+            ),
         )
 
     def explain(self) -> str:
@@ -191,8 +197,9 @@ class InGraphReplicator(base.Replicator):
         """
         differing = []
         for entry in self._table.entries():
-            if entry.kind is not Kind.MIRRORED:
-                continue
+            is_slot = self._table.ownership.is_slot(entry.variable)
+            if entry.kind is not Kind.MIRRORED or is_slot:
+                continue  # what exists once cannot differ
             first = entry.copies[0].numpy()
             if any(
                 copy.numpy().tobytes() != first.tobytes()

@@ -7,6 +7,7 @@ collective ops join the workers. The processes learn from ``TF_CONFIG`` who they
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from replicator import worker_runtime
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
-from replicator.engine import partial, worker_values
+from replicator.engine import ownership, partial, worker_values
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind
 from replicator.errors import DeviceError, DisagreementError
@@ -173,6 +174,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
             entry.variable
             for entry in program.entries.values()
             if self._number(entry.variable) is None
+            and not self._table.ownership.is_slot(entry.variable)
         ]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
@@ -206,17 +208,35 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
     def _peers(self) -> worker_runtime.WorkerRuntime:
         return self._runtime
 
-    def settle(self) -> int:
-        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
+    @contextlib.contextmanager
+    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Brings together what workers keep apart; see ``Replicator.settled``."""
         if self._group is None:
-            return super().settle()
-        group = self._group
-        with self._runtime.guard("the averaging of accumulated gradients"):
-            return partial.settle(
-                self._table.entries(),
+            with super().settled(variables):
+                yield
+            return
+        group, owned = self._group, self._table.ownership
+        with self._runtime.guard("the gathering of optimizer state"):
+            partial.settle(
+                self._table.entries_of(variables),
                 self.topology,
                 lambda sums: worker_values.add_up(sums, self.topology, group),
             )
+            for slot in filter(owned.is_slot, variables):
+                owner = owned.owner(slot)
+                assert owner is not None
+                source = owner.program_id
+                value = worker_values.move(slot, source, self.topology, group)
+                if self.is_chief and owned.is_elsewhere(slot):
+                    ownership.fill(slot, value)
+        try:
+            yield
+        finally:
+            owned.release(variables)
+
+    def restored(self, variables: Sequence[Any]) -> None:
+        """Lets each worker keep its own; see ``Replicator.restored``."""
+        self._table.ownership.release(variables)
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
         for entry in self._table.entries():

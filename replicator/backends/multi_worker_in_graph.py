@@ -8,6 +8,7 @@ machine; TensorFlow's runtime moves what crosses between them.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from replicator import _tf_compat, _tf_data, remote
@@ -27,7 +28,7 @@ from replicator.topology import make_topology
 from replicator.watch import WORKER_TIMEOUT_SEC
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import tensorflow as tf
 
@@ -147,10 +148,11 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             _tf_compat.wait_for_remote_ops()
             return super()._run(*args)
 
-    def settle(self) -> int:
-        """Averages sums that replicas keep apart; see ``Replicator.settle``."""
-        with self._watch.guard():
-            return super().settle()
+    @contextlib.contextmanager
+    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Averages sums that replicas keep apart; see ``Replicator.settled``."""
+        with self._watch.guard(), super().settled(variables):
+            yield
 
     def assert_in_sync(self) -> None:
         """Fetches and compares the copies; see ``Replicator.assert_in_sync``."""

@@ -130,29 +130,30 @@ class CheckpointManager:
           ValueError: ``step`` is None and there is not exactly one optimizer.
         """
         step = self._current_step() if step is None else _check_step(step)
-        self._repl.settle()
         inventory = Inventory(self._trackables)
-        local = self._local_state(inventory)
-        own = encode(self._payload(local))
-        for text, payload in zip(
-            self._workers,
-            self._repl.gather_bytes(own),
-            strict=True,
-        ):
-            text.value = payload
-        positions = self._repl.gather_bytes(self._position())
-        metadata = metadata_lib.describe(
-            self._repl,
-            step=step,
-            variables=inventory.facts(),
-            optimizers=matching.optimizers(inventory),
-            kinds={path: state.kind.value for path, state in local.items()},
-            positions=tuple(
-                position.Position(**json.loads(text)) for text in positions if text
-            ),
-        )
-        self._metadata.value = metadata_lib.to_json(metadata).encode()
-        outcome = self._write(inventory) if self._repl.is_chief else ""
+        # State that workers keep apart is together while it is written.
+        with self._repl.settled(list(inventory.variables.values())):
+            local = self._local_state(inventory)
+            own = encode(self._payload(local))
+            for text, payload in zip(
+                self._workers,
+                self._repl.gather_bytes(own),
+                strict=True,
+            ):
+                text.value = payload
+            positions = self._repl.gather_bytes(self._position())
+            metadata = metadata_lib.describe(
+                self._repl,
+                step=step,
+                variables=inventory.facts(),
+                optimizers=matching.optimizers(inventory),
+                kinds={path: state.kind.value for path, state in local.items()},
+                positions=tuple(
+                    position.Position(**json.loads(text)) for text in positions if text
+                ),
+            )
+            self._metadata.value = metadata_lib.to_json(metadata).encode()
+            outcome = self._write(inventory) if self._repl.is_chief else ""
         # A barrier as well: no worker goes on before the checkpoint is complete.
         failure = self._repl.gather_bytes(outcome.encode())[0].decode()
         if failure:
@@ -203,6 +204,7 @@ class CheckpointManager:
         except (tf.errors.OpError, OSError, LookupError) as error:
             raise files.unreadable(path, error) from error
         local_state = self._restore_local_state(metadata, payloads, inventory)
+        self._repl.restored(list(inventory.variables.values()))
         return RestoredCheckpoint(
             path=path,
             step=metadata.step,

@@ -181,6 +181,39 @@ class CrossWorker:
         result = self._transfer(name, sent, wire, shape, device, transfer)
         return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
 
+    def move(
+        self,
+        name: str,
+        ref: Tensor | None,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        source: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the transfer of what only one worker has to all others.
+
+        Args:
+          name: Name of the node.
+          ref: The tensor, on the source; None elsewhere.
+          dtype: Its type.
+          shape: Its static shape.
+          source: Worker id of the source.
+          device: Where it is.
+
+        Returns:
+          The source's tensor.
+        """
+        if ref is None:
+            value = np.zeros([], dtype.as_numpy_dtype)
+            one = self._emit.const(f"{name}/one", value, device)
+            dims = self._emit.numbers(f"{name}/dims", shape.as_list(), device)
+            attrs = {"T": dtype, "index_type": tf.int32}
+            # Never computed for its value: a receiver needs the shape only.
+            ref = self._emit.add(
+                f"{name}/like", "Fill", [dims, one], device, "output:0", attrs
+            )
+        return self.broadcast(name, ref, dtype, shape, source, device)
+
     def gather(
         self,
         name: str,

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from replicator.engine.body import Body, Node
 
 
+# The holder that stands for those of all other programs.
+ELSEWHERE = -1
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Liveness:
     """The result of the analysis; replicas are named by holders (see ``Topology``).
@@ -54,7 +58,8 @@ def analyze(
     Args:
       body: The single-device graph.
       invariant: Nodes with the same value and effect on every replica.
-      holders: All replicas that keep copies.
+      holders: All replicas that keep copies, and ``ELSEWHERE`` if there are other
+        programs.
       handles: Placeholders of variable handles.
       owners: By handle placeholder of an owned variable, its owner.
       roots: Nodes that every replica needs: producers of outputs and operands of

@@ -24,16 +24,13 @@ def settle(
     entries: Iterable[Entry],
     topology: Topology,
     add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
-) -> int:
+) -> None:
     """Makes all copies of each partial variable their mean.
 
     Args:
       entries: Variables of all kinds.
       topology: Where the replicas of this program are.
       add_up: Adds this program's sums to those of the other programs.
-
-    Returns:
-      How many there are.
     """
     partial = [entry for entry in entries if entry.kind is Kind.PARTIAL]
     sums = []
@@ -41,11 +38,10 @@ def settle(
         with tf.device(entry.variable.device):
             sums.append(tf.add_n([tf.identity(copy) for copy in entry.copies]))
     if not partial:
-        return 0
+        return
     for entry, total in zip(partial, add_up(sums), strict=True):
         with tf.device(entry.variable.device):
             mean = total / tf.cast(topology.num_replicas, total.dtype)
         for copy in entry.copies:
             copy.assign(mean)
         entry.seen.assign(state(entry.variable, entry.kind))
-    return len(partial)

@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from replicator import _tf_compat, loop
 from replicator.engine import body as body_lib
-from replicator.engine import invariance, liveness, placement, plan
+from replicator.engine import invariance, liveness, placement, plan, shares
 from replicator.engine.coherence import Coherence
 from replicator.engine.cross_worker import CrossWorker
+from replicator.engine.effects import READ_OPS
 from replicator.engine.link import Linker
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.replicate import Replicas
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from replicator.engine.body import Ref
     from replicator.engine.cross_worker import Group
+    from replicator.engine.ownership import Owner
     from replicator.engine.trace import TracedStep
     from replicator.engine.variables import Entry, VariableTable
     from replicator.topology import Topology
@@ -71,8 +73,10 @@ class Program:
             self._traced.collectives,
             topology,
             self._depths() if group else None,
-            {} if self._liveness is None else self._liveness.results,
+            # Programs side by side need other results, but make the same plan.
+            {} if self._liveness is None or group else self._liveness.results,
         )
+        self._shares = self._find_shares()
         self._arguments: dict[tuple[int, str], str] = {}
         self._captured: list[Any] = []
         self._more_nodes: list[Any] = []
@@ -102,6 +106,10 @@ class Program:
             "variables": [
                 f"{e.kind.value} {e.variable.dtype.name}{e.variable.shape}"
                 for e in self.entries.values()
+            ],
+            "shares": [
+                f"{share.dtype.name}{share.shape} of worker {share.source}"
+                for share in self._shares
             ],
         }
 
@@ -188,24 +196,73 @@ class Program:
 
     def _find_live(self) -> liveness.Liveness | None:
         """Who emits what, where variables have owners; None where all emit all."""
-        owners = {
+        topology, traced = self._topology, self._traced
+        owners = self._owners()
+        if not owners or (topology.is_shared and topology.num_programs == 1):
+            return None
+        tensors = [name.partition(":")[0] for name in traced.output_names]
+        operands = [name for c in traced.collectives for name in c.read]
+        # A read has no effect: who does not use its value does not need it.
+        reads = {node.name for node in self._body.nodes if node.op in READ_OPS}
+        live = liveness.analyze(
+            self._body,
+            invariant=self._invariance.nodes,
+            holders={
+                *topology.holders,
+                *([liveness.ELSEWHERE] if topology.num_programs > 1 else []),
+            },
+            handles=set(traced.variables),
+            owners={
+                name: owner.holder
+                if owner.program_id == topology.program_id
+                else liveness.ELSEWHERE
+                for name, owner in owners.items()
+            },
+            roots=[
+                *tensors,
+                *operands,
+                *(name for name in traced.control_output_names if name not in reads),
+            ],
+        )
+        if topology.num_programs > 1:
+            ownership, variables = self._table.ownership, traced.variables
+            slots = {n: o for n, o in owners.items() if ownership.is_slot(variables[n])}
+            shares.check(
+                self._body,
+                live,
+                {name: owner.program_id for name, owner in slots.items()},
+                topology.program_id,
+                {name: variables[name].name for name in slots},
+            )
+        return live
+
+    def _owners(self) -> dict[str, Owner]:
+        """By handle, the owner of a variable that has one."""
+        return {
             name: owner
             for name, variable in self._traced.variables.items()
             if (owner := self._table.ownership.owner(variable)) is not None
         }
-        if not owners or self._topology.is_shared:
-            return None
-        traced = self._traced
-        tensors = [name.partition(":")[0] for name in traced.output_names]
-        operands = [name for c in traced.collectives for name in c.read]
-        return liveness.analyze(
-            self._body,
-            invariant=self._invariance.nodes,
-            holders=set(self._topology.holders),
-            handles=set(traced.variables),
-            owners=owners,
-            roots=[*tensors, *operands, *traced.control_output_names],
-        )
+
+    def _find_shares(self) -> list[shares.Share]:
+        """What owners in all programs send to the others, in the order of the graph."""
+        if self._liveness is None or self._group is None:
+            return []
+        owners, written = self._owners(), self._liveness.written
+        variables, ownership = self._traced.variables, self._table.ownership
+        return [
+            shares.Share(
+                node=node.name,
+                handle=handle,
+                source=next(owners[h] for h in written[node.name] if h in owners)[1],
+                dtype=variables[handle].dtype,
+                shape=variables[handle].shape,
+            )
+            for node in self._body.nodes
+            if node.name in self._liveness.homes
+            for handle in written[node.name]
+            if not ownership.is_slot(variables[handle])
+        ]
 
     def _require_variables(self) -> dict[str, Entry]:
         entries = {}
@@ -218,6 +275,7 @@ class Program:
 
     def _register(self) -> None:
         """Builds the linked function and hands it to TensorFlow."""
+        self._received: dict[tuple[str, str], Any] = {}
         self._copies = Replicas(
             self._body,
             self._topology,
@@ -226,6 +284,7 @@ class Program:
             resolve=self._resolve,
             handle_device=self._handle_device,
             handle_dtype=lambda handle: self._traced.variables[handle].dtype,
+            received=self._received if self._group else None,
         )
         workers = None
         if self._group is not None:
@@ -234,9 +293,12 @@ class Program:
             workers = CrossWorker(self._group, batches)
         self._linker = Linker(self._topology, self._name, workers)
         self._replica_ids: list[Any] = []
+        places = shares.schedule(self._body, self._traced.collectives, self._shares)
         # Later collectives may use results of earlier ones, so they link in order.
-        for collective_plan in self.plans:
+        for index, collective_plan in enumerate(self.plans):
+            self._move(places.get(index, ()), workers)
             self._linker.link(collective_plan, self._traced_ref)
+        self._move(places.get(len(self.plans), ()), workers)
         nodes = self._copies.nodes()
         function = _tf_compat.FunctionDef()
         function.signature.name = self._name
@@ -275,6 +337,24 @@ class Program:
         names = [registered.signature.name for registered in functions]
         # TensorFlow would keep the functions, and what it made of them, for ever.
         weakref.finalize(self, _tf_compat.remove_functions, names).atexit = False
+
+    def _move(self, due: Sequence[shares.Share], workers: CrossWorker | None) -> None:
+        """Emits the transfer of updated variables from their owners' programs."""
+        for bucket in shares.group(due, shares.levels(self._body, self._shares)):
+            assert workers is not None
+            is_source = bucket[0].source == self._topology.program_id
+            sent = {
+                (s.node, s.handle): body_lib.Ref(
+                    node=self._copies.new(s.node, s.handle), port="value:0"
+                )
+                for s in bucket
+                if is_source
+            }
+            name = f"{self._name}/shares_{len(self._received)}"
+            device = self._topology.replica_devices[0]
+            values, nodes = shares.send(bucket, name, workers, sent, device)
+            self._received.update(values)
+            self._more_nodes += nodes
 
     def _batch_arguments(self) -> list[tuple[str, tf.DType]]:
         return [

@@ -16,6 +16,7 @@ import tensorflow as tf
 from replicator import _tf_compat, logical
 from replicator.engine.body import Ref, make_node
 from replicator.engine.effects import EffectTable
+from replicator.engine.liveness import ELSEWHERE
 from replicator.engine.optimize import called_functions
 
 if TYPE_CHECKING:
@@ -53,7 +54,21 @@ class Replicas:
         resolve: Resolve,
         handle_device: HandleDevice,
         handle_dtype: HandleDtype | None = None,
+        received: Mapping[tuple[str, str], Ref | str] | None = None,
     ) -> None:
+        """Prepares copying.
+
+        Args:
+          body: The single-device graph.
+          topology: Where the replicas are.
+          merged: Nodes that are emitted once per copy of the mirrored variables.
+          liveness: Who emits what, where variables have owners.
+          resolve: What stands for an input.
+          handle_device: Where the variable behind a handle is.
+          handle_dtype: Its type.
+          received: By node and handle, the value of a variable after an update, as it
+            came from the program that updates; None if this is the only program.
+        """
         self._body = body
         self._topology = topology
         self._replicas = range(topology.num_local_replicas)
@@ -73,6 +88,7 @@ class Replicas:
             for node in body.nodes
         }
         self._waits: dict[tuple[int, str], list[str]] = {}
+        self._received = received
         self._effects = EffectTable(body.library)
         self._library_names = {f.signature.name for f in body.library}
         self._placed = _placed_functions(body.library)
@@ -110,7 +126,8 @@ class Replicas:
             if node.name in self._homes:
                 # Others may read what exists once: it waits for all of them.
                 home = self._homes[node.name]
-                copies.append(self._copy(node, home, self._replicas))
+                if home != ELSEWHERE:
+                    copies.append(self._copy(node, home, self._replicas))
                 copies += self._refresh(node, sharing)
             elif node.name in self._merged:
                 copies += [
@@ -161,17 +178,17 @@ class Replicas:
             if is_live or holder in (self._emitted or {})[node]:
                 return [f"^{self.name(replica, node)}"]
             return self._through(replica, node)
-        if self._homes[node] == self._topology.holders[replica]:
+        holder, home = self._topology.holders[replica], self._homes[node]
+        if home == holder:
             # Its value must have been read before it changes again.
-            new = [f"^{self._new(node, h)}" for h in self._copied(node)]
+            new = [f"^{self.new(node, h)}" for h in self._copied(node)]
             return [f"^{self.name(replica, node)}", *new]
-        holder = self._topology.holders[replica]
         copied = [f"^{self._old(node, h, holder)}" for h in self._copied(node)]
+        if copied:
+            return copied
         # Without copies nothing here waits for what the node would have waited for.
-        return copied or [
-            f"^{self.name(replica, node)}",
-            *self._through(replica, node),
-        ]
+        own = [] if home == ELSEWHERE else [f"^{self.name(replica, node)}"]
+        return [*own, *self._through(replica, node)]
 
     def _through(self, replica: int, node: str) -> list[str]:
         """What a node that a replica does not have would have waited for there.
@@ -213,6 +230,9 @@ class Replicas:
     def _copied(self, node: str) -> list[str]:
         """Handles that a home node writes and of which others have copies."""
         home = self._homes[node]
+        if self._received is not None:
+            return [h for h in self._written[node] if (node, h) in self._received]
+        assert home != ELSEWHERE
         return [
             handle
             for handle in self._written[node]
@@ -222,7 +242,8 @@ class Replicas:
             )
         ]
 
-    def _new(self, node: str, handle: str) -> str:
+    def new(self, node: str, handle: str) -> str:
+        """Name of the node that reads what a home node wrote."""
         return f"{self.name(0, node)}/new_{handle}"
 
     def _old(self, node: str, handle: str, holder: int) -> str:
@@ -235,17 +256,22 @@ class Replicas:
         home = self._homes[node.name]
         for handle in self._copied(node.name):
             dtype = self._handle_dtype(handle)
-            new = self._new(node.name, handle)
-            nodes.append(
-                make_node(
-                    new,
-                    "ReadVariableOp",
-                    [self._resolve(home, handle)],
-                    self._handle_device(home, handle) or "",
-                    {"dtype": dtype},
-                    controls=[self.name(home, node.name)],
+            new = self.new(node.name, handle)
+            value: Ref | str = f"{new}:value:0"
+            if home == ELSEWHERE:
+                assert self._received is not None
+                value = self._received[node.name, handle]
+            else:
+                nodes.append(
+                    make_node(
+                        new,
+                        "ReadVariableOp",
+                        [self._resolve(home, handle)],
+                        self._handle_device(home, handle) or "",
+                        {"dtype": dtype},
+                        controls=[self.name(home, node.name)],
+                    )
                 )
-            )
             for holder, replicas in sharing.items():
                 if holder == home:
                     continue
@@ -255,7 +281,7 @@ class Replicas:
                     make_node(
                         self._old(node.name, handle, holder),
                         "AssignVariableOp",
-                        [self._resolve(holder, handle), f"{new}:value:0"],
+                        [self._resolve(holder, handle), value],
                         self._handle_device(holder, handle) or "",
                         {"dtype": dtype},
                         controls=[edge.removeprefix("^") for edge in waits],

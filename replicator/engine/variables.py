@@ -141,6 +141,11 @@ class VariableTable:
         """All entries, in the order of first use."""
         return list(self._entries.values())
 
+    def entries_of(self, variables: Sequence[Any]) -> list[Entry]:
+        """The entries of those variables that have one, in their order."""
+        found = (self._entries.get(id(variable)) for variable in variables)
+        return [entry for entry in found if entry is not None]
+
     def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
         """Bytes that variables of static shape take on each device, with all copies.
 
@@ -149,6 +154,8 @@ class VariableTable:
         """
         sizes: dict[str, int] = {}
         for variable in map(_tf_compat.unwrap, variables):
+            if self.ownership.is_elsewhere(variable):
+                continue
             entry = self._entries.get(id(variable))
             copies = (variable,) if entry is None else entry.copies
             for copy in {id(c): c for c in copies}.values():

@@ -123,28 +123,58 @@ def start_equal(variables: Sequence[Any], topology: Topology, group: Group) -> N
       topology: Where the replicas of this program are.
       group: The workers.
     """
-
-    def send(value: tf.Tensor) -> tf.Tensor:
-        common = {
-            "group_size": group.num_workers,
-            "group_key": CPU_GROUP_KEY,
-            "instance_key": next(group.keys),
-            "communication_hint": "ring",
-            "timeout_seconds": group.timeout_sec,
-        }
-        with tf.device(_cpu(topology)):
-            if group.worker_id == 0:
-                return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
-            return tf.raw_ops.CollectiveBcastRecvV2(
-                T=value.dtype, shape=tf.shape(value), **common
-            )
-
     movable = [v for v in variables if v.dtype != tf.string]
     values = [tf.convert_to_tensor(v) for v in movable]
-    received = _packed(values, send, lambda dtype: wire_types.moved(dtype, "broadcast"))
+    received = _packed(
+        values,
+        lambda value: _send(value, 0, topology, group),
+        lambda dtype: wire_types.moved(dtype, "broadcast"),
+    )
     if group.worker_id:
         for variable, value in zip(movable, received, strict=True):
             variable.assign(value)
+
+
+def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
+    """Sends the value of a variable from one worker to all others, now.
+
+    Args:
+      variable: Of static shape; elsewhere than on the source its value is not read.
+      source: Worker id of the source.
+      topology: Where the replicas of this program are.
+      group: The workers.
+
+    Returns:
+      The source's value.
+    """
+    how, wire = wire_types.moved(variable.dtype, "broadcast")
+    value = tf.zeros(variable.shape, variable.dtype)
+    if source == group.worker_id:
+        value = tf.convert_to_tensor(variable)
+    if how:
+        convert = tf.cast if how == "Cast" else tf.bitcast
+        value = convert(value, wire)
+    sent = _send(value, source, topology, group)
+    if not how:
+        return sent
+    back = tf.cast if how == "Cast" else tf.bitcast
+    return back(sent, variable.dtype)
+
+
+def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf.Tensor:
+    common = {
+        "group_size": group.num_workers,
+        "group_key": CPU_GROUP_KEY,
+        "instance_key": next(group.keys),
+        "communication_hint": "ring",
+        "timeout_seconds": group.timeout_sec,
+    }
+    with tf.device(_cpu(topology)):
+        if group.worker_id == source:
+            return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
+        return tf.raw_ops.CollectiveBcastRecvV2(
+            T=value.dtype, shape=tf.shape(value), **common
+        )
 
 
 def _reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.Tensor:

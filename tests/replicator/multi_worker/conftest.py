@@ -46,6 +46,12 @@ def run_script(folder: Path, script: str, *arguments: str, num_workers: int = 2)
 
 
 @pytest.fixture(scope="session")
+def run_workers() -> Any:
+    """Runs a script on two workers."""
+    return run_script
+
+
+@pytest.fixture(scope="session")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> WorkerResults:
     """Two workers of one replica, which ran all cases of ``worker_cases``."""
     return run_script(tmp_path_factory.mktemp("workers"), "worker_cases.py", "2")

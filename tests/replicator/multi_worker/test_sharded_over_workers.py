@@ -1,0 +1,121 @@
+"""sharded_update over worker processes: the same numbers, a share of the state each."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import replicator
+
+pytestmark = pytest.mark.processes
+
+SPEC = importlib.util.spec_from_file_location(
+    "sharded_worker", Path(__file__).with_name("sharded_worker.py")
+)
+sharded_worker = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(sharded_worker)
+Training = sharded_worker.Training
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the workers write results and checkpoints."""
+    return tmp_path_factory.mktemp("sharded")
+
+
+@pytest.fixture(scope="module")
+def workers(folder, run_workers):
+    """Two workers that ran all cases of ``sharded_worker``."""
+    return run_workers(folder, "sharded_worker.py")
+
+
+def _check_close(expected, got):
+    for want, value in zip(expected, got, strict=True):
+        np.testing.assert_allclose(want, value, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", sharded_worker.OPTIMIZERS)
+def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
+    """Bit for bit on both workers, and to rounding those of one device."""
+    first, second = workers.of("equal")
+    alone = Training(replicator.create("single"), name).run()
+
+    assert first[name]["unsharded"] == first[name]["sharded"]
+    assert first[name]["sharded"] == second[name]["sharded"]
+    _check_close(alone, first[name]["sharded"])
+
+
+def test_updates_that_need_one_another_cross_in_turn(workers):
+    """None travels together with what it has to wait for; steps in a loop too."""
+    for unsharded, sharded in workers.of("in turn"):
+        assert unsharded == sharded
+
+
+def test_replicas_with_copies_on_every_worker(workers):
+    """Four owners on two workers."""
+    first, second = workers.of("copies")
+
+    assert first["weights"] == second["weights"]
+    _check_close(Training(replicator.create("single")).run(), first["weights"])
+    for owner in ("device:CPU:0 ", "device:CPU:1 ", "worker 1, device 0, "):
+        assert re.search(rf"{owner}updates \d variables", first["explained"])
+
+
+def test_state_is_shared_out(workers):
+    """Each process has its share, together there is all of it; explain() says so."""
+    first, second = workers.of("memory")
+
+    assert first["all"] == first["here"] + second["here"]
+    assert max(first["here"], second["here"]) <= 0.6 * first["all"]
+    text = f"keeps {first['here']} bytes of optimizer state"
+    assert text in first["explained"]
+    assert text in second["explained"]
+
+
+def test_a_checkpoint_of_two_workers_goes_on_with_one(workers, folder):
+    """The chief writes all state; after that each worker has its share again."""
+    results = workers.of("saved")
+    expected = results[0]["weights"]
+
+    one = Training(replicator.create("single"), folder=folder / "by_two")
+    restored = one.manager.restore()
+
+    assert sharded_worker.HALF == restored.step
+    _check_close(expected, one.run(sharded_worker.HALF))
+    shares = [result["here"] for result in workers.of("memory")]
+    assert shares == [result["here"] for result in results]
+
+
+def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
+    """Every worker keeps its share of what is restored."""
+    results = workers.of("restored")
+    alone = Training(replicator.create("single")).run()
+
+    for result in results:
+        _check_close(alone, result["weights"])
+    shares = [result["here"] for result in workers.of("memory")]
+    assert shares == [result["here"] for result in results]
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        (
+            "accumulation",
+            r"OptimizerOptionError: .* under MultiWorkerReplicator: an update in a bra",
+        ),
+        ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses that of"),
+        (
+            "read",
+            r"OptimizerOptionError: .* on worker 0 only, but the step uses it",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_out_is_refused(workers, case, message):
+    """On all workers, before anything runs."""
+    for result in workers.of("refused"):
+        assert re.search(message, result[case], re.DOTALL), result[case]
