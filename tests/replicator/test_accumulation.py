@@ -51,7 +51,7 @@ def _ran(folder, run):
 def test_gradients_meet_in_calls_that_update_only(separate, tmp_path):
     """Of eight calls two add up what replicas have; the plan says that it is so."""
     run, _, _ = _step(separate(2), accumulation_steps=4)
-    for _ in range(4):
+    for _ in range(5):
         run(1.0, 2.0)
 
     counts = _ran(tmp_path, lambda: [run(1.0, 2.0) for _ in range(8)])
