@@ -59,6 +59,7 @@ CURVE_COLUMNS = (
     "n",
     "low",
     "high",
+    "protocol",
 )
 
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
@@ -150,6 +151,7 @@ def curves_frame(store: Store) -> pd.DataFrame:
             "n": metric.num_examples,
             "low": metric.low,
             "high": metric.high,
+            "protocol": metric.protocol,
         }
         for case in study.load_study(store).quality_runs
         for entry in case.ok_entries

@@ -3,7 +3,8 @@
 History of ``SCHEMA_VERSION``:
 
 1. First version.
-2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``.
+2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
+   ``QualityMetric.protocol``.
 
 Every record is immutable, refuses unknown fields and non-finite numbers, and carries
 its version. Names and units follow ``docs/glossary.md``.
@@ -212,6 +213,10 @@ class QualityMetric(Record):
     high: float
     confidence: float = 0.95
     method: str
+    protocol: str = Field(
+        default="",
+        description="what else the figure depends on; two protocols share no axis",
+    )
 
 
 class QualityPoint(Record):

@@ -23,7 +23,12 @@ class SanityCheck:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class QualityMetric:
-    """A learning-quality figure: value, unit, count n and its interval."""
+    """A learning-quality figure: value, unit, count n and its interval.
+
+    ``protocol`` says in one line what else the figure depends on, such as the network
+    that scores images; figures of two protocols share no axis. Empty where there is
+    nothing to say.
+    """
 
     name: str
     value: float
@@ -33,6 +38,7 @@ class QualityMetric:
     high: float
     confidence: float
     method: str
+    protocol: str = ""
 
 
 class StepProgram(abc.ABC):

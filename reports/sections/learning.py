@@ -6,7 +6,7 @@ import base64
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import axes, page
 from reports.figures import curves
 from reports.sections.quality import write_value
 
@@ -48,18 +48,19 @@ class Spent:
 
 
 def collect(view: View) -> dict[str, tuple[Run, ...]]:
-    """Returns the quality runs that are ok, by name of the metric."""
-    found: dict[str, list[Run]] = {}
+    """Returns the quality runs that are ok, by title of the axis; see ``quality``."""
+    found: dict[axes.Axis, list[Run]] = {}
     for case in view.study.quality_runs:
         for entry in case.ok_entries:
-            by_name: dict[str, list[tuple[QualityPoint, QualityMetric]]] = {}
+            by_axis: dict[axes.Axis, list[tuple[QualityPoint, QualityMetric]]] = {}
             for point in entry.result.curve:
                 for metric in point.quality:
-                    by_name.setdefault(metric.name, []).append((point, metric))
-            for name, points in by_name.items():
+                    by_axis.setdefault(axes.axis_of(metric), []).append((point, metric))
+            for axis, points in by_axis.items():
                 run = Run(case=case, entry=entry, points=tuple(points))
-                found.setdefault(name, []).append(run)
-    return {name: tuple(runs) for name, runs in found.items()}
+                found.setdefault(axis, []).append(run)
+    names = axes.titles(found)
+    return {names[axis]: tuple(runs) for axis, runs in found.items()}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +117,7 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
         f"{run.points[-1][0].num_examples} {view.study.example_unit}"
         for run in runs
     ]
-    axes = (
+    spendings = (
         Spent(
             slug="time",
             label="training time in s, without evaluations",
@@ -141,16 +142,19 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
             x_label=spent.label,
             write=lambda value: write_value(value, unit),
         )
-        for spent in axes
+        for spent in spendings
     ]
 
 
 def render(view: View) -> Markup:
     """Renders two panels per metric, and what each run reached."""
     found = collect(view)
+    all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
     figures = [
-        (name, _draw(view, number, name, runs), runs)
-        for number, (name, runs) in enumerate(found.items())
+        (name, _draw(view, number, name, runs), runs, axes.explain(axis, all_axes))
+        for number, (axis, (name, runs)) in enumerate(
+            zip(all_axes, found.items(), strict=True)
+        )
     ]
     return page.render(
         "learning",

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from reports import formats, page
+from reports import axes, formats, page
 from reports.figures import rows
 
 if TYPE_CHECKING:
@@ -45,15 +45,19 @@ class CaseQuality:
 
 
 def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
-    """Returns the quality of every measured case, by name of the metric."""
-    names = dict.fromkeys(
-        metric.name
+    """Returns the quality of every measured case, by title of the axis.
+
+    The title is the name of the metric, unless figures of that name were made by
+    several protocols: each has its own axis then.
+    """
+    names = axes.titles(
+        axes.axis_of(metric)
         for case in view.measured_cases
         for entry in case.ok_entries
         for metric in entry.result.quality
     )
     found: dict[str, tuple[CaseQuality, ...]] = {}
-    for name in names:
+    for axis, title in names.items():
         cases = (
             CaseQuality(
                 case=case,
@@ -61,19 +65,24 @@ def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
                     (entry, metric)
                     for entry in case.ok_entries
                     for metric in entry.result.quality
-                    if metric.name == name
+                    if axes.axis_of(metric) == axis
                 ),
             )
             for case in view.measured_cases
         )
-        found[name] = tuple(quality for quality in cases if quality.trials)
+        found[title] = tuple(quality for quality in cases if quality.trials)
     return found
 
 
 def write_value(value: float, unit: str) -> str:
-    """Writes a quality figure: a ratio as a percentage, others with their unit."""
+    """Writes a quality figure: a ratio as a percentage, others with their unit.
+
+    Scores have the unit 1, which nobody writes.
+    """
     if unit in RATIO_UNITS:
         return formats.percent(value)
+    if unit == "1":
+        return formats.significant(value)
     return f"{formats.significant(value)} {unit}"
 
 
@@ -105,7 +114,11 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
 def render(view: View) -> Markup:
     """Renders one figure per metric, with each trial's own interval below."""
     found = collect(view)
-    figures = [(name, _draw(view, name, cases), cases) for name, cases in found.items()]
+    all_axes = [axes.axis_of(cases[0].trials[0][1]) for cases in found.values()]
+    figures = [
+        (name, _draw(view, name, cases), cases, axes.explain(axis, all_axes))
+        for axis, (name, cases) in zip(all_axes, found.items(), strict=True)
+    ]
     steps = sorted(
         {
             entry.spec.num_warmup_steps + entry.spec.num_measured_steps

@@ -52,6 +52,7 @@ class Metric:
     high: float
     confidence: float
     method: str
+    protocol: str = ""
 
 
 class Clock:

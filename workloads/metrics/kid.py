@@ -84,9 +84,9 @@ def _block(generated: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
     first = generated.astype(np.float64)
     second = reference.astype(np.float64)
     m, n = len(first), len(second)
-    within_first = _row_sums(first, first) - _kernel_of_itself(first)
-    within_second = _row_sums(second, second) - _kernel_of_itself(second)
-    across_first, across_second = _row_sums(first, second), _row_sums(second, first)
+    within_first = _sums(first, first)[0] - _kernel_of_itself(first)
+    within_second = _sums(second, second)[0] - _kernel_of_itself(second)
+    across_first, across_second = _sums(first, second)
     sum_first, sum_second = within_first.sum(), within_second.sum()
     across = across_first.sum()
     value = (
@@ -116,8 +116,11 @@ def _kernel_of_itself(values: np.ndarray) -> np.ndarray:
     return (squares / values.shape[1] + 1.0) ** DEGREE
 
 
-def _row_sums(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Sums of the kernel over ``second``, a strip of rows at a time."""
-    strips = range(0, len(first), _ROWS)
-    sums = [_kernel(first[i : i + _ROWS], second).sum(axis=1) for i in strips]
-    return np.concatenate(sums)
+def _sums(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sums of the kernel over ``second`` and over ``first``, a strip at a time."""
+    over_second, over_first = [], np.zeros(len(second))
+    for start in range(0, len(first), _ROWS):
+        strip = _kernel(first[start : start + _ROWS], second)
+        over_second.append(strip.sum(axis=1))
+        over_first += strip.sum(axis=0)
+    return np.concatenate(over_second), over_first

@@ -82,7 +82,7 @@ class Score:
     protocol: MetricProtocol
 
     def as_quality_metric(self) -> QualityMetric:
-        """Returns the figure as a workload reports it; ``method`` has the protocol.
+        """Returns the figure as a workload reports it, with the protocol in one line.
 
         Raises:
           ValueError: The figure has no interval, and a quality metric needs one.
@@ -102,7 +102,8 @@ class Score:
             low=figure.low,
             high=figure.high,
             confidence=figure.confidence,
-            method=f"{figure.method}; {self.protocol.describe()}",
+            method=figure.method,
+            protocol=self.protocol.describe(),
         )
 
 

@@ -68,7 +68,7 @@ def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
             assert protocol.num_reference_examples == 1438
         assert better.high < worse.low  # type: ignore[operator]
     metric = ends.data[0].as_quality_metric()
-    assert evaluator.extractor.digest[:16] in metric.method
+    assert evaluator.extractor.digest[:16] in metric.protocol
 
 
 def test_random_halves_of_one_set_cannot_be_told_apart(
@@ -192,6 +192,18 @@ def test_a_place_that_cannot_be_written_is_named(
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(blocked))
 
     with pytest.raises(ValueError, match="set REPLICATOR_DATA_DIR to a directory"):
+        digits.open_digits()
+
+
+@pytest.mark.processes
+def test_a_training_that_hangs_is_ended(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    """After the most time that it may take, with an error and no process left."""
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr(digits, "_MOST_SEC", 0.05)
+
+    with pytest.raises(ValueError, match=r"took more than 0\.05 s, where about 10"):
         digits.open_digits()
 
 

@@ -98,8 +98,9 @@ def test_a_record_carries_digests_counts_and_reference() -> None:
         3.5,
     )
     assert metric.num_examples == 500
-    for part in ("delta method", "a" * 16, "b" * 16, "8 x 8 as stored", "n = 359"):
-        assert part in metric.method
+    assert metric.method == "delta method"
+    for part in ("a" * 16, "b" * 16, "8 x 8 as stored", "n = 359"):
+        assert part in metric.protocol
 
 
 def test_a_score_without_interval_is_no_quality_metric() -> None:

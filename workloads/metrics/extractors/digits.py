@@ -108,8 +108,14 @@ def cache_path() -> pathlib.Path:
 def _train(path: pathlib.Path) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     command = [sys.executable, "-m", digits_training.__name__, str(temporary)]
+    # Flags of TensorFlow and XLA change the bits; that process has none of ours.
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TF_", "XLA_"))
+    }
     # Where this process found the package, the other one does too.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
         done = subprocess.run(
             command,
@@ -127,5 +133,10 @@ def _train(path: pathlib.Path) -> None:
                 "file name to see all of it"
             )
         temporary.replace(path)
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"training the digits classifier took more than {_MOST_SEC} s, where about "
+            "10 are usual: is the machine overloaded? Run it again when it is not"
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)

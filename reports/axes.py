@@ -1,0 +1,58 @@
+"""Which quality figures stand on one axis: those that were made by one protocol."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from results.records import QualityMetric
+
+Axis = tuple[str, str, int]
+
+
+def axis_of(metric: QualityMetric) -> Axis:
+    """Returns name, protocol and, where the protocol matters, n.
+
+    A proportion estimates the same whatever its n, and has no protocol; a score such as
+    FID changes with n.
+    """
+    return metric.name, metric.protocol, metric.num_examples if metric.protocol else 0
+
+
+def titles(axes: Iterable[Axis]) -> dict[Axis, str]:
+    """Returns a title per axis: the name, numbered where one name has several."""
+    distinct = list(dict.fromkeys(axes))
+    found = {}
+    for axis in distinct:
+        same = [other for other in distinct if other[0] == axis[0]]
+        found[axis] = axis[0]
+        if len(same) > 1:
+            found[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
+    return found
+
+
+def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
+    """Says what a figure was made with, and why others of its name stand elsewhere.
+
+    Returns:
+      Empty where the figure has no protocol.
+    """
+    if not axis[1]:
+        return ""
+    sentences = [f"Made with: {axis[1]}; n = {axis[2]}."]
+    for other in dict.fromkeys(all_axes):
+        if other[0] == axis[0] and other != axis:
+            ours, theirs = _parts(axis), _parts(other)
+            first = "; ".join(part for part in ours if part not in theirs)
+            second = "; ".join(part for part in theirs if part not in ours)
+            sentences.append(
+                "Not on one axis with another figure of this name: here "
+                f"{first or 'nothing more'}, there {second or 'nothing more'}."
+            )
+    return " ".join(sentences)
+
+
+def _parts(axis: Axis) -> list[str]:
+    return [*axis[1].split("; "), f"n = {axis[2]}"] if axis[1] else ["no protocol"]
