@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,6 +16,9 @@ from workloads.common.spectral_norm import (
     SpectralEmbedding,
     power_step,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RTOL_FLOAT32 = 1e-5  # some dozen roundings of dot products
 NUM_STEPS = 3
@@ -193,6 +196,27 @@ def test_the_engine_proves_that_u_is_mirrored() -> None:
     held = repl.summary().partition("\nvariables:")[2]
     assert "mirrored" in held
     assert "local" not in held
+
+
+@pytest.fixture
+def mixed_bfloat16() -> Iterator[None]:
+    """Layers compute in bfloat16 and keep their variables in float32."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.usefixtures("mixed_bfloat16")
+def test_mixed_precision_takes_the_norm_in_float32() -> None:
+    """Outputs have 16 bits; u and sigma are those of float32."""
+    layer = SpectralDense(6, 4, seed=1)
+    expected = numpys_step(matrix_of(layer.kernel.numpy()), layer.u.numpy())[1]
+
+    outputs = layer(np.ones((2, 6), np.float32), training=True)
+
+    assert tf.bfloat16 == outputs.dtype
+    np.testing.assert_allclose(layer.u.numpy(), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_wrong_input_is_refused() -> None:
