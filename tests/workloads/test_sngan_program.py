@@ -109,7 +109,7 @@ def test_quality_has_scores_and_recognised_digits(program):
     assert ["fid", "kid", "inception_score", "recognised"] == list(quality)
     assert {200} == {metric.num_examples for metric in quality.values()}
     assert all(m.low <= m.value <= m.high for m in quality.values())
-    assert "digits/train" in quality["fid"].method
+    assert "digits/train" in quality["fid"].protocol
     assert quality == {metric.name: metric for metric in program.evaluate()}
 
 
