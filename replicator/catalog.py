@@ -205,6 +205,9 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 "input_single": _OWN_PROGRAMS,
+                "whole_steps": (
+                    "a worker whose data ended is fed zeros until the data of all has"
+                ),
             },
         ),
         BackendInfo(

@@ -1,20 +1,19 @@
 """One process of a cluster: ``cluster_member.py TARGET FOLDER CASE...``.
 
 Which processes run the program and which serve is a fact of the backend. What came of a
-case is written to a file of its name and the worker's id, as soon as it is known.
+case is left in the folder as soon as it is known. Processes that run the program go on
+to the next case together, or end.
 """
 
 from __future__ import annotations
 
 import functools
-import pickle
 import sys
 from pathlib import Path
 
-from replicator import catalog, cluster
+from replicator import cluster
 
 CASE_TIMEOUT_SEC = 90.0
-NUM_CPU_DEVICES = 2  # of each process, for replicas that are split
 
 
 def main():
@@ -22,43 +21,39 @@ def main():
     target_name, folder, *case_names = sys.argv[1:]
     config = cluster.ClusterConfig.from_tf_config()
     sys.path.insert(0, str(Path(__file__).resolve().parent))
+    from conformance_cases.clusters import program_members
     from conformance_cases.targets import TARGETS
 
     target = TARGETS[target_name]
-    if not runs_program(catalog.BACKENDS[target.backend].processes, config):
+    members = program_members(target)
+    if (config.kind, config.index) not in members:
         from replicator import server
 
-        server.run(["--num-cpu-devices", str(NUM_CPU_DEVICES)])
+        server.run(["--num-cpu-devices", str(target.num_devices_per_worker)])
         return
-    worker_id = 0 if config.kind == "chief" else config.worker_id
-    run_cases(target, case_names, Path(folder), worker_id)
+    process = members.index((config.kind, config.index))
+    run_cases(target, case_names, Path(folder), process, len(members))
 
 
-def run_cases(target, case_names, folder, worker_id):
-    """Runs cases on replicators that are made once."""
+def run_cases(target, case_names, folder, process, num_processes):
+    """Runs cases on replicators that are made once, until one parts the processes."""
     from conformance_cases import runner
     from conformance_cases.every import CASES
+    from conformance_cases.outcomes import OutcomeFolder
 
     from replicator import devices
 
-    devices.split_cpu(NUM_CPU_DEVICES)
+    devices.split_cpu(target.num_devices_per_worker)
     make = functools.cache(target.make_for)
     make(1)  # joins the cluster: before any variable is made
     runner.CASE_TIMEOUT_SEC = CASE_TIMEOUT_SEC
+    outcomes = OutcomeFolder(folder, num_processes)
     for name in case_names:
         outcome = runner.evaluate(CASES[name], lambda c: make(c.num_logical_devices))
-        part = folder / f"{name}.{worker_id}.part"
-        part.write_bytes(pickle.dumps(outcome))
-        part.rename(part.with_suffix(".pickle"))
-
-
-def runs_program(processes, config):
-    """Whether this process runs the user's program, or serves another one's."""
-    if processes == catalog.SERVED_WORKERS:
-        return config.is_chief
-    if processes == catalog.PARAMETER_SERVERS:
-        return config.kind == "chief"
-    return True
+        outcomes.write(name, process, outcome)
+        every = outcomes.wait_for(name, CASE_TIMEOUT_SEC)
+        if not runner.can_go_on(every, make(1)):
+            return
 
 
 if __name__ == "__main__":

@@ -1,14 +1,19 @@
-"""Runs the cases of a target in one cluster of processes, and joins what they saw."""
+"""Runs the cases of a target in a cluster of processes, and joins what they saw.
+
+One cluster runs all cases, one after the other. A case that leaves its processes
+unable to go on together (they disagree about it, one was lost, one hung) ends that
+cluster; the cases behind it run in a fresh one, so that each is judged by itself.
+"""
 
 from __future__ import annotations
 
-import pickle
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance_cases import runner
+from conformance_cases.outcomes import OutcomeFolder
 
 from replicator import catalog, local_cluster
 
@@ -21,29 +26,82 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).resolve().parents[1] / "cluster_member.py"
 START_TIMEOUT_SEC = 120.0
 TIMEOUT_PER_CASE_SEC = 20.0
+# Fresh clusters cost seconds each: a target that needs more is broken as a whole.
+MAX_CLUSTERS = 4
 _POLL_SEC = 0.1
 
 
-def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Outcome]:
-    """Runs cases in a cluster of their own.
+def program_members(target: Target) -> list[tuple[str, int]]:
+    """Kind and index of the processes that run the user's program; others serve."""
+    return {
+        catalog.SERVED_WORKERS: [("worker", 0)],
+        catalog.PARAMETER_SERVERS: [("chief", 0)],
+    }.get(
+        catalog.BACKENDS[target.backend].processes,
+        [("worker", index) for index in range(target.num_workers)],
+    )
+
+
+def run(
+    target: Target,
+    case_names: Sequence[str],
+    folder: Path,
+    program: Path = PROGRAM,
+) -> dict[str, Outcome]:
+    """Runs cases in clusters of their own.
 
     Args:
       target: The backend and its options.
       case_names: Which cases, in this order.
       folder: An empty folder for results and outputs.
+      program: What every process of a cluster runs.
 
     Returns:
-      What came of each case; of a case that the cluster did not finish, an error with
-      the end of the processes' outputs.
+      What came of each case; of a case that its cluster did not finish, an error with
+      the end of the processes' outputs, and of those that were not reached, one with
+      the reason.
     """
-    processes = catalog.BACKENDS[target.backend].processes
-    has_chief = processes == catalog.PARAMETER_SERVERS
-    program = {
-        catalog.SERVED_WORKERS: [("worker", 0)],
-        catalog.PARAMETER_SERVERS: [("chief", 0)],
-    }.get(processes, [("worker", i) for i in range(target.num_workers)])
+    outcomes = OutcomeFolder(folder, len(program_members(target)))
+    found: dict[str, Outcome] = {}
+    left = list(case_names)
+    why = ""
+    for attempt in range(MAX_CLUSTERS):
+        if not left:
+            break
+        log_dir = folder / f"logs_{attempt}"
+        has_failed, text = _run_one(target, left, folder, log_dir, program)
+        done = [name for name in left if outcomes.has_all(name)]
+        found |= {name: runner.join(outcomes.read(name)) for name in done}
+        left = [name for name in left if name not in found]
+        why = f"{done[-1]} ended the cluster before" if done else why
+        if left and (has_failed or not done):
+            name = left.pop(0)
+            why = f"{name} ended the cluster before"
+            found[name] = runner.Outcome(
+                error_kinds=("ClusterEnded",),
+                message=f"no result of {name} on every worker",
+                trace=text,
+            )
+    for name in left:
+        found[name] = runner.Outcome(
+            error_kinds=("NotReached",),
+            message=f"{name} was not reached in {MAX_CLUSTERS} clusters: {why}",
+        )
+    return found
+
+
+def _run_one(
+    target: Target,
+    case_names: Sequence[str],
+    folder: Path,
+    log_dir: Path,
+    program: Path,
+) -> tuple[bool, str]:
+    """Runs one cluster to its end: whether it failed, and the end of its outputs."""
+    members = program_members(target)
+    has_chief = ("chief", 0) in members
     cluster = local_cluster.LocalCluster(
-        [sys.executable, str(PROGRAM), target.name, str(folder), *case_names],
+        [sys.executable, str(program), target.name, str(folder), *case_names],
         num_workers=target.num_workers,
         num_ps=int(has_chief),
         has_chief=has_chief,
@@ -52,35 +110,16 @@ def run(target: Target, case_names: Sequence[str], folder: Path) -> dict[str, Ou
             "PYTHONPATH": str(PROGRAM.parents[2]),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
-        log_dir=folder / "logs",
+        log_dir=log_dir,
     )
-    limit_sec = START_TIMEOUT_SEC + TIMEOUT_PER_CASE_SEC * len(case_names)
+    deadline = (
+        time.monotonic() + START_TIMEOUT_SEC + TIMEOUT_PER_CASE_SEC * len(case_names)
+    )
     with cluster:
-        deadline = time.monotonic() + limit_sec
-        while time.monotonic() < deadline and all(
-            cluster.is_running(*member) for member in program
-        ):
+        codes: list[int | None] = [None]
+        # A process that fails takes the others with it: they could only wait for it.
+        while None in codes and not any(codes) and time.monotonic() < deadline:
             time.sleep(_POLL_SEC)
-        # Others are at the same case, or one is lost and they say so in bounded time.
-        while time.monotonic() < deadline and any(
-            cluster.is_running(*member) for member in program
-        ):
-            time.sleep(_POLL_SEC)
-        outputs = "\n".join(cluster.output(*member)[-3000:] for member in program)
-    return {
-        name: _read(folder, name, len(program), outputs, limit_sec)
-        for name in case_names
-    }
-
-
-def _read(
-    folder: Path, name: str, num_files: int, outputs: str, limit_sec: float
-) -> Outcome:
-    paths = [folder / f"{name}.{index}.pickle" for index in range(num_files)]
-    if not all(path.exists() for path in paths):
-        return runner.Outcome(
-            error_kinds=("ClusterEnded",),
-            message=f"no result of {name} within {limit_sec:g} s",
-            trace=outputs,
-        )
-    return runner.join([pickle.loads(path.read_bytes()) for path in paths])
+            codes = [cluster.exit_code(*member) for member in members]
+        text = "\n".join(cluster.output(*member)[-3000:] for member in members)
+    return any(code != 0 for code in codes), text

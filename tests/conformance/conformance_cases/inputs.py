@@ -171,6 +171,15 @@ def batches_can_be_read_without_a_step(repl):
     return {"x": batch["x"], "y": batch["y"], "next": repl.run(step, inputs)}
 
 
+def _dealt(topology):
+    """Which batch each replica gets where pipelines of workers take every other."""
+    num_local = topology.num_local_replicas
+    return [
+        replica_id // num_local + (replica_id % num_local) * topology.num_workers
+        for replica_id in range(topology.num_replicas)
+    ]
+
+
 _ROWS = [[1, 2], [3], [4, 5, 6], [7]] * 4
 
 
@@ -178,10 +187,10 @@ _ROWS = [[1, 2], [3], [4, 5, 6], [7]] * 4
     "ragged_inputs",
     reference=lambda t: {
         "sums": replicator.PerReplica(
-            [np.int32([6, 22][r % 2]) for r in range(t.num_replicas)]
+            [np.int32([6, 22][index % 2]) for index in _dealt(t)]
         ),
         "lengths": replicator.PerReplica(
-            [np.int64([[2, 1], [3, 1]][r % 2]) for r in range(t.num_replicas)]
+            [np.int64([[2, 1], [3, 1]][index % 2]) for index in _dealt(t)]
         ),
     },
 )

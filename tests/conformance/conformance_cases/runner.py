@@ -100,7 +100,37 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
         return dataclasses.replace(failed[0], message=f"workers disagree: {states}")
     if failed:
         return failed[0]
-    return dataclasses.replace(outcomes[0], value=_join([o.value for o in outcomes]))
+    try:
+        value = _join([outcome.value for outcome in outcomes])
+    except (AssertionError, ValueError) as error:
+        return Outcome(
+            error_kinds=(type(error).__name__,),
+            message=f"what workers returned does not fit together: {error}",
+            trace=traceback.format_exc(),
+        )
+    return dataclasses.replace(outcomes[0], value=value)
+
+
+def can_go_on(outcomes: Sequence[Outcome], repl: Any) -> bool:
+    """Whether the processes of a cluster can run another case after one.
+
+    They have parted where some have an error that others have not. Where all have the
+    same, they may have lost each other, so they try to meet.
+
+    Args:
+      outcomes: Of all processes.
+      repl: What the next case will run on.
+    """
+    kinds = {outcome.error_kinds for outcome in outcomes}
+    if kinds == {()}:
+        return True
+    if len(kinds) > 1 or "WorkerLostError" in kinds.pop():
+        return False
+    try:
+        repl.gather_bytes(b"")
+    except replicator.ReplicatorError:
+        return False
+    return True
 
 
 def _join(values: Sequence[Any]) -> Any:

@@ -55,6 +55,11 @@ class Target:
         return Topology(self.num_replicas, self.num_workers)
 
     @property
+    def num_devices_per_worker(self) -> int:
+        """CPU devices that each process needs where replicas are split in two."""
+        return 2 * self.topology.num_local_replicas
+
+    @property
     def is_cluster(self) -> bool:
         """Whether it needs processes of its own."""
         return self.num_workers > 1
@@ -133,12 +138,19 @@ IN_PROCESS = [
         variant="stand_in",
         patch=stand_ins.tpu,
         not_here={
-            "model_parallelism": "MirroredStrategy stands in, which splits nothing"
+            "model_parallelism": "MirroredStrategy stands in, which splits nothing",
+            "whole_steps": "MirroredStrategy stands in, which compiles nothing",
         },
     ),
 ]
+# A worker that does not come fails its case, and not the run.
+_BOUNDED = {"timeout_sec": 60.0}
 CLUSTERS = [
+    Target(backend="multi_worker", num_replicas=2, num_workers=2, options=_BOUNDED),
+    Target(backend="multi_worker", num_replicas=4, num_workers=2, options=_BOUNDED),
     Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
+    Target(backend="multi_worker_in_graph", num_replicas=4, num_workers=2),
+    Target(backend="tf_multi_worker", num_replicas=2, num_workers=2, options=_BOUNDED),
     Target(
         backend="horovod",
         num_replicas=2,
@@ -153,8 +165,6 @@ TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
 # Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {
-    "multi_worker": "its clusters are started in tests/replicator/multi_worker",
-    "tf_multi_worker": "its clusters are started in tests/replicator/multi_worker",
     "tpu": (
         "no TPU: `MirroredStrategy` on virtual CPU devices stands in for "
         "`TPUStrategy`, with all code but the start of the TPU system and the "

@@ -1,0 +1,123 @@
+"""Clusters that run cases: what one case does to its cluster harms no other."""
+
+from __future__ import annotations
+
+import pickle
+import textwrap
+
+import pytest
+from conformance_cases import clusters, runner
+from conformance_cases.outcomes import OutcomeFolder
+from conformance_cases.targets import TARGETS
+
+from replicator import errors
+
+TARGET = TARGETS["multi_worker-2"]
+
+# Leaves what it is told to leave; the name of a case says what else happens.
+MEMBER = """
+import json, os, shutil, sys, time
+from pathlib import Path
+
+_, folder, *cases = sys.argv[1:]
+worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+for case in cases:
+    if case.startswith("die") and worker == 1:
+        sys.exit("worker 1 dies")
+    if case.startswith("die"):
+        time.sleep(600)
+    part = Path(folder, f"{case}.{worker}.part")
+    shutil.copy(Path(folder, "fine"), part)
+    part.rename(part.with_suffix(".pickle"))
+    while not Path(folder, f"{case}.{1 - worker}.pickle").exists():
+        time.sleep(0.01)
+    if case.startswith("part"):
+        break
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Runs cases in clusters of processes without TensorFlow."""
+    program = tmp_path / "member.py"
+    program.write_text(textwrap.dedent(MEMBER))
+    (tmp_path / "fine").write_bytes(pickle.dumps(runner.Outcome(value="fine")))
+    return lambda *names: clusters.run(TARGET, names, tmp_path, program)
+
+
+@pytest.mark.processes
+def test_a_process_that_dies_fails_its_case_only(run):
+    """Another waits for it without end; the cases behind run in a fresh cluster."""
+    found = run("first", "die", "behind")
+
+    assert {"first", "die", "behind"} == set(found)
+    assert "fine" == found["first"].value == found["behind"].value
+    assert ("ClusterEnded",) == found["die"].error_kinds
+    assert "no result of die on every worker" in found["die"].message
+    assert "worker 1 dies" in found["die"].trace
+
+
+@pytest.mark.processes
+def test_processes_that_part_keep_the_result_and_start_again(run):
+    """The case itself is judged by what it gave."""
+    found = run("part", "behind")
+
+    assert ["fine", "fine"] == [found[name].value for name in ("part", "behind")]
+
+
+@pytest.mark.processes
+def test_what_is_not_reached_is_told(run):
+    """After a number of clusters the rest fails, with the reason."""
+    names = [f"part {index}" for index in range(clusters.MAX_CLUSTERS)]
+
+    found = run(*names, "behind")
+
+    assert all(found[name].value == "fine" for name in names)
+    assert ("NotReached",) == found["behind"].error_kinds
+    assert f"not reached in 4 clusters: {names[-1]} ended" in found["behind"].message
+
+
+class _Job:
+    """What workers meet in."""
+
+    def __init__(self, error=None):
+        self.num_meetings = 0
+        self._error = error
+
+    def gather_bytes(self, payload):
+        self.num_meetings += 1
+        if self._error is not None:
+            raise self._error
+        return [payload] * 2
+
+
+FINE, WRONG = runner.Outcome(), runner.Outcome(error_kinds=("ValueError",))
+LOST = runner.Outcome(error_kinds=("WorkerLostError", "ClusterError"))
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "error", "expected"),
+    [
+        ([FINE, FINE], None, (True, 0)),
+        ([WRONG, WRONG], None, (True, 1)),
+        ([WRONG, WRONG], errors.WorkerLostError("gone"), (False, 1)),
+        ([WRONG, FINE], None, (False, 0)),
+        ([LOST, LOST], None, (False, 0)),
+    ],
+)
+def test_processes_go_on_together_or_not_at_all(outcomes, error, expected):
+    """After an error that all have alike, they try to meet."""
+    job = _Job(error)
+
+    assert expected == (runner.can_go_on(outcomes, job), job.num_meetings)
+
+
+def test_an_outcome_that_does_not_come_is_not_waited_for_without_end(tmp_path):
+    """The error names the case."""
+    outcomes = OutcomeFolder(tmp_path, 2)
+    outcomes.write("case", 0, FINE)
+
+    with pytest.raises(TimeoutError, match=r"not every process came out of case in"):
+        outcomes.wait_for("case", 0.01)
+    outcomes.write("case", 1, WRONG)
+    assert [FINE, WRONG] == outcomes.wait_for("case", 0.01)
