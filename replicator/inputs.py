@@ -197,6 +197,12 @@ class InputIterator:
             self._iterators = self._iterate(self.pipelines)
         return self._iterators
 
+    @property
+    def may_end(self) -> bool:
+        """Whether some pipeline is not known to go on for ever, as after repeat()."""
+        endless = tf.data.INFINITE_CARDINALITY
+        return any(int(p.cardinality()) != endless for p in self.pipelines)
+
     def reinitialize(self) -> None:
         """Rewinds every pipeline to its first element; shuffles draw a new order."""
         if self._iterators is None:
@@ -312,6 +318,17 @@ def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
         share = num_replicas // len(source)
         return [next(source[replica // share]) for replica in range(num_replicas)]
     return list(source)
+
+
+def all_read(batches: Sequence[Any]) -> tf.Operation:
+    """Emits an op that runs when all batches are there.
+
+    A step waits for it: an update that needs no batch must not run in a step that
+    cannot be fed. (TensorFlow drops control inputs that are data inputs as well.)
+    """
+    leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
+    with tf.control_dependencies(leaves):
+        return tf.no_op("all_read")
 
 
 def spec_signature(spec: Any) -> Hashable:

@@ -107,7 +107,7 @@ class InGraphReplicator(base.Replicator):
         program = self._programs.get(step_fn, signature, build)
         if program.is_stale():
             program = self._programs.replace(step_fn, signature, build)
-        outputs = self._dispatch(program, step_fn, self._source(inputs), num_steps)
+        outputs = self._dispatch(program, step_fn, inputs, num_steps)
         return regroup(outputs, tf.nest.map_structure)
 
     def _build(
@@ -117,10 +117,10 @@ class InGraphReplicator(base.Replicator):
         return Program(step_fn, specs, self.topology, self._table)
 
     def _dispatch(
-        self, program: Program, step_fn: Callable[..., Any], source: Any, num_steps: int
+        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
     ) -> list[Any]:
         del step_fn
-        return list(program.run(source, num_steps))
+        return list(program.run(self._source(inputs), num_steps))
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:

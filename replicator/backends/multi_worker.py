@@ -20,6 +20,7 @@ from replicator.engine import ownership, partial, worker_values
 from replicator.engine.program import Program
 from replicator.engine.variables import Kind
 from replicator.errors import DeviceError, DisagreementError
+from replicator.inputs import InputIterator
 from replicator.topology import make_topology
 
 if TYPE_CHECKING:
@@ -126,6 +127,9 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
             weakref.WeakKeyDictionary()
         )
+        self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
+            weakref.WeakKeyDictionary()
+        )
         self._runtime.agree(
             "making the replicator",
             {
@@ -192,17 +196,30 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         return number if known is not None and known() is variable else None
 
     def _dispatch(
-        self, program: Program, step_fn: Callable[..., Any], source: Any, num_steps: int
+        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
     ) -> list[Any]:
         if self._group is None:
-            return super()._dispatch(program, step_fn, source, num_steps)
+            return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
         if num_steps not in self._agreed[program]:
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
             self._agreed[program].add(num_steps)
+        may_end = self._may_end(inputs)
+        source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}"):
-            return super()._dispatch(program, step_fn, source, num_steps)
+            return list(program.run(source, num_steps, may_end=may_end))
+
+    def _may_end(self, inputs: Any) -> bool:
+        """Whether the data of any worker may end; asked once per iterator."""
+        if not isinstance(inputs, InputIterator):
+            return False
+        if inputs not in self._endings:
+            told = self._runtime.exchange(
+                "the first run over an input iterator", "1" if inputs.may_end else ""
+            )
+            self._endings[inputs] = any(told)
+        return self._endings[inputs]
 
     @property
     def _peers(self) -> worker_runtime.WorkerRuntime:

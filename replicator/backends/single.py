@@ -9,7 +9,7 @@ import tensorflow as tf
 from replicator import base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
 from replicator.errors import DeviceError
-from replicator.inputs import InputIterator
+from replicator.inputs import InputIterator, all_read
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ class SingleDeviceReplicator(base.Replicator):
                     if isinstance(source, tf.data.Iterator)
                     else ([] if source is None else [source])
                 )
-                leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+                with tf.control_dependencies([all_read(batch)]):
+                    leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
                 return [leaf for leaf in leaves if leaf is not None]
 
             flat = iter(loop.repeat(one_step, num_steps, flat_specs))

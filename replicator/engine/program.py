@@ -12,6 +12,7 @@ from replicator import _tf_compat, loop
 from replicator.engine import body as body_lib
 from replicator.engine import invariance, liveness, placement, plan, shares
 from replicator.engine.coherence import Coherence
+from replicator.engine.common_end import CommonEnd, read
 from replicator.engine.cross_worker import CrossWorker
 from replicator.engine.effects import READ_OPS
 from replicator.engine.link import Linker
@@ -19,7 +20,6 @@ from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.replicate import Replicas
 from replicator.engine.trace import trace
 from replicator.engine.variables import Kind
-from replicator.inputs import deal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -82,7 +82,7 @@ class Program:
         self._more_nodes: list[Any] = []
         self._register()
         self._coherence = Coherence(list(self.entries.values()), topology, group)
-        self._functions: dict[int, Any] = {}
+        self._functions: dict[tuple[int, bool], Any] = {}
         self._settle = tf.function(self._coherence.settle, autograph=False)
 
     def description(self) -> dict[str, Any]:
@@ -145,22 +145,26 @@ class Program:
             self._table.kind(e.variable) is not e.kind for e in self.entries.values()
         )
 
-    def run(self, source: Any, num_steps: int) -> Any:
+    def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
         """Runs steps; returns one nest of outputs per replica.
 
         Args:
           source: None, a tuple of iterators, or one nest of tensors per replica.
           num_steps: Steps in this dispatch.
+          may_end: Whether the data of any worker may end; the same on all of them.
         """
-        if num_steps not in self._functions:
-            self._functions[num_steps] = self._make_function(num_steps)
+        group = self._group if may_end else None
+        key = num_steps, group is not None
+        if key not in self._functions:
+            end = None if group is None else CommonEnd(self._topology, group)
+            self._functions[key] = self._make_function(num_steps, end)
         with _tf_compat.graph_optimizer_off():
             try:
-                flat = iter(self._functions[num_steps](source))
+                flat = iter(self._functions[key](source))
             except tf.errors.OutOfRangeError:
-                # Steps before the end of the data were applied. Other workers may
-                # not be at their end, so nothing is asked of them here.
-                if num_steps > 1 and self._topology.num_programs == 1:
+                # Steps before the end of the data were applied. Where other workers
+                # are not at their end, nothing can be asked of them.
+                if num_steps > 1 and (group is not None or self._group is None):
                     self._settle()
                 raise
         return [
@@ -403,22 +407,23 @@ class Program:
         entry = self.entries.get(placeholder)
         return entry.copies[replica].device if entry else None
 
-    def _make_function(self, num_steps: int) -> Any:
+    def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Any:
         num_replicas = len(self._replicas)
         specs = list(self._traced.output_specs) * num_replicas
 
         @tf.function(autograph=False)
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
-                batch = [] if source is None else deal(source, num_replicas)
-                outputs = _tf_compat.call_function(
-                    self._name,
-                    [
-                        *self._captured,
-                        *tf.nest.flatten(batch, expand_composites=True),
-                    ],
-                    [spec.dtype for spec in specs],
-                )
+                batch, before = read(source, num_replicas, end)
+                with tf.control_dependencies(before):
+                    outputs = _tf_compat.call_function(
+                        self._name,
+                        [
+                            *self._captured,
+                            *tf.nest.flatten(batch, expand_composites=True),
+                        ],
+                        [spec.dtype for spec in specs],
+                    )
                 for output, spec in zip(outputs, specs, strict=True):
                     output.set_shape(spec.shape)
                 return outputs

@@ -95,7 +95,7 @@ class OutsideValues:
 
     def _reduce(self, value: tf.Tensor) -> tf.Tensor:
         key = self._keys[value.dtype]
-        return _reduce(value, self._topology, self._group, key)
+        return reduce(value, self._topology, self._group, key)
 
 
 def add_up(
@@ -110,7 +110,7 @@ def add_up(
     """
     return _packed(
         values,
-        lambda value: _reduce(value, topology, group, next(group.keys)),
+        lambda value: reduce(value, topology, group, next(group.keys)),
         wire_types.added,
     )
 
@@ -169,7 +169,7 @@ def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf
         "communication_hint": "ring",
         "timeout_seconds": group.timeout_sec,
     }
-    with tf.device(_cpu(topology)):
+    with tf.device(cpu(topology)):
         if group.worker_id == source:
             return tf.raw_ops.CollectiveBcastSendV2(input=value, **common)
         return tf.raw_ops.CollectiveBcastRecvV2(
@@ -177,8 +177,9 @@ def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf
         )
 
 
-def _reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.Tensor:
-    with tf.device(_cpu(topology)):
+def reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.Tensor:
+    """Emits the sum of one tensor over all workers; ``key`` is from ``group.keys``."""
+    with tf.device(cpu(topology)):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
             group_size=group.num_workers,
@@ -237,7 +238,8 @@ def _to_number(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, tf.int32) if value.dtype == tf.bool else value
 
 
-def _cpu(topology: Topology) -> str:
+def cpu(topology: Topology) -> str:
+    """Where values that workers exchange are: the CPU of replica 0."""
     device = topology.replica_devices[0]
     if device_lib.is_cpu(device):
         return device

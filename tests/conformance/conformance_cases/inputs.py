@@ -117,36 +117,66 @@ def end_of_data(repl):
     return {"first": first, "error": error, "again": repl.run(_identity, inputs)}
 
 
-@case(
-    "whole_steps",
-    "input_per_replica",
-    reference=lambda t: {
-        "total": np.int64(sum(range(t.num_replicas))),
-        "error": "OutOfRangeError",
-    },
-    min_replicas=2,
-)
-def a_step_that_cannot_be_fed_changes_nothing(repl):
-    """Replica 0 has a second batch, the others have none: no replica runs."""
+def _train_on_unequal_pipelines(repl, longer, num_batches, num_steps):
+    """Replica r's batches are all r; one replica, or none, has two batches more.
+
+    Returns:
+      The sum of what was read in steps that ran, how many ran, the error that ended
+      them, and what a step reads after a rewind.
+    """
     with repl.context():
         total = tf.Variable(0, dtype=tf.int64, trainable=False)
+        # Depends on no batch: only the step as a whole can hold it back.
+        num_run = tf.Variable(0, dtype=tf.int64, trainable=False)
 
     def input_fn(ctx):
-        first = ctx.input_pipeline_id
-        return tf.data.Dataset.range(first, first + (2 if first == 0 else 1))
-
-    inputs = repl.make_input_iterator(input_fn, PER_REPLICA)
+        index = ctx.input_pipeline_id
+        same = tf.data.Dataset.from_tensors(tf.constant(index, tf.int64))
+        return same.repeat(num_batches + (2 if index == longer else 0))
 
     def step(x):
         total.assign_add(replicator.all_sum(x))
+        num_run.assign_add(1)
         return x
 
-    repl.run(step, inputs)
+    inputs = repl.make_input_iterator(input_fn, PER_REPLICA)
+    error = "no error"
     try:
-        repl.run(step, inputs)
-    except tf.errors.OutOfRangeError as error:
-        return {"total": total.numpy(), "error": type(error).__name__}
-    return {"total": total.numpy(), "error": "no error"}
+        for _ in range(num_batches + 1):
+            repl.run(step, inputs, num_steps=num_steps)
+    except tf.errors.OutOfRangeError as end:
+        error = type(end).__name__
+    found = {"total": total.numpy(), "num_run": num_run.numpy(), "error": error}
+    inputs.reinitialize()
+    return {**found, "again": repl.run(step, inputs)}
+
+
+def _of_whole_steps(num_steps):
+    return lambda t: {
+        "total": np.int64(num_steps * sum(range(t.num_replicas))),
+        "num_run": np.int64(num_steps),
+        "error": "OutOfRangeError",
+        "again": replicator.PerReplica(list(np.arange(t.num_replicas))),
+    }
+
+
+@case("whole_steps", "input_per_replica", reference=_of_whole_steps(1), min_replicas=2)
+def a_step_that_cannot_be_fed_changes_nothing(repl):
+    """Replica 0 has a second batch, the others have none: no replica runs."""
+    return _train_on_unequal_pipelines(repl, longer=0, num_batches=1, num_steps=1)
+
+
+@case(
+    "whole_steps",
+    "several_steps",
+    "input_per_replica",
+    reference=_of_whole_steps(3),
+    min_replicas=2,
+)
+def a_dispatch_ends_where_the_data_of_one_ends(repl):
+    """run(num_steps=4) over three batches, of which the last replica has five."""
+    longer = repl.num_replicas - 1
+    return _train_on_unequal_pipelines(repl, longer, num_batches=3, num_steps=4)
 
 
 @case(
