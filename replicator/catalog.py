@@ -38,6 +38,11 @@ CAPABILITIES: dict[str, str] = {
     ),
     "model_parallelism": "logical_devices_per_replica and logical_device(i)",
     "gradient_accumulation": "updates once per k steps with the mean gradient",
+    "gradient_compression": (
+        "gradients travel in 16 bits, and train like whole ones within the rounding"
+    ),
+    "dynamic_loss_scale": "loss_scale='dynamic' adapts, and skips, on all replicas",
+    "sharded_update": "each replica may update a share of the variables for all",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -98,6 +103,10 @@ _STOCK_LACKS = {
         "Keras reduces in the branch that accumulates, where a stock strategy refuses "
         "to communicate"
     ),
+    "dynamic_loss_scale": (
+        "Keras reduces in the branch that skips, where a stock strategy refuses to "
+        "communicate"
+    ),
     "random_streams": (
         "a random op in a nested tf.function draws the same on every replica"
     ),
@@ -105,10 +114,17 @@ _STOCK_LACKS = {
         "which variables are local is declared, and Keras declares batch-norm "
         "statistics as averaged in every step"
     ),
+    "sharded_update": "its variables are updated by all replicas",
     "unsynchronized_update_check": (
         "Keras optimizers sum gradients by themselves under a strategy"
     ),
+    "whole_steps": (
+        "updates that need no batch, such as counters, run in a step that has none"
+    ),
 }
+# On a TPU a step is one compiled program, which starts when its batches are there, and
+# may be split over cores.
+_TPU_HAS = ("model_parallelism", "whole_steps")
 
 _OWN_PROGRAMS = "each worker runs a program of its own, and none feeds the others"
 
@@ -118,6 +134,9 @@ _ASYNC_LACKS = {
         "pipelines are on the workers; a step can return what it read"
     ),
     "collectives": "they join the replicas of one worker, not workers",
+    "dynamic_loss_scale": (
+        "the scale would change between a worker's read and its update"
+    ),
     "gradient_accumulation": "accumulated gradients of all workers would mix",
     "model_parallelism": "replicas of one device each, so far",
     "input_single": "workers that do not wait cannot be dealt one pipeline in turn",
@@ -157,9 +176,8 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 "input_single": _OWN_PROGRAMS,
-                "whole_steps": (
-                    "a worker does not know that another one's data has ended: it "
-                    "waits in the step's collective until the wait ends in an error"
+                "sharded_update": (
+                    "other processes keep copies that this one cannot write"
                 ),
             },
         ),
@@ -216,7 +234,7 @@ BACKENDS: dict[str, BackendInfo] = {
             description="tf.distribute.TPUStrategy behind the same contract",
             kind="ours",
             lacks={
-                **{k: v for k, v in _STOCK_LACKS.items() if k != "model_parallelism"},
+                **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
                 "ragged_inputs": "steps are compiled, so shapes must be static",
             },
             not_swept_because="it needs a TPU, which the harness does not look for",
@@ -252,6 +270,7 @@ BACKENDS: dict[str, BackendInfo] = {
                     "Horovod waits without end where replicas take different paths"
                 ),
                 "explained_plan": "Horovod plans while it runs",
+                "gradient_compression": "float16 only: Horovod reduces no bfloat16",
                 "input_single": _OWN_PROGRAMS,
                 "model_parallelism": "a process of Horovod has one GPU",
                 "random_streams": (
@@ -260,6 +279,7 @@ BACKENDS: dict[str, BackendInfo] = {
                 "replica_local_state": (
                     "every process keeps its own copy, and reads its own outside steps"
                 ),
+                "sharded_update": "every process keeps and updates all variables",
                 "unsynchronized_update_check": (
                     "every process has variables of its own, which may drift apart"
                 ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conformance_cases import clusters, matrix, runner
+from conformance_cases import clusters, matrix, runner, training
 from conformance_cases.every import CASES
 from conformance_cases.targets import NOT_RUN, TARGETS
 
@@ -125,6 +125,44 @@ def test_every_backend_is_in_the_suite(backend):
 def test_every_capability_is_asked_for(capability):
     """A name that no case needs would be promised for nothing."""
     assert any(capability in case.needs for case in CASES.values())
+
+
+@pytest.mark.parametrize(
+    "backend", ["in_graph", "multi_worker", "multi_worker_in_graph"]
+)
+def test_every_promise_of_a_backend_is_asked_of_a_target(backend):
+    """A capability that none of its targets runs a case for would be claimed only."""
+    reasons = {
+        capability: matrix.why_not_shown(backend, capability)
+        for capability in BACKENDS[backend].capabilities
+    }
+
+    assert set() == {name for name, reason in reasons.items() if reason}
+
+
+@pytest.mark.parametrize("target_name", TARGETS)
+@pytest.mark.parametrize(
+    ("case_name", "rare"),
+    [
+        ("trains_dense", set()),
+        ("trains_convolutional_with_cross_replica_norm", set()),
+        ("trains_embedding", set()),
+        ("trains_model_parallel", {"model_parallelism"}),
+    ],
+)
+def test_every_synchronous_target_is_compared_with_one_device(
+    target_name, case_name, rare
+):
+    """20 losses of four kinds of nets, with SGD, momentum and Adam."""
+    target, case = TARGETS[target_name], CASES[case_name]
+    is_missing = {"synchronous_training", *rare} - (
+        BACKENDS[target.backend].capabilities - set(target.not_here)
+    )
+
+    assert {"sgd", "momentum", "adam"} == set(training.OPTIMIZERS)
+    assert 20 == training.NUM_STEPS
+    assert case.like_single_device
+    assert is_missing or (target.is_meant(case) and target.why_not(case) is None)
 
 
 def test_a_wrong_value_is_seen():

@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from conformance_cases import collectives, inputs, mapping, misuse, state, training
+from conformance_cases import (
+    collectives,
+    inputs,
+    layers,
+    mapping,
+    misuse,
+    optimizer_options,
+    state,
+    training,
+)
 from conformance_cases.registry import CASES
 
-__all__ = ("CASES", "collectives", "inputs", "mapping", "misuse", "state", "training")
+__all__ = (
+    "CASES",
+    "collectives",
+    "inputs",
+    "layers",
+    "mapping",
+    "misuse",
+    "optimizer_options",
+    "state",
+    "training",
+)

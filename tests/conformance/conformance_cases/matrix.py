@@ -56,13 +56,15 @@ def render_document() -> str:
     for capability in CAPABILITIES:
         cells = []
         for backend in names:
+            answer = "no"
             reason = BACKENDS[backend].lacks.get(capability)
             if reason is None:
-                cells.append("yes")
+                answer, reason = "yes", why_not_shown(backend, capability)
+            if reason is None:
+                cells.append(answer)
                 continue
-            note = f"`{backend}`, {capability}: {reason}."
-            notes.append(note)
-            cells.append(f"no [{len(notes)}]")
+            notes.append(f"`{backend}`, {capability}: {reason}.")
+            cells.append(f"{answer} [{len(notes)}]")
         rows.append(f"| {capability} | {' | '.join(cells)} |")
     header = " | ".join(f"`{name}`" for name in names)
     parts = [
@@ -96,6 +98,22 @@ def render_document() -> str:
         "",
     ]
     return "\n".join(parts)
+
+
+def why_not_shown(backend: str, capability: str) -> str | None:
+    """Why no target runs a case that needs a capability, or None where one does."""
+    reasons = []
+    for target in TARGETS.values():
+        for case in CASES.values():
+            if target.backend != backend or capability not in case.needs:
+                continue
+            reason = target.why_not(case)
+            if not target.is_meant(case):
+                reason = f"it says something from {case.min_replicas} replicas on"
+            if reason is None:
+                return None
+            reasons.append(reason)
+    return reasons[0] if reasons else "its cases are not run here"
 
 
 def _targets_of(backend: str) -> str:

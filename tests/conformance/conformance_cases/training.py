@@ -35,20 +35,8 @@ OTHER_OPTIMIZERS = {
 }
 
 
-class CrossReplicaNorm(keras.layers.Layer):
-    """Batch normalisation over the global batch, by way of all_mean."""
-
-    def call(self, x):
-        """Normalises each channel over batch, space and replicas."""
-        axes = list(range(len(x.shape) - 1))
-        mean = tf.reduce_mean(x, axis=axes)
-        square = tf.reduce_mean(x * x, axis=axes)
-        if replicator.context.in_replica_context():
-            mean, square = replicator.all_mean((mean, square))
-        return (x - mean) / tf.sqrt(square - mean * mean + 1e-3)
-
-
-def _features(*size):
+def normal_features(*size):
+    """Examples of a size, always the same."""
     rng = np.random.default_rng(3)
     return rng.normal(size=(NUM_EXAMPLES, *size)).astype(np.float32)
 
@@ -58,7 +46,8 @@ def _labels():
     return rng.normal(size=(NUM_EXAMPLES, 3)).astype(np.float32)
 
 
-def _dense():
+def dense_net():
+    """Two layers."""
     return keras.Sequential(
         [
             keras.Input((6,)),
@@ -72,10 +61,10 @@ def _convolutional():
     return keras.Sequential(
         [
             keras.Input((6, 6, 1)),
-            # Normalisation takes a bias out again: its gradient is rounding alone,
+            # Normalization takes a bias out again: its gradient is rounding alone,
             # which Adam would blow up to full steps.
             keras.layers.Conv2D(4, 3, use_bias=False),
-            CrossReplicaNorm(),
+            replicator.CrossReplicaBatchNormalization(momentum=0.9),
             keras.layers.Activation("tanh"),
             keras.layers.GlobalAveragePooling2D(),
             keras.layers.Dense(3),
@@ -94,37 +83,27 @@ def _embedding():
     )
 
 
-def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS):
+def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS, **options):
     """Trains one copy of a model per optimizer side by side, so that one trace serves.
+
+    Args:
+      repl: What to train on.
+      make_model: Makes one copy.
+      optimizers: Name -> function that makes an optimizer.
+      features: What every step takes the next examples of.
+      num_steps: Global batches.
+      **options: Of ``wrap_optimizer``.
 
     Returns:
       Per optimizer the loss of every step, the final weights and the number of updates.
     """
-    models, wrapped = {}, {}
-    with repl.context():
-        for name, make_optimizer in optimizers.items():
-            keras.utils.set_random_seed(7)
-            models[name] = make_model()
-            wrapped[name] = repl.wrap_optimizer(make_optimizer())
+    training = _Training(repl, make_model, optimizers, options)
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, features, _labels())
     )
-
-    def step(batch):
-        x, y = batch
-        losses = {}
-        for name, model in models.items():
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
-            weights = model.trainable_variables
-            grads = tape.gradient(loss, weights)
-            wrapped[name].apply_gradients(zip(grads, weights, strict=True))
-            losses[name] = loss
-        return losses
-
-    losses = {name: [] for name in models}
+    losses = {name: [] for name in optimizers}
     for _ in range(num_steps):
-        means = repl.reduce("mean", repl.run(step, inputs))
+        means = repl.reduce("mean", repl.run(training.step, inputs))
         for name, loss in means.items():
             losses[name].append(float(loss))
     repl.assert_in_sync()
@@ -132,13 +111,41 @@ def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS):
         name: {
             "losses": np.float32(losses[name]),
             "weights": [weight.numpy() for weight in model.weights],
-            "num_updates": np.int64(wrapped[name].iterations.numpy()),
+            "num_updates": np.int64(training.optimizers[name].iterations.numpy()),
         }
-        for name, model in models.items()
+        for name, model in training.models.items()
     }
 
 
-_LIKE_ONE = {
+class _Training:
+    """Models side by side, and the step that trains all of them."""
+
+    def __init__(self, repl, make_model, optimizers, options):
+        self.models, self.optimizers = {}, {}
+        with repl.context():
+            for name, make_optimizer in optimizers.items():
+                # Workers other than 0 start from other weights, and must not notice.
+                keras.utils.set_random_seed(7 + repl.worker_id)
+                self.models[name] = make_model()
+                self.optimizers[name] = repl.wrap_optimizer(make_optimizer(), **options)
+
+    def step(self, batch):
+        """One step on one device."""
+        x, y = batch
+        losses = {}
+        for name, model in self.models.items():
+            optimizer = self.optimizers[name]
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+                scaled = optimizer.scale_loss(loss)
+            weights = model.trainable_variables
+            grads = tape.gradient(scaled, weights)
+            optimizer.apply_gradients(zip(grads, weights, strict=True))
+            losses[name] = loss
+        return losses
+
+
+LIKE_ONE = {
     "like_single_device": True,
     "rtol": RTOL_LOSSES,
     "atol": ATOL_WEIGHTS,
@@ -146,41 +153,30 @@ _LIKE_ONE = {
 }
 
 
-@case("synchronous_training", **_LIKE_ONE)
+@case("synchronous_training", **LIKE_ONE)
 def trains_dense(repl):
     """A dense net with SGD, momentum and Adam: 20 losses, weights, updates."""
-    return train(repl, _dense, OPTIMIZERS, _features(6))
+    return train(repl, dense_net, OPTIMIZERS, normal_features(6))
 
 
-@case("synchronous_training", **_LIKE_ONE)
+@case("synchronous_training", **LIKE_ONE)
 def trains_dense_with_other_optimizers(repl):
     """Nesterov, RMSprop, decoupled weight decay, clipping, a schedule."""
-    return train(repl, _dense, OTHER_OPTIMIZERS, _features(6), num_steps=10)
+    return train(repl, dense_net, OTHER_OPTIMIZERS, normal_features(6), num_steps=10)
 
 
-@case("synchronous_training", **_LIKE_ONE)
+@case("synchronous_training", **LIKE_ONE)
 def trains_convolutional_with_cross_replica_norm(repl):
-    """Gradients flow through the statistics of the global batch."""
-    return train(repl, _convolutional, OPTIMIZERS, _features(6, 6, 1))
+    """CrossReplicaBatchNormalization: gradients flow through global statistics."""
+    return train(repl, _convolutional, OPTIMIZERS, normal_features(6, 6, 1))
 
 
-@case("synchronous_training", "sparse_gradients", **_LIKE_ONE)
+@case("synchronous_training", "sparse_gradients", **LIKE_ONE)
 def trains_embedding(repl):
     """Sparse gradients of an embedding follow the single device."""
     rng = np.random.default_rng(3)
     words = rng.integers(0, 11, size=(NUM_EXAMPLES, 4)).astype(np.int32)
     return train(repl, _embedding, OPTIMIZERS, words)
-
-
-@case("synchronous_training", "gradient_accumulation", **_LIKE_ONE)
-def trains_with_keras_accumulation(repl):
-    """Keras' own gradient_accumulation_steps: half as many updates."""
-    optimizers = {
-        "accumulated": lambda: keras.optimizers.SGD(
-            0.1, momentum=0.9, gradient_accumulation_steps=2
-        )
-    }
-    return train(repl, _dense, optimizers, _features(6), num_steps=10)
 
 
 class _Perceptron(tf.Module):
@@ -203,10 +199,10 @@ class _Perceptron(tf.Module):
         return tf.matmul(tf.tanh(tf.matmul(x, self.first)), self.second)
 
 
-@case("synchronous_training", **_LIKE_ONE)
+@case("synchronous_training", **LIKE_ONE)
 def trains_a_plain_module(repl):
     """A tf.Module with bare variables, no Keras layer."""
-    return train(repl, _Perceptron, OPTIMIZERS, _features(6), num_steps=10)
+    return train(repl, _Perceptron, OPTIMIZERS, normal_features(6), num_steps=10)
 
 
 def _mixed_precision():
@@ -225,10 +221,10 @@ def _mixed_precision():
 def trains_in_mixed_precision(repl):
     """bfloat16 activations, float32 weights."""
     optimizers = {"sgd": OPTIMIZERS["sgd"]}
-    return train(repl, _mixed_precision, optimizers, _features(6), num_steps=8)
+    return train(repl, _mixed_precision, optimizers, normal_features(6), num_steps=8)
 
 
-@case("synchronous_training", "fixed_inputs", **_LIKE_ONE)
+@case("synchronous_training", "fixed_inputs", **LIKE_ONE)
 def two_steps_share_variables(repl):
     """Two players, as in a GAN: each step sees what the other wrote."""
     with repl.context():
@@ -251,7 +247,7 @@ def two_steps_share_variables(repl):
         of_generator.apply_gradients([(tape.gradient(loss, generator), generator)])
         return loss
 
-    values = share(repl, np.split(_features(2), repl.num_replicas))
+    values = share(repl, np.split(normal_features(2), repl.num_replicas))
     losses = [
         float(repl.reduce("mean", repl.run(step, values)))
         for _ in range(4)
@@ -286,7 +282,7 @@ class _Split(tf.Module):
             return tf.matmul(hidden, self.second)
 
 
-@case("synchronous_training", "model_parallelism", num_logical_devices=2, **_LIKE_ONE)
+@case("synchronous_training", "model_parallelism", num_logical_devices=2, **LIKE_ONE)
 def trains_model_parallel(repl):
     """Replicas that are split over two devices each follow the single device."""
-    return train(repl, _Split, OPTIMIZERS, _features(6))
+    return train(repl, _Split, OPTIMIZERS, normal_features(6))

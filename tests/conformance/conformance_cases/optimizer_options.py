@@ -1,0 +1,162 @@
+"""Options of wrap_optimizer: what they promise holds over all replicas of the job."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from conformance_cases.registry import case, share
+from conformance_cases.training import (
+    LIKE_ONE,
+    OPTIMIZERS,
+    dense_net,
+    normal_features,
+    train,
+)
+
+from replicator import compression
+
+NUM_STEPS = 10
+
+# What is linear in gradients follows their rounding; Adam divides by their size, so a
+# component that is nearly zero may go anywhere.
+_LINEAR = {name: OPTIMIZERS[name] for name in ("sgd", "momentum")}
+_FEW = {name: OPTIMIZERS[name] for name in ("momentum", "adam")}
+
+
+def _within_rounding(name):
+    """Ten updates by gradients of about 1, each rounded twice, at a rate of 0.1."""
+    unit = compression.UNIT_ROUNDOFF[name]
+    return {
+        "like_single_device": True,
+        "rtol": 2 * unit,
+        "atol": 2 * unit * 0.1 * NUM_STEPS,
+    }
+
+
+def _train(repl, optimizers, **options):
+    features = normal_features(6)
+    return train(repl, dense_net, optimizers, features, num_steps=NUM_STEPS, **options)
+
+
+@case("synchronous_training", "gradient_compression", **_within_rounding("bfloat16"))
+def trains_with_gradients_in_bfloat16(repl):
+    """Losses and weights of one device, but for the rounding of what travels."""
+    return _train(repl, _LINEAR, compression="bfloat16")
+
+
+@case("synchronous_training", "gradient_compression", **_within_rounding("float16"))
+def trains_with_gradients_in_float16(repl):
+    """With three bits more than bfloat16, as much closer to one device."""
+    return _train(repl, _LINEAR, compression="float16")
+
+
+@case("synchronous_training", "gradient_accumulation", **LIKE_ONE)
+def trains_with_accumulated_gradients(repl):
+    """accumulation_steps=2: every other call is an update, by the mean of both."""
+    return _train(repl, _FEW, accumulation_steps=2)
+
+
+@case("synchronous_training", "gradient_accumulation", **LIKE_ONE)
+def trains_with_keras_accumulation(repl):
+    """Keras' own gradient_accumulation_steps: half as many updates."""
+    optimizers = {
+        "accumulated": lambda: keras.optimizers.SGD(
+            0.1, momentum=0.9, gradient_accumulation_steps=2
+        )
+    }
+    return _train(repl, optimizers)
+
+
+@case("synchronous_training", **LIKE_ONE)
+def trains_with_a_global_clipnorm(repl):
+    """All averaged gradients together are clipped, to a norm that they exceed."""
+    return _train(repl, _FEW, global_clipnorm=0.05)
+
+
+@case(
+    "synchronous_training",
+    "fixed_inputs",
+    # Averages (3, 0) and 4 have norm 5; clipping before would see a norm above 50.
+    reference=lambda _: {
+        "vector": np.float32([1.0 - 0.5 * 0.6, 2.0]),
+        "scalar": np.float32(3.0 - 0.5 * 0.8),
+    },
+)
+def global_clipping_comes_after_reduction(repl):
+    """Gradients that cancel on replicas are averaged first, then share one norm."""
+    n = repl.num_replicas
+    with repl.context():
+        vector, scalar = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5), global_clipnorm=1.0)
+    signs = [0.0] if n == 1 else [(-1.0) ** r for r in range(n)]
+    grads = (
+        share(repl, [np.float32([3.0, 50.0 * sign]) for sign in signs]),
+        share(repl, [np.float32(4.0)] * n),
+    )
+
+    def step(pair):
+        optimizer.apply_gradients(zip(pair, (vector, scalar), strict=True))
+        return tf.constant(0)
+
+    repl.run(step, grads)
+    repl.assert_in_sync()
+    return {"vector": vector.numpy(), "scalar": scalar.numpy()}
+
+
+@case("synchronous_training", **LIKE_ONE)
+def trains_with_a_scaled_loss(repl):
+    """A power of two changes no bit of the gradients that it is divided out of."""
+    return _train(repl, _FEW, loss_scale=1024.0)
+
+
+@case(
+    "synchronous_training",
+    "dynamic_loss_scale",
+    "fixed_inputs",
+    reference=lambda t: {
+        # Gradient 2^15 * (mean of r + 1) / 2^15; the second step is skipped.
+        "weight": np.float32(1.0 - 2 * 0.5 * (t.num_replicas + 1) / 2),
+        "scale": np.float32(2.0**14),
+        "num_skipped": np.int64(1),
+        "num_updates": np.int64(2),
+    },
+)
+def a_dynamic_loss_scale_skips_on_all_replicas(repl):
+    """One replica overflows: none updates, and the scale is halved for all."""
+    n = repl.num_replicas
+    with repl.context():
+        weight = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.5), loss_scale="dynamic")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(weight * x)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    fine = [np.float32(r + 1) for r in range(n)]
+    overflowing = [*fine[:-1], np.float32(np.inf)]
+    for values in (fine, overflowing, fine):
+        repl.run(step, share(repl, values))
+    repl.assert_in_sync()
+    state = optimizer.loss_scale
+    return {
+        "weight": weight.numpy(),
+        "scale": np.float32(state.scale.numpy()),
+        "num_skipped": np.int64(state.num_skipped_steps.numpy()),
+        "num_updates": np.int64(optimizer.iterations.numpy()),
+    }
+
+
+@case("synchronous_training", "sharded_update", **LIKE_ONE)
+def trains_with_a_sharded_update(repl):
+    """Each variable is updated by one replica: the weights of an update by all."""
+    sharded = _train(repl, OPTIMIZERS, sharded_update=True)
+    whole = _train(repl, OPTIMIZERS)
+    for name, result in whole.items():
+        for mine, other in zip(
+            sharded[name]["weights"], result["weights"], strict=True
+        ):
+            np.testing.assert_allclose(mine, other, rtol=1e-6, atol=1e-7)
+    return sharded
