@@ -20,40 +20,6 @@ SPEC = importlib.util.spec_from_file_location(
 worker_cases = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(worker_cases)
 
-# Sums of 8 examples in another order, eight steps deep: a few float32 roundings.
-RTOL_FLOAT32 = 3e-5
-
-
-def on_one_device(case):
-    """A training case on the joined batch."""
-    return worker_cases.train(replicator.create("single"), *worker_cases.TRAINING[case])
-
-
-@pytest.mark.parametrize("case", sorted(worker_cases.TRAINING))
-def test_two_workers_train_like_one_device(two_workers, case):
-    """Loss trajectory and weights are those of the joined batch."""
-    expected = on_one_device(case)
-
-    for result in two_workers.of(case):
-        np.testing.assert_allclose(
-            result["losses"], expected["losses"], rtol=RTOL_FLOAT32, atol=1e-6
-        )
-        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", worker_cases.TRAINING_OF_TWO)
-def test_two_workers_of_two_replicas_train_like_one_device(two_workers_of_two, case):
-    """Replicas of one worker are reduced first; the result is the same."""
-    expected = on_one_device(case)
-
-    for result in two_workers_of_two.of(case):
-        np.testing.assert_allclose(
-            result["losses"], expected["losses"], rtol=RTOL_FLOAT32, atol=1e-6
-        )
-        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
-
 
 @pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
 def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
@@ -88,7 +54,7 @@ def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
 
 def test_several_steps_in_one_dispatch_are_the_same(two_workers):
     """Collectives in a loop: bit for bit what single steps give."""
-    single = two_workers.of("train convolution momentum")
+    single = two_workers.of("single steps")
     several = two_workers.of("several steps")
 
     assert single[0]["weights"] == several[0]["weights"]
@@ -227,21 +193,6 @@ def test_drift_between_workers_is_found(two_workers):
             r"1 mirrored variables differ between worker 0 .* and worker 1 .*: weight",
             message,
         ), message
-
-
-def test_data_of_equal_length_ends_together(two_workers):
-    """And starts again after a rewind."""
-    assert [[0, 2, 0, 2]] * 2 == two_workers.of("end of data")
-
-
-def test_input_functions_know_their_worker(two_workers_of_two):
-    """PER_WORKER counts workers, PER_REPLICA replicas of the job."""
-    first, second = two_workers_of_two.of("input modes")
-
-    assert {"calls": [[2, 0]], "fed": [0, 0]} == first["per_worker"]
-    assert {"calls": [[2, 1]], "fed": [1, 1]} == second["per_worker"]
-    assert {"calls": [[4, 0], [4, 1]], "fed": [0, 1]} == first["per_replica"]
-    assert {"calls": [[4, 2], [4, 3]], "fed": [2, 3]} == second["per_replica"]
 
 
 @pytest.mark.parametrize(

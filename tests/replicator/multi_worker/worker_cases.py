@@ -2,13 +2,13 @@
 
 python worker_cases.py FOLDER NUM_REPLICAS [CASE...]
 
-The training cases run on ``single`` in the test's own process too, for comparison.
+What every backend promises is asked by the conformance suite; here is what only worker
+processes do. Training runs on ``single`` in the test's own process too, for comparison.
 """
 
 from __future__ import annotations
 
 import collections
-import contextlib
 import json
 import os
 import sys
@@ -28,34 +28,9 @@ NUM_STEPS = 8
 TIMEOUT_SEC = 60.0
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),
 }
-
-
-class CrossReplicaNorm(keras.layers.Layer):
-    """Batch normalization over the global batch, differentiated through."""
-
-    def call(self, x):
-        """Normalizes each feature over batch, places and replicas."""
-        axes = list(range(len(x.shape) - 1))
-        moments = tf.reduce_mean(x, axes), tf.reduce_mean(x * x, axes)
-        mean, square = (
-            replicator.all_mean(moments)
-            if replicator.context.in_replica_context()  # not while Keras builds it
-            else moments
-        )
-        return (x - mean) / tf.sqrt(square - mean * mean + 1e-3)
-
-
-def dense():
-    """A small dense net."""
-    return [
-        keras.Input((12,)),
-        keras.layers.Dense(16, activation="tanh"),
-        keras.layers.Dense(3),
-    ]
 
 
 def convolution():
@@ -64,7 +39,7 @@ def convolution():
         keras.Input((12,)),
         keras.layers.Reshape((2, 2, 3)),
         keras.layers.Conv2D(4, 2, padding="same", use_bias=False),
-        CrossReplicaNorm(),
+        replicator.CrossReplicaBatchNormalization(),
         keras.layers.ReLU(),
         keras.layers.Conv2D(4, 2, padding="same"),
         keras.layers.Flatten(),
@@ -83,7 +58,7 @@ def embedding():
     ]
 
 
-MODELS = {"dense": dense, "convolution": convolution, "embedding": embedding}
+MODELS = {"convolution": convolution, "embedding": embedding}
 
 
 def data():
@@ -462,23 +437,6 @@ def drift(repl):
     return ""
 
 
-def end_of_data(repl):
-    """Pipelines of equal length end together and start again."""
-    dataset = tf.data.Dataset.range(2 * repl.num_local_replicas)
-    inputs = repl.make_input_iterator(lambda ctx: dataset)
-    sums = []
-
-    def epoch():
-        while True:
-            sums.append(int(repl.run(replicator.all_sum, inputs)[0]))
-
-    for _ in range(2):
-        with contextlib.suppress(tf.errors.OutOfRangeError):
-            epoch()
-        inputs.reinitialize()
-    return sums
-
-
 def refused(repl):
     """Misuse that has a message of its own."""
     attempts = [
@@ -492,36 +450,7 @@ def refused(repl):
     return [said(attempt) for attempt in attempts]
 
 
-def input_modes(repl):
-    """What input functions are told, here."""
-    told = {}
-    for mode in (
-        replicator.InputReplicationMode.PER_WORKER,
-        replicator.InputReplicationMode.PER_REPLICA,
-    ):
-        calls = []
-
-        def input_fn(ctx, calls=calls):
-            calls.append([ctx.num_input_pipelines, ctx.input_pipeline_id])
-            return tf.data.Dataset.from_tensors(ctx.input_pipeline_id).repeat()
-
-        inputs = repl.make_input_iterator(input_fn, mode)
-        fed = repl.run(lambda x: x, inputs)
-        told[mode.value] = {"calls": calls, "fed": [int(v) for v in fed]}
-    return told
-
-
-TRAINING = {
-    f"train {model} {optimizer}": (model, optimizer)
-    for model, optimizers in (
-        ("dense", ("sgd", "momentum", "adam")),
-        ("convolution", ("momentum", "adam")),
-        ("embedding", ("sgd", "adam")),
-    )
-    for optimizer in optimizers
-}
 ACCUMULATED = {"accumulation_steps": 2, "loss_scale": "dynamic"}
-TRAINING_OF_TWO = ("train convolution momentum", "train embedding adam")
 CASES = {
     "topology": topology,
     "every type": every_type,
@@ -534,13 +463,8 @@ CASES = {
     "alike failures": alike_failures,
     "disagreements": disagreements,
     "drift": drift,
-    "end of data": end_of_data,
-    "input modes": input_modes,
     "refused": refused,
-    **{
-        name: lambda repl, names=names: train(repl, *names)
-        for name, names in TRAINING.items()
-    },
+    "single steps": lambda repl: train(repl, "convolution", "momentum"),
     "several steps": lambda repl: train(repl, "convolution", "momentum", num_steps=4),
     "accumulated": lambda repl: train(repl, "embedding", "adam", **ACCUMULATED),
     "logical devices": logical_devices,

@@ -15,36 +15,11 @@ NUM_EXAMPLES = 32
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
 }
-
-
-class CrossReplicaNorm(keras.layers.Layer):
-    """Batch normalisation over the global batch, by way of all_mean."""
-
-    def call(self, x):
-        """Normalises each channel over batch, positions and replicas."""
-        axes = list(range(len(x.shape) - 1))
-        mean = tf.reduce_mean(x, axis=axes)
-        square = tf.reduce_mean(x * x, axis=axes)
-        if replicator.context.in_replica_context():
-            mean, square = replicator.all_mean((mean, square))
-        return (x - mean) / tf.sqrt(square - mean * mean + 1e-3)
 
 
 def _dense():
     return [keras.Input((6,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(3)]
-
-
-def _convolution():
-    return [
-        keras.Input((6, 6, 1)),
-        keras.layers.Conv2D(4, 3, use_bias=False),
-        CrossReplicaNorm(),
-        keras.layers.ReLU(),
-        keras.layers.GlobalAveragePooling2D(),
-        keras.layers.Dense(3),
-    ]
 
 
 def _embedding():
@@ -58,7 +33,6 @@ def _embedding():
 
 MODELS = {
     "dense": (_dense, lambda rng: rng.normal(size=(NUM_EXAMPLES, 6))),
-    "convolution": (_convolution, lambda rng: rng.normal(size=(NUM_EXAMPLES, 6, 6, 1))),
     "embedding": (_embedding, lambda rng: rng.integers(0, 11, (NUM_EXAMPLES, 4))),
 }
 

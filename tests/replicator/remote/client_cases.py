@@ -35,26 +35,6 @@ def run_forever():
         time.sleep(0.2)  # leaves the cores to other tests
 
 
-def _trajectories(num_replicas):
-    return {
-        f"{model} {optimizer}": cases.trajectory(make(num_replicas), model, optimizer)
-        for model in cases.MODELS
-        for optimizer in cases.OPTIMIZERS
-    }
-
-
-@case
-def one_replica_per_worker():
-    """2 workers x 1 replica."""
-    return _trajectories(2)
-
-
-@case
-def two_replicas_per_worker():
-    """2 workers x 2 replicas."""
-    return _trajectories(4)
-
-
 @case
 def input_modes():
     """Every mode feeds the same examples; several steps in one dispatch too."""

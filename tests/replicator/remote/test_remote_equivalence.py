@@ -32,16 +32,6 @@ def assert_same(expected, actual):
         np.testing.assert_allclose(one, other, rtol=RTOL_FLOAT32, atol=1e-5)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
-@pytest.mark.parametrize("model", ["dense", "convolution", "embedding"])
-@pytest.mark.parametrize("name", ["one_replica_per_worker", "two_replicas_per_worker"])
-def test_remote_replicas_train_like_one(client, cases, name, model, optimizer):
-    """The trajectory over 12 steps is that of the joined batch."""
-    actual = client.result(name)[f"{model} {optimizer}"]
-
-    assert_same(reference(cases, model, optimizer), actual)
-
-
 @pytest.mark.parametrize("mode", ["PER_REPLICA", "SINGLE"])
 def test_every_input_mode_feeds_the_same_examples(client, cases, mode):
     """Pipelines on the workers or on the client; a step is fed one global batch."""
