@@ -160,6 +160,12 @@ def _of_whole_steps(num_steps):
     }
 
 
+@case("whole_steps", "input_per_replica", reference=_of_whole_steps(2))
+def a_step_behind_the_last_counts_nothing(repl):
+    """All data ends with the second step: the third updates not even a counter."""
+    return _train_on_unequal_pipelines(repl, longer=None, num_batches=2, num_steps=1)
+
+
 @case("whole_steps", "input_per_replica", reference=_of_whole_steps(1), min_replicas=2)
 def a_step_that_cannot_be_fed_changes_nothing(repl):
     """Replica 0 has a second batch, the others have none: no replica runs."""

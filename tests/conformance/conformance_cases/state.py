@@ -273,15 +273,13 @@ def explain_shows_the_plan(repl):
         return replicator.all_sum(tf.zeros([25]))
 
     repl.run(step)
-    # What is on which device is a worker's own; the plan is that of all of them.
-    mine = repl.explain().partition("explain_shows_the_plan")[2]
-    return mine.splitlines()[:2]
+    # Which device combines is a worker's own fact; the plan is that of all of them.
+    mine = repl.explain().partition("explain_shows_the_plan")[2].splitlines()
+    return [line for line in mine if "bytes" in line and "owner" not in line][:1]
 
 
 def _check_plan(lines):
-    assert 2 == len(lines), "the step is not in it"
-    assert "step, " in lines[0]
-    assert "all_reduce(sum): 1 tensors, 100 bytes" in lines[1]
+    assert ["all_reduce(sum): 1 tensors, 100 bytes" in line for line in lines] == [True]
 
 
 @case(
