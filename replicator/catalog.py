@@ -176,9 +176,6 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 "input_single": _OWN_PROGRAMS,
-                "sharded_update": (
-                    "other processes keep copies that this one cannot write"
-                ),
             },
         ),
         BackendInfo(
