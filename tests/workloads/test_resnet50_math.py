@@ -8,7 +8,7 @@ import scipy.special
 import tensorflow as tf
 
 from workloads.resnet50 import losses
-from workloads.resnet50.schedule import GoyalSchedule
+from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
 NUM_IMAGENET = 1_281_167
 RTOL_FLOAT32 = 1e-5  # a handful of float32 roundings
@@ -108,3 +108,31 @@ def test_weight_decay_needs_a_gradient_per_variable() -> None:
     """A missing gradient is an error with both counts."""
     with pytest.raises(ValueError, match="got 0 gradients for 1 variables"):
         losses.add_weight_decay([], [tf.Variable([1.0])], weight_decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ("global_batch_size", "target", "num_warmup_epochs"),
+    [(8192, 10.0, 5), (16_384, 25.0, 5), (32_768, 32.0, 14), (65_536, 35.6, 40)],
+)
+def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_epochs):
+    """Google's table; zero at the start and at the end, a quarter in the middle."""
+    schedule = PolynomialSchedule(
+        global_batch_size=global_batch_size,
+        num_train_examples=1_281_167,
+        num_epochs=90,
+    )
+    first, last = schedule.lr_warmup_steps, schedule.num_steps
+    middle = (first + last) / 2
+
+    assert pytest.approx(num_warmup_epochs, rel=0.02) == (
+        first * global_batch_size / 1_281_167
+    )
+    assert [0.0, target / 2, target, target / 4, 0.0, 0.0] == pytest.approx(
+        [float(schedule(s)) for s in (0, first / 2, first, middle, last, 2 * last)],
+        rel=1e-3,
+        abs=1e-6,
+    )
+    assert (
+        schedule.get_config()
+        == PolynomialSchedule(**schedule.get_config()).get_config()
+    )

@@ -87,7 +87,7 @@ def test_sanity_passes_and_names_its_checks(
         "no_example_twice_in_an_epoch",
     ]
     assert all(check.is_passed for check in checks), checks
-    assert "128 examples in 16 recorded steps" in checks[3].detail
+    assert "128 examples in 16 steps of the first epoch" in checks[3].detail
 
 
 def test_quality_counts_the_whole_held_out_split(
@@ -338,3 +338,17 @@ def test_paper_preset_is_the_published_recipe() -> None:
         "imagenet2012",
         32,
     )
+
+
+def test_lars_trains_it_and_decays_by_itself() -> None:
+    """The rate of the first step is zero, so the weights move in the second."""
+    program = _build(optimizer="lars", weight_decay=1e-4, data="synthetic")
+    before = program.model.trainable_variables[0].numpy()
+    program.run()
+    after_one = program.model.trainable_variables[0].numpy()
+    program.run()
+    after_two = program.model.trainable_variables[0].numpy()
+
+    np.testing.assert_array_equal(before, after_one)
+    assert not np.array_equal(after_one, after_two)
+    assert math.isfinite(program.run())

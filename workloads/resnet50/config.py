@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 VERSIONS = ("v1", "v1.5")
+OPTIMIZERS = ("momentum", "lars")
 COMPUTE_DTYPES = ("float32", "mixed_bfloat16")
 DOWNSAMPLING = 32  # the last feature map is image_size / 32 pixels wide
 
@@ -35,6 +36,9 @@ class ResNet50Config:
       learning_rate_per_256: Learning rate at a global batch of 256 examples; it grows
         in proportion to the global batch.
       lr_warmup_epochs: Length of the ramp when the global batch is above 256.
+      optimizer: ``momentum`` (Goyal 2017), or ``lars`` with its own schedule, for
+        global batches of 16,384 and more.
+      num_epochs: Length of the whole training; ``lars`` falls to zero at its end.
       momentum: Heavy-ball momentum (no Nesterov step).
       weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
       label_smoothing: Share of the label spread over all classes.
@@ -51,6 +55,8 @@ class ResNet50Config:
     zero_gamma: bool = True
     learning_rate_per_256: float = 0.1
     lr_warmup_epochs: float = 5.0
+    optimizer: str = "momentum"
+    num_epochs: float = 90.0
     momentum: float = 0.9
     weight_decay: float = 1e-4
     label_smoothing: float = 0.0
@@ -60,6 +66,8 @@ class ResNet50Config:
 
     def __post_init__(self) -> None:
         check_choice("version", self.version, VERSIONS)
+        check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        check_range("num_epochs", self.num_epochs, low=1.0)
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(

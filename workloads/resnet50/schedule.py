@@ -1,4 +1,4 @@
-"""The learning-rate schedule of Goyal et al. 2017, section 2 and 5.1."""
+"""Learning-rate schedules: that of Goyal et al. 2017, and one for LARS."""
 
 from __future__ import annotations
 
@@ -63,6 +63,60 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
             return rate
         progress = tf.minimum(step / self.lr_warmup_steps, 1.0)
         return rate - (1.0 - progress) * (self.target - self.initial)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
+        return dict(self._arguments)
+
+
+# Google's reference for TPUs: global batch below, highest rate, epochs of warmup.
+_LARS_RATES = ((16_384, 10.0, 5), (32_768, 25.0, 5), (65_536, 32.0, 14))
+_LARS_RATE_ABOVE = (35.6, 40)
+
+
+@keras.saving.register_keras_serializable(package="replicator_harness")
+class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Rises linearly from zero, then falls as the square of what is left.
+
+    Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
+    TPUs with LARS (batches of 16,384 and more). Not to be scaled with the batch again.
+
+    Attributes:
+      target: The highest rate.
+      lr_warmup_steps: Steps until it is reached.
+      num_steps: Steps until zero.
+    """
+
+    def __init__(
+        self, *, global_batch_size: int, num_train_examples: int, num_epochs: float
+    ) -> None:
+        self._arguments = {
+            "global_batch_size": global_batch_size,
+            "num_train_examples": num_train_examples,
+            "num_epochs": num_epochs,
+        }
+        self.target, num_warmup_epochs = next(
+            (
+                (rate, epochs)
+                for below, rate, epochs in _LARS_RATES
+                if global_batch_size < below
+            ),
+            _LARS_RATE_ABOVE,
+        )
+        steps_per_epoch = num_train_examples / global_batch_size
+        self.lr_warmup_steps = math.ceil(num_warmup_epochs * steps_per_epoch)
+        self.num_steps = max(
+            math.ceil(num_epochs * steps_per_epoch), self.lr_warmup_steps + 1
+        )
+
+    def __call__(self, step: Any) -> Any:
+        """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
+        step = tf.cast(step, tf.float32)
+        rising = step / self.lr_warmup_steps
+        past = step - self.lr_warmup_steps
+        left = 1.0 - past / (self.num_steps - self.lr_warmup_steps)
+        falling = tf.square(tf.clip_by_value(left, 0.0, 1.0))
+        return self.target * tf.where(past < 0, rising, falling)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments."""

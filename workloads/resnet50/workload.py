@@ -9,13 +9,14 @@ import keras
 import tensorflow as tf
 
 from workloads import catalog, quality
+from workloads.common.lars import LARS
 from workloads.data import pipeline
 from workloads.data.sources import open_source
 from workloads.program import SYNTHETIC, ImageProgram
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import losses
 from workloads.resnet50.model import ResNet50
-from workloads.resnet50.schedule import GoyalSchedule
+from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 from workloads.spec import QualityMetric, Workload
 
 if TYPE_CHECKING:
@@ -67,9 +68,7 @@ class ResNet50Program(ImageProgram):
                 compute_dtype=config.compute_dtype,
                 seed=seed,
             )
-            self.optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(self._schedule(), momentum=config.momentum)
-            )
+            self.optimizer = repl.wrap_optimizer(self._make_optimizer())
             self.optimizer.build(self.model.trainable_variables)
         self._variables = self.model.trainable_variables
         self.num_parameters = sum(
@@ -77,18 +76,27 @@ class ResNet50Program(ImageProgram):
         )
         self._count_correct = tf.function(self._count_correct_in_batch, autograph=False)
 
-    def _schedule(self) -> GoyalSchedule:
+    def _make_optimizer(self) -> keras.optimizers.Optimizer:
+        config = self._config
         num_train_examples = (
             _NUM_IMAGENET_EXAMPLES
             if self.source is None
             else self.source.num_train_examples
         )
-        return GoyalSchedule(
+        if config.optimizer == "lars":
+            schedule = PolynomialSchedule(
+                global_batch_size=self.global_batch_size,
+                num_train_examples=num_train_examples,
+                num_epochs=config.num_epochs,
+            )
+            return LARS(schedule, momentum=config.momentum, decay=config.weight_decay)
+        schedule = GoyalSchedule(
             global_batch_size=self.global_batch_size,
             num_train_examples=num_train_examples,
-            learning_rate_per_256=self._config.learning_rate_per_256,
-            lr_warmup_epochs=self._config.lr_warmup_epochs,
+            learning_rate_per_256=config.learning_rate_per_256,
+            lr_warmup_epochs=config.lr_warmup_epochs,
         )
+        return keras.optimizers.SGD(schedule, momentum=config.momentum)
 
     def _step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """One training step of one replica."""
@@ -101,10 +109,12 @@ class ResNet50Program(ImageProgram):
                     label_smoothing=self._config.label_smoothing,
                 )
             )
+        # LARS scales what it adds, so it adds the decay itself.
+        is_decayed_here = self._config.optimizer != "lars"
         gradients = losses.add_weight_decay(
             tape.gradient(loss, self._variables),
             self._variables,
-            weight_decay=self._config.weight_decay,
+            weight_decay=self._config.weight_decay if is_decayed_here else 0.0,
         )
         self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
         return {"loss": loss, "example_id": batch["example_id"]}
