@@ -65,9 +65,16 @@ class DevicePrefetch:
 
     @property
     def copies(self) -> bool:
-        """Whether batches are copied from the device of their pipeline to another."""
+        """Whether batches are copied from the device of their pipeline to another.
+
+        Not to other processes, which TensorFlow's iterators do not feed: there batches
+        wait at the pipeline.
+        """
         sources = self.sources or (source_of(self.devices[0]),)
-        return any(device not in sources for device in self.devices)
+        share = len(self.devices) // len(sources)
+        ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
+        is_near = all(source_of(device) == source for device, source in ways)
+        return is_near and any(device != source for device, source in ways)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         """Iterates over pipelines, ahead of the reader.

@@ -148,3 +148,7 @@ def test_only_what_is_elsewhere_is_copied():
     assert not DevicePrefetch(
         num_batches=1, devices=(HOST, remote), sources=(HOST, remote)
     ).copies
+    # One pipeline feeds two processes: its batches wait where it is.
+    assert not DevicePrefetch(
+        num_batches=1, devices=(HOST, remote), sources=(HOST,)
+    ).copies

@@ -31,6 +31,11 @@ def test_pipelines_live_on_the_workers_that_they_feed(client):
         "PER_WORKER": [0, 1, 100, 101],
         "PER_REPLICA": [0, 100, 200, 300],
     } == {mode: facts["batches"] for mode, facts in found.items()}
+    assert {
+        "SINGLE": [4, 5, 6, 7],
+        "PER_WORKER": [2, 3, 102, 103],
+        "PER_REPLICA": [1, 101, 201, 301],
+    } == {mode: facts["ahead"] for mode, facts in found.items()}
 
 
 def test_a_pipeline_of_another_worker_cannot_call_python(client):
