@@ -1,8 +1,8 @@
 """What worker processes of between-graph replication share besides their collectives.
 
-TensorFlow's servers and its coordination service do the work. Here is the order in
-which a worker joins, the exchange of small texts by which workers agree before they
-run, and what is found out when a collective fails. Every wait is bounded.
+TensorFlow's servers and its coordination service do the work. Here is the exchange of
+small texts by which workers agree before they run, and what is found out when a
+collective fails. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -10,21 +10,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import _tf_workers, cluster, worker_sync
-from replicator.engine.cross_worker import CPU_GROUP_KEY, Group
+from replicator import worker_failures as failures
+from replicator.engine.group import CPU_GROUP_KEY, Group
 from replicator.errors import (
-    ClusterError,
     DisagreementError,
     ReplicatorError,
-    UnreachableError,
     WorkerLostError,
 )
 
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
 
     from replicator.cluster import ClusterConfig
 
-_LOG = logging.getLogger(__name__)
-DEFAULT_TIMEOUT_SEC = 300.0
-DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 _POLL_SEC = 1.0
 # How long those who lost a worker wait for word from the others.
 _GRACE_SEC = 5.0
@@ -138,7 +132,7 @@ class WorkerRuntime:
             if text == texts[0]:
                 continue
             first, other = json.loads(texts[0]), json.loads(text)
-            where, ours, theirs = difference(first, other)
+            where, ours, theirs = failures.difference(first, other)
             raise DisagreementError(
                 f"workers are about to run different programs at {what}: {where} is "
                 f"{ours} on {self.config.name_of(0)}, but {theirs} on "
@@ -200,9 +194,9 @@ class WorkerRuntime:
         except tf.errors.OpError as error:
             message = str(error.message)
             if "replicator: shapes differ" in message:
-                raise self._lose(_shape_error(what, message)) from error
-            if not _is_collective_failure(message):
-                self._abort(f"failed in {what}: {_first_line(message)}")
+                raise self._lose(failures.shape_error(what, message)) from error
+            if not failures.is_collective_failure(message):
+                self._abort(f"failed in {what}: {failures.first_line(message)}")
                 raise
             raise self._lose(self._diagnose(message)) from error
 
@@ -295,7 +289,7 @@ class WorkerRuntime:
             for w, doing in told.items()
             if doing != self.doing
         ]
-        reason = "; ".join([*lost, *elsewhere]) or _root_cause(message)
+        reason = "; ".join([*lost, *elsewhere]) or failures.root_cause(message)
         return WorkerLostError(
             f"{self.doing} cannot go on on {self.config.name_of(self.worker_id)}: "
             f"{reason}; a synchronous step needs every worker: restart the job, from "
@@ -344,153 +338,3 @@ class WorkerRuntime:
     @staticmethod
     def _key(topic: str, worker: int) -> str:
         return f"replicator/{topic}/{worker}"
-
-
-class _Process:
-    """The one runtime of this process."""
-
-    runtime: WorkerRuntime | None = None
-
-
-def join(
-    config: ClusterConfig,
-    *,
-    timeout_sec: float = DEFAULT_TIMEOUT_SEC,
-    heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
-) -> WorkerRuntime:
-    """Makes this process a worker of its cluster, together with all others.
-
-    The second and later calls return the same.
-
-    Args:
-      config: The cluster, and the place of this process in it.
-      timeout_sec: Longest wait for the others, here and later.
-      heartbeat_timeout_sec: After this time without a sign of life a worker is lost.
-
-    Returns:
-      The runtime.
-
-    Raises:
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not come in time; the message names them.
-      ClusterError: TensorFlow has run before, or this process is in another cluster.
-    """
-    existing = _Process.runtime
-    if existing is not None:
-        if existing.config != config:
-            raise ClusterError(
-                f"this process is already {existing.config.kind} "
-                f"{existing.config.index} of a cluster; a process can be in one only"
-            )
-        existing.timeout_sec = timeout_sec
-        return existing
-    deadline = time.monotonic() + timeout_sec
-    meet(config, timeout_sec)
-    _start(config, deadline, heartbeat_timeout_sec)
-    _Process.runtime = WorkerRuntime(config, timeout_sec)
-    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
-    return _Process.runtime
-
-
-def meet(config: ClusterConfig, timeout_sec: float) -> None:
-    """Waits until every worker listens, this one included.
-
-    TensorFlow's server waits for the others too, but without end; so this process
-    listens at its address first, in its server's place.
-
-    Raises:
-      PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not come in time; the message names them.
-      ClusterError: TensorFlow has run before in this process.
-    """
-    if _tf_workers.has_started():
-        raise ClusterError(
-            "TensorFlow has already run in this process, and a cluster must be joined "
-            "before: make the replicator first, before any tensor, variable or list of "
-            "devices"
-        )
-    cluster.check_port_is_free(config.address)
-    _, port = cluster.split_address(config.address)
-    with socket.create_server(("", port), backlog=2 * config.num_workers + 16):
-        cluster.wait_for(_workers(config), timeout_sec)
-
-
-def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
-    kinds = ("chief", "worker")
-    return {k: config.addresses[k] for k in kinds if k in config.addresses}
-
-
-def _start(
-    config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
-) -> None:
-    """Starts TensorFlow's server in a thread, since nothing else bounds its wait."""
-    failures: list[BaseException] = []
-
-    def start() -> None:
-        try:
-            _tf_workers.join_workers(
-                _workers(config),
-                config.kind,
-                config.index,
-                heartbeat_timeout_sec=heartbeat_timeout_sec,
-            )
-        except Exception as error:  # noqa: BLE001 (raised again by the caller)
-            failures.append(error)
-
-    thread = threading.Thread(target=start, name="join-cluster", daemon=True)
-    thread.start()
-    thread.join(max(deadline - time.monotonic(), _GRACE_SEC))
-    if thread.is_alive():
-        raise UnreachableError(
-            "all workers answered, but not all joined the cluster in time: one ended "
-            "while it started; see its output, and start all of them again"
-        )
-    if failures:
-        raise ClusterError(
-            f"TensorFlow could not join the cluster: {failures[0]}; check TF_CONFIG on "
-            "every worker, and start all of them again"
-        ) from failures[0]
-
-
-def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
-    """Finds the first place where two JSON values differ: where, and both sides."""
-    if isinstance(first, dict) and isinstance(second, dict):
-        for key in [*first, *(k for k in second if k not in first)]:
-            if key not in first or key not in second:
-                return key, str(first.get(key)), str(second.get(key))
-            if first[key] != second[key]:
-                return difference(first[key], second[key], key)
-    if isinstance(first, list) and isinstance(second, list):
-        for index, (ours, theirs) in enumerate(zip(first, second, strict=False)):
-            if ours != theirs:
-                return difference(ours, theirs, f"#{index} of {where}")
-        return f"the number of {where}", str(len(first)), str(len(second))
-    return where, repr(first), repr(second)
-
-
-def _shape_error(what: str, message: str) -> ReplicatorError:
-    shapes = message.partition("shapes differ between workers")[2]
-    return DisagreementError(
-        f"a collective in {what} got tensors of different shapes on different workers "
-        f"(dimensions by worker, then a one: {_first_line(shapes.strip(' [],'))}); all "
-        "replicas must pass the same shapes: pad or drop the last partial batch "
-        "(drop_remainder=True)"
-    )
-
-
-def _is_collective_failure(message: str) -> bool:
-    marks = ("Collective", "collective", "RecvBuf", "CompleteGroup", "CompleteInstance")
-    return any(mark in message for mark in marks)
-
-
-def _root_cause(message: str) -> str:
-    """What TensorFlow says began it, without the chain of those who passed it on."""
-    for line in message.splitlines():
-        if "aborted by" in line or "timed out" in line:
-            return line.rpartition("aborted by: ")[2]
-    return _first_line(message)
-
-
-def _first_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else text

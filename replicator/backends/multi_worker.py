@@ -12,7 +12,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from replicator import devices as device_lib
-from replicator import worker_runtime
+from replicator import worker_join
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
@@ -25,6 +25,8 @@ from replicator.topology import make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    from replicator.worker_runtime import WorkerRuntime
 
 _PATTERNS = ("between_graph", "in_graph")
 
@@ -68,8 +70,8 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
-        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
-        heartbeat_timeout_sec: float = worker_runtime.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+        timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
+        heartbeat_timeout_sec: float = worker_join.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
     ) -> None:
         """Joins the cluster, together with all other workers.
 
@@ -101,7 +103,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         if devices is None and logical_devices_per_replica > 1:
             # Before the cluster is joined: TensorFlow then has its devices.
             device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
-        self._runtime = worker_runtime.join(
+        self._runtime = worker_join.join(
             self.cluster,
             timeout_sec=timeout_sec,
             heartbeat_timeout_sec=heartbeat_timeout_sec,
@@ -222,7 +224,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         return self._endings[inputs]
 
     @property
-    def _peers(self) -> worker_runtime.WorkerRuntime:
+    def _peers(self) -> WorkerRuntime:
         return self._runtime
 
     @contextlib.contextmanager

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import worker_runtime
+from replicator import worker_join
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import ClusterConfig
 from replicator.errors import DeviceError
+from replicator.worker_runtime import WorkerRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,7 @@ class _Process:
     """A process joins a cluster once, so all replicators share one strategy."""
 
     strategy: Any = None
-    runtime: worker_runtime.WorkerRuntime | None = None
+    runtime: WorkerRuntime | None = None
 
 
 class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
@@ -41,7 +42,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         *,
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
-        timeout_sec: float = worker_runtime.DEFAULT_TIMEOUT_SEC,
+        timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
     ) -> None:
         """Joins the cluster, together with all other workers.
 
@@ -57,9 +58,9 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         """
         self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
         if _Process.strategy is None:
-            worker_runtime.meet(self.cluster, timeout_sec)
+            worker_join.meet(self.cluster, timeout_sec)
             _Process.strategy = _make_strategy(self.cluster, timeout_sec)
-            _Process.runtime = worker_runtime.WorkerRuntime(self.cluster, timeout_sec)
+            _Process.runtime = WorkerRuntime(self.cluster, timeout_sec)
         super().__init__(_Process.strategy)
         if num_replicas not in (None, self.num_replicas):
             raise DeviceError(
@@ -72,7 +73,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.first_replica_id = self.worker_id * self.num_local_replicas
 
     @property
-    def _runtime(self) -> worker_runtime.WorkerRuntime:
+    def _runtime(self) -> WorkerRuntime:
         runtime = _Process.runtime
         assert runtime is not None
         return runtime
@@ -87,7 +88,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
             return super()._run(*args)
 
     @property
-    def _peers(self) -> worker_runtime.WorkerRuntime:
+    def _peers(self) -> WorkerRuntime:
         return self._runtime
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:

@@ -19,7 +19,7 @@ from replicator.engine.variables import Kind, bits, outside_value, replica_value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.engine.cross_worker import Group
+    from replicator.engine.group import Group
     from replicator.engine.variables import Entry
     from replicator.topology import Topology
 

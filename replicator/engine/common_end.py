@@ -17,7 +17,7 @@ from replicator.inputs import all_read, deal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.engine.cross_worker import Group
+    from replicator.engine.group import Group
     from replicator.topology import Topology
 
 

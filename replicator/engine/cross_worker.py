@@ -10,7 +10,6 @@ before: two workers can never wait for each other in two collectives.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,51 +19,18 @@ from replicator import devices as device_lib
 from replicator.engine import wire_types
 from replicator.engine.body import Ref, make_node
 from replicator.engine.emitter import Emitter, cpu_of
+from replicator.engine.group import CPU_GROUP_KEY
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.engine.group import Group
+
     Tensor = Ref | str
 
-# Group of the first CPU device of every worker.
-CPU_GROUP_KEY = 1
 # Says in the error of TensorFlow that it is about shapes; the rest is made from it.
 SHAPES_DIFFER = "replicator: shapes differ between workers"
 _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
-
-
-class Keys:
-    """Draws numbers that name collectives.
-
-    Attributes:
-      value: The next one; equal on all workers whenever they have run the same.
-    """
-
-    def __init__(self) -> None:
-        self.value = 1
-
-    def __next__(self) -> int:
-        self.value += 1
-        return self.value - 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """The workers that a program's collectives join.
-
-    Attributes:
-      num_workers: Worker processes.
-      worker_id: Which of them this is.
-      order: Worker ids in the order in which a gather has their parts.
-      timeout_sec: Longest wait of one collective for the other workers.
-      keys: Numbers that name collectives; all workers draw them in the same order.
-    """
-
-    num_workers: int
-    worker_id: int
-    order: tuple[int, ...]
-    timeout_sec: float
-    keys: Keys = dataclasses.field(default_factory=Keys)
 
 
 class CrossWorker:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.engine.body import Ref
-    from replicator.engine.cross_worker import Group
+    from replicator.engine.group import Group
     from replicator.engine.ownership import Owner
     from replicator.engine.trace import TracedStep
     from replicator.engine.variables import Entry, VariableTable

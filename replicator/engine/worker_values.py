@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator import devices as device_lib
 from replicator.engine import wire_types
-from replicator.engine.cross_worker import CPU_GROUP_KEY
+from replicator.engine.group import CPU_GROUP_KEY
 from replicator.engine.variables import (
     Kind,
     is_averaged,
@@ -24,7 +24,7 @@ from replicator.engine.variables import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.engine.cross_worker import Group
+    from replicator.engine.group import Group
     from replicator.engine.variables import Entry
     from replicator.topology import Topology
 

@@ -7,7 +7,8 @@ import pytest
 import scipy.special
 import tensorflow as tf
 
-from workloads.resnet50 import losses
+from workloads.resnet50 import flops, losses
+from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
 NUM_IMAGENET = 1_281_167
@@ -135,4 +136,31 @@ def test_rates_of_lars_follow_the_batch(global_batch_size, target, num_warmup_ep
     assert (
         schedule.get_config()
         == PolynomialSchedule(**schedule.get_config()).get_config()
+    )
+
+
+@pytest.mark.parametrize(("version", "giga"), [("v1", 3.86), ("v1.5", 4.09)])
+def test_multiply_adds_are_the_published_ones(version, giga):
+    """3.8 to 3.9 billion in He et al. 2015, 4.1 with the stride in the 3x3 layer."""
+    total, _ = flops.multiply_adds(image_size=224, num_classes=1000, version=version)
+
+    assert giga == pytest.approx(total / 1e9, abs=0.01)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1.5"])
+def test_multiply_adds_are_those_of_the_graph(version):
+    """Counted from the shapes of convolutions and products in the traced network."""
+    network = ResNet50(num_classes=10, version=version)
+    traced = tf.function(network).get_concrete_function(tf.TensorSpec([1, 64, 64, 3]))
+    ops = traced.graph.get_operations()
+    counted = sum(
+        int(np.prod(op.outputs[0].shape[1:]) * np.prod(op.inputs[1].shape[:-1]))
+        for op in ops
+        if op.type in ("Conv2D", "MatMul")
+    )
+    total, stem = flops.multiply_adds(image_size=64, num_classes=10, version=version)
+
+    assert counted == total
+    assert 6 * total - 2 * stem == flops.training_flops(
+        image_size=64, num_classes=10, version=version
     )

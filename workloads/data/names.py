@@ -15,7 +15,8 @@ import pathlib
 import re
 from typing import Any
 
-BUILTIN = ("digits", "synthetic")
+DIGITS = "digits"
+BUILTIN = (DIGITS, "synthetic")
 
 _NAME = re.compile(
     r"(?P<dataset>[A-Za-z_]\w*)(/(?P<config>[\w.\-]+))?(:(?P<version>\d+\.\d+\.\d+))?"

@@ -12,7 +12,9 @@ from workloads import catalog
 from workloads.common import hinge
 from workloads.data import images as image_lib
 from workloads.data import pipeline
+from workloads.data.names import DIGITS
 from workloads.data.sources import open_source
+from workloads.metrics.extractors.digits import open_digits
 from workloads.program import SYNTHETIC, ImageProgram
 from workloads.sngan import config as config_lib
 from workloads.sngan import grid
@@ -216,9 +218,11 @@ class SNGANWorkload(Workload):
         self.example_unit = info.example_unit
 
     def prepare(self, *, data: str) -> None:
-        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
+        """Writes the embedded digits and trains what scores them, once per machine."""
         if data != SYNTHETIC:
             open_source(data)
+        if data == DIGITS:
+            open_digits()
 
     def build(
         self,

@@ -1,0 +1,116 @@
+"""What bfloat16 gains on this CPU: ResNet-50 as published, 224 pixels.
+
+    python -m benchmarks.bench_precision [--repeats N]
+
+One replica on two cores, 16 synthetic images per step, the whole training step. Every
+repeat runs both types, each in a fresh process, in reversed order every other time;
+ratios are paired within a repeat. Utilisation is the model's floating-point operations
+per second over those of the largest square matrix product of the same type, measured in
+the same process: what the machine can do, not what its maker says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
+
+TYPES = ("mixed_bfloat16", "float32")
+NUM_IMAGES = 16
+NUM_STEPS = 6
+NUM_WARMUP_STEPS = 2
+SIDE = 4096
+NUM_PRODUCTS = 5
+TARGET = 1.5
+
+
+def main() -> None:
+    """Runs both types in turn and prints their ratio and utilisation."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--child", choices=TYPES, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        print(json.dumps(_measure(arguments.child)))
+        return
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in TYPES}
+    for repeat in range(arguments.repeats):
+        for name in TYPES if repeat % 2 == 0 else TYPES[::-1]:
+            figures = _run_child(name)
+            measured[name].append(figures)
+            print(
+                f"repeat {repeat} {name:15} {figures['images_per_sec']:5.2f} images/s, "
+                f"{figures['model_gflops']:6.0f} GFLOP/s of "
+                f"{figures['peak_gflops']:6.0f}: "
+                f"{figures['model_gflops'] / figures['peak_gflops']:.0%}",
+                flush=True,
+            )
+    pairs = zip(*(measured[name] for name in TYPES), strict=True)
+    rates = [(a["images_per_sec"], b["images_per_sec"]) for a, b in pairs]
+    title = f"throughput: {TYPES[0]} / {TYPES[1]}"
+    print_figure(title, paired_ratio(rates), TARGET, is_more_better=True)
+
+
+def _run_child(name: str) -> dict[str, float]:
+    done = subprocess.run(
+        [sys.executable, "-m", __spec__.name, "--child", name],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _measure(compute_dtype: str) -> dict[str, float]:
+    os.sched_setaffinity(0, CORES)
+    import replicator
+    from workloads.resnet50 import flops
+    from workloads.resnet50.workload import WORKLOAD
+
+    program = WORKLOAD.build(
+        replicator.create("single", num_replicas=1),
+        preset="paper",
+        data="synthetic",
+        per_replica_batch_size=NUM_IMAGES,
+        seed=0,
+        options={"compute_dtype": compute_dtype},
+    )
+    for _ in range(NUM_WARMUP_STEPS):
+        program.run()
+    start = time.perf_counter()
+    for _ in range(NUM_STEPS):
+        program.run()
+    rate = NUM_IMAGES * NUM_STEPS / (time.perf_counter() - start)
+    per_image = flops.training_flops(image_size=224, num_classes=1000, version="v1.5")
+    return {
+        "images_per_sec": rate,
+        "model_gflops": rate * per_image / 1e9,
+        "peak_gflops": _peak_gflops(compute_dtype.removeprefix("mixed_")),
+    }
+
+
+def _peak_gflops(dtype: str) -> float:
+    import tensorflow as tf
+
+    matrix: Any = tf.cast(tf.random.normal([SIDE, SIDE]), dtype)
+    multiply = tf.function(lambda x: tf.linalg.matmul(x, x), autograph=False)
+    multiply(matrix)
+    times = []
+    for _ in range(NUM_PRODUCTS):
+        start = time.perf_counter()
+        multiply(matrix).numpy()
+        times.append(time.perf_counter() - start)
+    return 2 * SIDE**3 / statistics.median(times) / 1e9
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""Words for what goes wrong between workers: where they differ, who began it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from replicator.errors import DisagreementError, ReplicatorError
+
+
+def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
+    """Finds the first place where two JSON values differ: where, and both sides."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for key in [*first, *(k for k in second if k not in first)]:
+            if key not in first or key not in second:
+                return key, str(first.get(key)), str(second.get(key))
+            if first[key] != second[key]:
+                return difference(first[key], second[key], key)
+    if isinstance(first, list) and isinstance(second, list):
+        for index, (ours, theirs) in enumerate(zip(first, second, strict=False)):
+            if ours != theirs:
+                return difference(ours, theirs, f"#{index} of {where}")
+        return f"the number of {where}", str(len(first)), str(len(second))
+    return where, repr(first), repr(second)
+
+
+def shape_error(what: str, message: str) -> ReplicatorError:
+    """Makes the error for tensors of different shapes from what TensorFlow says."""
+    shapes = message.partition("shapes differ between workers")[2]
+    return DisagreementError(
+        f"a collective in {what} got tensors of different shapes on different workers "
+        f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); all "
+        "replicas must pass the same shapes: pad or drop the last partial batch "
+        "(drop_remainder=True)"
+    )
+
+
+def is_collective_failure(message: str) -> bool:
+    """Tells whether an error of TensorFlow is about other workers, by its words."""
+    marks = ("Collective", "collective", "RecvBuf", "CompleteGroup", "CompleteInstance")
+    return any(mark in message for mark in marks)
+
+
+def root_cause(message: str) -> str:
+    """What TensorFlow says began it, without the chain of those who passed it on."""
+    for line in message.splitlines():
+        if "aborted by" in line or "timed out" in line:
+            return line.rpartition("aborted by: ")[2]
+    return first_line(message)
+
+
+def first_line(text: str) -> str:
+    """The first line that is not empty."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[0] if lines else text
