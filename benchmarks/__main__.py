@@ -19,6 +19,7 @@ COMMANDS = (
         [sys.executable, "-m", "benchmarks.bench_replicator", "--malloc", "keep"],
     ),
     ("workers", [sys.executable, "-m", "benchmarks.bench_multi_worker"]),
+    ("input pipelines", [sys.executable, "-m", "benchmarks.bench_input"]),
     ("precision", [sys.executable, "-m", "benchmarks.bench_precision"]),
     ("parameter servers", [sys.executable, "-m", "benchmarks.bench_async"]),
 )

@@ -10,6 +10,8 @@ from workloads.data import audit, pipeline
 from workloads.spec import SanityCheck, StepProgram
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import tensorflow as tf
 
     from workloads.data.sources import Source
@@ -62,6 +64,11 @@ class ImageProgram(StepProgram):
                 self._pipeline, num_classes=self._num_classes
             )
         return pipeline.train_dataset(self.source, context, self._pipeline)
+
+    def batches(self) -> Iterator[Any]:
+        """Reads the batches of all replicas without training on them."""
+        while True:
+            yield self._inputs.get_next()
 
     def _finish(self, outputs: dict[str, Any], num_steps: int) -> float:
         """Waits for the device work of steps, keeps their ids, returns the mean loss.
