@@ -1,6 +1,6 @@
 """How fast the in-graph engine is, as ratios measured in one run.
 
-    python -m benchmarks.bench_replicator [--repeats N]
+    python -m benchmarks.bench_replicator [--repeats N] [--cases NAME...]
 
 ResNet-50, 64 pixels, 8 examples per replica, synthetic data, two cores. Every repeat
 runs every case once, each in fresh processes, the order reversed in every other repeat
@@ -81,15 +81,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--malloc", choices=("default", "keep"), default="default")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = parser.parse_args()
     repeats = arguments.repeats
     if arguments.malloc == "keep":
         os.environ.update(KEEP_MEMORY)
     print(f"malloc: {arguments.malloc}; cores {CORES}", flush=True)
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in CASES}
+    cases = arguments.cases
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
     for repeat in range(repeats):
-        names = list(CASES) if repeat % 2 == 0 else list(reversed(CASES))
-        for name in names:
+        for name in cases if repeat % 2 == 0 else cases[::-1]:
             figures = run_case(CASES[name])
             measured[name].append(figures)
             print(
@@ -100,9 +101,13 @@ def main() -> None:
             )
     print(f"\nratios over n = {repeats} paired repeats, with 95 % intervals")
     for title, metric, first, second, target, is_more_better in FIGURES:
+        if first not in measured or second not in measured:
+            continue
         pairs = zip(measured[first], measured[second], strict=True)
         estimate = paired_ratio([(a[metric], b[metric]) for a, b in pairs])
         print_figure(f"{title}: {first} / {second}", estimate, target, is_more_better)
+    if len(cases) < len(CASES):
+        return
     estimate = measure_overhead()
     print_figure(
         "step time: single / plain tf.function loop",
