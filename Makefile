@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Files stay whole, since the tests of one share clusters and traced programs.
+TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 
 .PHONY: help setup sweep test check fmt lint types bench lock clean
@@ -25,7 +27,7 @@ sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the rep
 	$(BIN)/python -m harness sweep $(SWEEP_FLAGS)
 
 test: setup  ## Run every test.
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TEST_FLAGS)
 
 check: lint types test  ## What a change must pass: format, lint, imports, types, tests.
 
