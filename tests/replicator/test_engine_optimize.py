@@ -139,7 +139,7 @@ def test_the_linked_function_is_not_optimized_again(monkeypatch):
     step = tf.autograph.experimental.do_not_convert(lambda: tf.constant(1.0))
     repl.run(step)
     ((_, built),) = repl._programs.items()
-    monkeypatch.setitem(built._functions, 1, Spy())
+    monkeypatch.setitem(built._functions, (1, False), Spy())
     repl.run(step)
 
     assert [True] == seen
