@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.per_replica import PerReplica
     from replicator.registry import backend_names, create
+    from replicator.sharded_embedding import ShardedEmbedding
     from replicator.uneven import mean_over_examples, split_global_batches
 
 _HOMES = {
@@ -68,6 +69,7 @@ _HOMES = {
     "Replicator": "base",
     "ReplicatorError": "errors",
     "RestoredCheckpoint": "checkpoint.manager",
+    "ShardedEmbedding": "sharded_embedding",
     "SingleDeviceReplicator": "backends.single",
     "StrategyReplicator": "backends.strategy",
     "TpuReplicator": "backends.tpu",
@@ -112,6 +114,7 @@ __all__ = (
     "Replicator",
     "ReplicatorError",
     "RestoredCheckpoint",
+    "ShardedEmbedding",
     "SingleDeviceReplicator",
     "StrategyReplicator",
     "TpuReplicator",

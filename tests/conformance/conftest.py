@@ -19,6 +19,7 @@ from replicator import devices
 # Virtual devices must exist before TensorFlow runs its first op, so at collection.
 devices.split_cpu(NUM_VIRTUAL_DEVICES)
 
+
 @pytest.fixture(scope="session", autouse=True)
 def _watchdog(request):
     """A case that hangs ends the run after showing where, past pytest's capture."""

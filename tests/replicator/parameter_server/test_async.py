@@ -32,6 +32,15 @@ def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
     assert 2 * STEPS_PER_WORKER == found["num_updates"]
 
 
+def test_an_embedding_in_shards_loses_nothing(two_servers):
+    """Two workers of 60 steps; each of the two servers has rows of it."""
+    found = two_servers.result("sharded_embedding")
+    expected = [[-120.0 * times] * 2 for times in (2, 1, 0, 0, 1)]
+
+    assert expected == found["table"]
+    assert 2 == len(found["servers"])
+
+
 def test_gradients_are_averaged_within_a_worker_only(two_servers):
     """Replicas 0 and 1 feed 1 and 2, replicas 2 and 3 feed 3 and 4."""
     found = two_servers.result("group_sums")

@@ -1,0 +1,80 @@
+"""An embedding in shards against one table."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+
+NUM_ROWS, NUM_COLUMNS = 11, 3
+TABLE = np.random.default_rng(0).normal(size=(NUM_ROWS, NUM_COLUMNS)).astype("float32")
+IDS = np.array([[0, 10, 3, 3], [7, 1, 10, 2]])
+
+
+def make(num_shards):
+    """The layer with the values of the table."""
+    layer = replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_shards=num_shards)
+    for index, shard in enumerate(layer.shards):
+        shard.assign(TABLE[index::num_shards])
+    return layer
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 11])
+def test_lookups_are_those_of_one_table(num_shards):
+    """Ids of any shape and integer type, repeated ones too; none at all."""
+    layer = make(num_shards)
+
+    np.testing.assert_array_equal(layer.table(), TABLE)
+    np.testing.assert_array_equal(layer(tf.constant(IDS, tf.int64)), TABLE[IDS])
+    np.testing.assert_array_equal(layer(4), TABLE[4])
+    assert (0, NUM_COLUMNS) == layer(tf.zeros([0], tf.int32)).shape
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_training_on_replicas_is_that_of_one_table(repl, per_replica, optimizer):
+    """Gradients are sparse, and the rows come out as in a plain variable."""
+    count = repl.num_replicas
+    ids = per_replica(np.resize(IDS, (count, 5)))
+    with repl.context():
+        layer = make(3)
+        table = tf.Variable(TABLE)
+        of_layer, of_table = (
+            repl.wrap_optimizer(keras.optimizers.get(optimizer)) for _ in range(2)
+        )
+
+    def step(rows):
+        with tf.GradientTape(persistent=True) as tape:
+            first = tf.reduce_sum(layer(rows) ** 2)
+            second = tf.reduce_sum(tf.gather(table, rows) ** 2)
+        gradients = tape.gradient(first, [shard.value for shard in layer.shards])
+        assert all(isinstance(g, tf.IndexedSlices) for g in gradients)
+        of_layer.apply_gradients(zip(gradients, layer.shards, strict=True))
+        of_table.apply_gradients([(tape.gradient(second, table), table)])
+
+    for _ in range(3):
+        repl.run(step, ids)
+
+    assert not np.array_equal(table.numpy(), TABLE)
+    np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [0, 12])
+def test_every_shard_holds_a_row(num_shards):
+    """With both numbers."""
+    with pytest.raises(ValueError, match=rf"num_shards {num_shards} must be .* is 11"):
+        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_shards=num_shards)
+
+
+def test_ids_must_be_integers():
+    """A float would be cut."""
+    with pytest.raises(ValueError, match=r"needs integer ids, but got 'float32'"):
+        make(2)(tf.constant([1.0]))
+
+
+def test_a_row_that_does_not_exist_is_an_error():
+    """Beyond the end on CPUs; never another row."""
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        make(2)(tf.constant([NUM_ROWS + 1]))
