@@ -11,8 +11,8 @@ import tensorflow as tf
 class ShardedEmbedding(keras.layers.Layer):
     """A table of vectors that no single parameter server has to hold.
 
-    Row r is row ``r // num_shards`` of shard ``r % num_shards``, so rows that follow
-    one another (frequent words, often) are spread evenly. Every shard is an ordinary
+    Row r is row ``r // num_parts`` of part ``r % num_parts``, so rows that follow
+    one another (frequent words, often) are spread evenly. Every part is an ordinary
     variable: backends with parameter servers place each on a server of its own, the
     others treat it like any weight, and so do optimizers and checkpoints. Gradients are
     ``tf.IndexedSlices`` of the rows that were looked up.
@@ -21,7 +21,7 @@ class ShardedEmbedding(keras.layers.Layer):
 
     Attributes:
       num_rows: Vectors in all.
-      shards: The variables, [rows of the shard, num_columns].
+      parts: The variables, [rows of the part, num_columns].
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class ShardedEmbedding(keras.layers.Layer):
         num_rows: int,
         num_columns: int,
         *,
-        num_shards: int,
+        num_parts: int,
         initializer: Any = "uniform",
         name: str | None = None,
     ) -> None:
@@ -38,27 +38,27 @@ class ShardedEmbedding(keras.layers.Layer):
         Args:
           num_rows: Vectors in all.
           num_columns: Length of a vector.
-          num_shards: Variables; the number of parameter servers, or a multiple of it.
-          initializer: Of each shard.
+          num_parts: Variables; the number of parameter servers, or a multiple of it.
+          initializer: Of each part.
           name: Of the layer.
 
         Raises:
-          ValueError: No shard, or one without a row.
+          ValueError: No part, or one without a row.
         """
         super().__init__(name=name)
-        if not 1 <= num_shards <= num_rows:
+        if not 1 <= num_parts <= num_rows:
             raise ValueError(
-                f"num_shards {num_shards!r} must be at least 1 and at most num_rows, "
-                f"which is {num_rows!r}: every shard holds a row"
+                f"num_parts {num_parts!r} must be at least 1 and at most num_rows, "
+                f"which is {num_rows!r}: every part holds a row"
             )
         self.num_rows = num_rows
-        self.shards = [
+        self.parts = [
             self.add_weight(
-                name=f"shard_{index}",
-                shape=(-(-(num_rows - index) // num_shards), num_columns),
+                name=f"part_{index}",
+                shape=(-(-(num_rows - index) // num_parts), num_columns),
                 initializer=initializer,
             )
-            for index in range(num_shards)
+            for index in range(num_parts)
         ]
         self.built = True
 
@@ -81,17 +81,17 @@ class ShardedEmbedding(keras.layers.Layer):
                 f"ShardedEmbedding needs integer ids, but got {ids.dtype.name!r}; pass "
                 "row numbers"
             )
-        count = len(self.shards)
+        count = len(self.parts)
         flat = tf.reshape(ids, [-1])
-        shard = tf.cast(flat % count, tf.int32)
-        rows = tf.dynamic_partition(flat // count, shard, count)
-        places = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
+        part = tf.cast(flat % count, tf.int32)
+        rows = tf.dynamic_partition(flat // count, part, count)
+        places = tf.dynamic_partition(tf.range(tf.size(flat)), part, count)
         found = [
-            tf.gather(variable.value, of_shard)
-            for variable, of_shard in zip(self.shards, rows, strict=True)
+            tf.gather(variable.value, of_part)
+            for variable, of_part in zip(self.parts, rows, strict=True)
         ]
         vectors = tf.dynamic_stitch(places, found)
-        num_columns = self.shards[0].shape[-1]
+        num_columns = self.parts[0].shape[-1]
         outputs = tf.reshape(vectors, tf.concat([tf.shape(ids), [num_columns]], 0))
         outputs.set_shape([*ids.shape, num_columns])
         return outputs

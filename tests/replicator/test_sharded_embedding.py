@@ -1,4 +1,4 @@
-"""An embedding in shards against one table."""
+"""An embedding in parts against one table."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ TABLE = np.random.default_rng(0).normal(size=(NUM_ROWS, NUM_COLUMNS)).astype("fl
 IDS = np.array([[0, 10, 3, 3], [7, 1, 10, 2]])
 
 
-def make(num_shards):
+def make(num_parts):
     """The layer with the values of the table."""
-    layer = replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_shards=num_shards)
-    for index, shard in enumerate(layer.shards):
-        shard.assign(TABLE[index::num_shards])
+    layer = replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=num_parts)
+    for index, part in enumerate(layer.parts):
+        part.assign(TABLE[index::num_parts])
     return layer
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 11])
-def test_lookups_are_those_of_one_table(num_shards):
+@pytest.mark.parametrize("num_parts", [1, 2, 3, 11])
+def test_lookups_are_those_of_one_table(num_parts):
     """Ids of any shape and integer type, repeated ones too; none at all."""
-    layer = make(num_shards)
+    layer = make(num_parts)
 
     np.testing.assert_array_equal(layer.table(), TABLE)
     np.testing.assert_array_equal(layer(tf.constant(IDS, tf.int64)), TABLE[IDS])
@@ -49,9 +49,9 @@ def test_training_on_replicas_is_that_of_one_table(repl, per_replica, optimizer)
         with tf.GradientTape(persistent=True) as tape:
             first = tf.reduce_sum(layer(rows) ** 2)
             second = tf.reduce_sum(tf.gather(table, rows) ** 2)
-        gradients = tape.gradient(first, [shard.value for shard in layer.shards])
+        gradients = tape.gradient(first, [part.value for part in layer.parts])
         assert all(isinstance(g, tf.IndexedSlices) for g in gradients)
-        of_layer.apply_gradients(zip(gradients, layer.shards, strict=True))
+        of_layer.apply_gradients(zip(gradients, layer.parts, strict=True))
         of_table.apply_gradients([(tape.gradient(second, table), table)])
 
     for _ in range(3):
@@ -61,11 +61,11 @@ def test_training_on_replicas_is_that_of_one_table(repl, per_replica, optimizer)
     np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_shards", [0, 12])
-def test_every_shard_holds_a_row(num_shards):
+@pytest.mark.parametrize("num_parts", [0, 12])
+def test_every_shard_holds_a_row(num_parts):
     """With both numbers."""
-    with pytest.raises(ValueError, match=rf"num_shards {num_shards} must be .* is 11"):
-        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_shards=num_shards)
+    with pytest.raises(ValueError, match=rf"num_parts {num_parts} must be .* is 11"):
+        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=num_parts)
 
 
 def test_ids_must_be_integers():

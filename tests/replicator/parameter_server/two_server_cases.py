@@ -77,21 +77,21 @@ def sharded_embedding():
     """Rows 0, 1 and 4 lose 2, 1 and 1 in every step, on the servers where they are."""
     repl = MultiWorkerAsyncReplicator()
     with repl.context():
-        layer = replicator.ShardedEmbedding(5, 2, num_shards=2, initializer="zeros")
+        layer = replicator.ShardedEmbedding(5, 2, num_parts=2, initializer="zeros")
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
 
     def step():
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(layer(tf.constant([0, 0, 1, 4])))
-        shards = layer.shards
-        gradients = tape.gradient(loss, [shard.value for shard in shards])
-        optimizer.apply_gradients(zip(gradients, shards, strict=True))
+        parts = layer.parts
+        gradients = tape.gradient(loss, [part.value for part in parts])
+        optimizer.apply_gradients(zip(gradients, parts, strict=True))
 
     repl.schedule(step, num_steps=NUM_STEPS)
     repl.join()
     return {
         "table": layer.table().numpy().tolist(),
-        "servers": sorted({shard.value.device for shard in layer.shards}),
+        "servers": sorted({part.value.device for part in layer.parts}),
     }
 
 
