@@ -15,7 +15,7 @@ class ShardedEmbedding(keras.layers.Layer):
     one another (frequent words, often) are spread evenly. Every part is an ordinary
     variable: backends with parameter servers place each on a server of its own, the
     others treat it like any weight, and so do optimizers and checkpoints. Gradients are
-    ``tf.IndexedSlices`` of the rows that were looked up.
+    ``tf.IndexedSlices``, one row per id in each part; zeros for ids of other parts.
 
     May be called in replica context and outside.
 
@@ -82,18 +82,15 @@ class ShardedEmbedding(keras.layers.Layer):
                 "row numbers"
             )
         count = len(self.parts)
-        flat = tf.reshape(ids, [-1])
-        part = tf.cast(flat % count, tf.int32)
-        rows = tf.dynamic_partition(flat // count, part, count)
-        places = tf.dynamic_partition(tf.range(tf.size(flat)), part, count)
-        found = [
-            tf.gather(variable.value, of_part)
-            for variable, of_part in zip(self.parts, rows, strict=True)
-        ]
-        vectors = tf.dynamic_stitch(places, found)
-        num_columns = self.parts[0].shape[-1]
-        outputs = tf.reshape(vectors, tf.concat([tf.shape(ids), [num_columns]], 0))
-        outputs.set_shape([*ids.shape, num_columns])
+        outputs = None
+        for index, variable in enumerate(self.parts):
+            # Every part is asked for as many rows, so that its gradient has the same
+            # size on all replicas; what it does not hold counts as zero.
+            is_here = ids % count == index
+            rows = tf.where(is_here, ids // count, tf.zeros_like(ids))
+            found = tf.gather(variable.value, rows)
+            found = tf.where(is_here[..., None], found, tf.zeros_like(found))
+            outputs = found if outputs is None else outputs + found
         return outputs
 
     def table(self) -> tf.Tensor:

@@ -29,7 +29,7 @@ def test_lookups_are_those_of_one_table(num_parts):
 
     np.testing.assert_array_equal(layer.table(), TABLE)
     np.testing.assert_array_equal(layer(tf.constant(IDS, tf.int64)), TABLE[IDS])
-    np.testing.assert_array_equal(layer(4), TABLE[4])
+    np.testing.assert_array_equal(layer(tf.constant(4)), TABLE[4])
     assert (0, NUM_COLUMNS) == layer(tf.zeros([0], tf.int32)).shape
 
 
