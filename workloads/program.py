@@ -6,8 +6,10 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import replicator
+from workloads import catalog
 from workloads.data import audit, pipeline
-from workloads.spec import SanityCheck, StepProgram
+from workloads.data.sources import open_source
+from workloads.spec import SanityCheck, StepProgram, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +19,21 @@ if TYPE_CHECKING:
     from workloads.data.sources import Source
 
 SYNTHETIC = "synthetic"
+
+
+class ImageWorkload(Workload):
+    """A workload of the catalogue that reads labelled images."""
+
+    def __init__(self, name: str) -> None:
+        info = catalog.WORKLOADS[name]
+        self.name = info.name
+        self.version = info.version
+        self.example_unit = info.example_unit
+
+    def prepare(self, *, data: str) -> None:
+        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
+        if data != SYNTHETIC:
+            open_source(data)
 
 
 class ImageProgram(StepProgram):

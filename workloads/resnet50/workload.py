@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads import catalog, quality
+from workloads import quality
 from workloads.common.lars import LARS
 from workloads.data import pipeline
 from workloads.data.sources import open_source
-from workloads.program import SYNTHETIC, ImageProgram
+from workloads.program import SYNTHETIC, ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import losses
 from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
-from workloads.spec import QualityMetric, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import replicator
     from workloads.data.sources import Source
+    from workloads.spec import QualityMetric
 
 _NUM_IMAGENET_EXAMPLES = 1_281_167
 _TOP_5 = 5
@@ -171,19 +171,8 @@ class ResNet50Program(ImageProgram):
         return tf.stack([tf.math.count_nonzero(hit) for hit in hits])
 
 
-class ResNet50Workload(Workload):
+class ResNet50Workload(ImageWorkload):
     """The catalogue's ``resnet50``."""
-
-    def __init__(self) -> None:
-        info = catalog.WORKLOADS["resnet50"]
-        self.name = info.name
-        self.version = info.version
-        self.example_unit = info.example_unit
-
-    def prepare(self, *, data: str) -> None:
-        """Writes the embedded digits once per machine; see ``Workload.prepare``."""
-        if data != SYNTHETIC:
-            open_source(data)
 
     def build(
         self,
@@ -217,4 +206,4 @@ class ResNet50Workload(Workload):
         )
 
 
-WORKLOAD = ResNet50Workload()
+WORKLOAD = ResNet50Workload("resnet50")

@@ -8,20 +8,18 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from workloads import catalog
 from workloads.common import hinge
 from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.names import DIGITS
 from workloads.data.sources import open_source
 from workloads.metrics.extractors.digits import open_digits
-from workloads.program import SYNTHETIC, ImageProgram
+from workloads.program import SYNTHETIC, ImageProgram, ImageWorkload
 from workloads.sngan import config as config_lib
 from workloads.sngan import grid
 from workloads.sngan.networks import Discriminator, Generator
 from workloads.sngan.schedule import LinearDecay
 from workloads.sngan.scoring import Scorer, fixed_inputs
-from workloads.spec import QualityMetric, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
 
     import replicator
     from workloads.data.sources import Source
+    from workloads.spec import QualityMetric
 
 # Pixels are whole numbers of 256; noise as wide as their distance fills the gaps.
 _PIXEL_STEP = 2.0 / 255.0
@@ -208,19 +207,12 @@ class SNGANProgram(ImageProgram):
         return images
 
 
-class SNGANWorkload(Workload):
+class SNGANWorkload(ImageWorkload):
     """The catalogue's ``sngan``."""
-
-    def __init__(self) -> None:
-        info = catalog.WORKLOADS["sngan"]
-        self.name = info.name
-        self.version = info.version
-        self.example_unit = info.example_unit
 
     def prepare(self, *, data: str) -> None:
         """Writes the embedded digits and trains what scores them, once per machine."""
-        if data != SYNTHETIC:
-            open_source(data)
+        super().prepare(data=data)
         if data == DIGITS:
             open_digits()
 
@@ -252,4 +244,4 @@ class SNGANWorkload(Workload):
         )
 
 
-WORKLOAD = SNGANWorkload()
+WORKLOAD = SNGANWorkload("sngan")
