@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from replicator.data_options import default_data_options
     from replicator.determinism import set_determinism
     from replicator.errors import ReplicatorError
-    from replicator.inputs import InputContext, InputIterator, InputReplicationMode
+    from replicator.input_context import InputContext, InputReplicationMode
+    from replicator.inputs import InputIterator
     from replicator.layers import CrossReplicaBatchNormalization
     from replicator.logical import logical_device
     from replicator.mapping import map_gather, map_reduce
@@ -53,9 +54,9 @@ _HOMES = {
     "HorovodReplicator": "backends.horovod",
     "InGraphReplicator": "backends.in_graph",
     "InputAudit": "audit",
-    "InputContext": "inputs",
+    "InputContext": "input_context",
     "InputIterator": "inputs",
-    "InputReplicationMode": "inputs",
+    "InputReplicationMode": "input_context",
     "MirroredReplicator": "backends.strategy",
     "MultiGpuReplicator": "backends.in_graph",
     "MultiWorkerAsyncReplicator": "backends.asynchronous",

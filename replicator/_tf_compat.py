@@ -80,22 +80,22 @@ def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether an object is a Keras optimizer (test_checkpoint)."""
+    """Whether an object is a Keras optimizer (test_manager)."""
     return hasattr(value, "iterations") and hasattr(value, "apply")
 
 
 def optimized_variables(optimizer: Any) -> list[Any] | None:
-    """The weights that a built Keras optimizer updates, in order (test_checkpoint)."""
+    """Weights that a built optimizer updates, in order (test_training_continues)."""
     return list(optimizer._trainable_variables) if optimizer.built else None  # noqa: SLF001
 
 
 def is_variable(value: Any) -> bool:
-    """Whether an object is a TensorFlow or Keras variable (test_checkpoint)."""
+    """Whether an object is a TensorFlow or Keras variable (test_manager)."""
     return isinstance(unwrap(value), tf.Variable)
 
 
 def is_trackable(value: Any) -> bool:
-    """Whether ``tf.train.Checkpoint`` can save an object (test_checkpoint)."""
+    """Whether ``tf.train.Checkpoint`` can save an object (test_manager)."""
     return isinstance(value, trackable.Trackable)
 
 

@@ -81,7 +81,7 @@ def device_iterators(
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:
-    """The state of a ``tf.data`` iterator (test_checkpoint).
+    """The state of a ``tf.data`` iterator (test_input_position).
 
     Raises:
       tf.errors.OpError: The dataset has state of its own, such as a Python generator.
@@ -96,7 +96,7 @@ def serialize_iterator(iterator: Any) -> list[bytes]:
 
 
 def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
-    """Puts an iterator of an equal dataset where another one was (test_checkpoint).
+    """Puts an iterator of an equal dataset where another one was (test_input_position).
 
     Raises:
       tf.errors.OpError: The state is that of another dataset.

@@ -15,7 +15,7 @@ from replicator.inputs import to_pipeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.inputs import InputContext
+    from replicator.input_context import InputContext
 
 NUM_SHOWN = 5
 _MAX_PASSES = 3  # a pipeline that yields an example so often has no end

@@ -8,31 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import audit, logical, prefetch, programs, summary
+from replicator import audit, logical, output_reduction, prefetch, programs, summary
 from replicator import context as context_lib
 from replicator import devices as device_lib
-from replicator.engine.variables import combine
-from replicator.inputs import (
+from replicator.checkpoint.contract import CheckpointedBackend
+from replicator.input_context import (
     InputContext,
-    InputIterator,
     InputReplicationMode,
-    counted,
+    check_mode,
     own_contexts,
     pipeline_contexts,
 )
+from replicator.inputs import InputIterator, counted
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.optimizer_options import OptimizerOptions
-from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.checkpoint.manager import CheckpointManager
-    from replicator.engine.variables import LocalState
 
 
-class Replicator(abc.ABC):
+class Replicator(CheckpointedBackend, abc.ABC):
     """Runs a single-device step function on many replicas.
 
     Write ``input_fn`` and ``step_fn`` for one device; make variables inside
@@ -261,22 +259,7 @@ class Replicator(abc.ABC):
         Raises:
           ValueError: Unknown ``op``, or the mean of integers.
         """
-        context_lib.check_reduce_op(op)
-
-        def reduce_leaf(leaf: Any) -> Any:
-            if not isinstance(leaf, PerReplica):
-                return leaf
-            if leaf[0] is None:
-                return None
-            if op == "mean":
-                context_lib.check_mean(leaf[0], "reduce")
-            if len(leaf) == 1:
-                return leaf[0]
-            with tf.device("CPU:0"):
-                stacked = tf.stack([tf.identity(value) for value in leaf.values])
-                return getattr(tf, f"reduce_{op}")(stacked, axis=0)
-
-        return tf.nest.map_structure(reduce_leaf, value)
+        return output_reduction.reduce_here(op, value)
 
     def wrap_optimizer(
         self,
@@ -358,58 +341,12 @@ class Replicator(abc.ABC):
             self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
         )
 
-    def local_state(self) -> list[LocalState]:
-        """Variables whose copies differ, with the values of this process's replicas."""
-        return []
-
-    def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Gives such variables the values of all replicas of the job.
-
-        Backends with copies set them where there are as many replicas; everywhere
-        the user's own variable becomes what the copies read as outside steps.
-        """
-        for state in saved:
-            state.variable.assign(
-                combine(
-                    state.variable, state.kind, list(map(tf.constant, state.values))
-                )
-            )
-
-    @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Lets variables hold, inside it, all that a checkpoint needs of them.
-
-        Sums that each replica keeps for itself become their mean, which is what counts
-        of them; state that other workers keep comes to the chief. A collective: every
-        worker calls it.
-
-        Args:
-          variables: What is saved, in the same order on every worker.
-        """
-        del variables
-        yield
-
-    def restored(self, variables: Sequence[Any]) -> None:
-        """Lets go of what a checkpoint held for other workers.
-
-        Args:
-          variables: What was restored.
-        """
-        del variables
-
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker, in all of them, by worker id.
 
         Also a barrier: nobody leaves before everybody came.
         """
         return [payload]
-
-    def check_alive(self) -> None:  # noqa: B027 (most backends have nobody to ask)
-        """Checks that all processes are there whose loss would end the job.
-
-        Raises:
-          ClusterError: One is lost; says which.
-        """
 
     def summary(self) -> str:
         """Describes the topology: workers, replicas, devices, bytes of variables."""
@@ -426,14 +363,3 @@ class Replicator(abc.ABC):
         Raises:
           ReplicasOutOfSyncError: Some differ; the message names them.
         """
-
-
-def check_mode(mode: Any) -> None:
-    """Refuses what is not an ``InputReplicationMode``.
-
-    Raises:
-      TypeError: With the modes there are.
-    """
-    if not isinstance(mode, InputReplicationMode):
-        allowed = ", ".join(str(m) for m in InputReplicationMode)
-        raise TypeError(f"mode {mode!r} is not one of {allowed}")

@@ -17,6 +17,7 @@ import tensorflow as tf
 from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator import reducible
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -148,7 +149,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
       ValueError: ``source_replica_id`` is out of range.
     """
     context = context_lib.require("broadcast")
-    if isinstance(source_replica_id, bool) or not isinstance(source_replica_id, int):
+    if not is_integer(source_replica_id):
         raise TypeError(
             f"source_replica_id {source_replica_id!r} must be a Python int: the source "
             "is linked when the step is traced"

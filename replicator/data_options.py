@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from replicator.integers import is_integer
+
 
 def default_data_options(
     *,
@@ -41,11 +43,7 @@ def default_data_options(
     Raises:
       ValueError: ``num_threads`` is not a positive integer or None.
     """
-    if num_threads is not None and (
-        isinstance(num_threads, bool)
-        or not isinstance(num_threads, int)
-        or num_threads < 1
-    ):
+    if num_threads is not None and not is_integer(num_threads, least=1):
         raise ValueError(
             f"num_threads {num_threads!r} must be an integer of at least 1, or None "
             "for TensorFlow's shared threads"

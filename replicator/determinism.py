@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from replicator import _tf_compat
+from replicator.integers import is_integer
 
 _LIMIT = 1 << 32
 
@@ -33,7 +34,7 @@ def set_determinism(seed: int | None) -> None:
     if seed is None:
         _tf_compat.disable_op_determinism()
         return
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < _LIMIT:
+    if not is_integer(seed, least=0) or seed >= _LIMIT:
         raise ValueError(
             f"seed {seed!r} must be an integer from 0 to {_LIMIT - 1}, or None to "
             "switch deterministic kernels off"

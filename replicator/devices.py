@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from replicator import _tf_workers
 from replicator.errors import DeviceError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +97,7 @@ def check_num_logical(count: Any) -> int:
     Raises:
       DeviceError: Not a positive integer.
     """
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+    if not is_integer(count, least=1):
         raise DeviceError(
             f"logical_devices_per_replica {count!r} must be an integer of at least 1"
         )
@@ -152,6 +153,17 @@ def is_cpu(device: str) -> bool:
 def is_gpu(device: str) -> bool:
     """Whether a device is a GPU."""
     return _kind(device) == "GPU"
+
+
+def first_cpu(device: str) -> str:
+    """The first CPU of the process that a device is in."""
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def cpu_of(device: str) -> str:
+    """The CPU that works for a device: the first of its process; a CPU for itself."""
+    return device if is_cpu(device) else first_cpu(device)
 
 
 def _explicit(

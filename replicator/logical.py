@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from replicator import context as context_lib
 from replicator.errors import DeviceError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     import contextlib
@@ -56,8 +57,7 @@ def check_index(index: Any, num_logical_devices: int) -> int:
     Raises:
       DeviceError: Not an integer in range; says how many there are.
     """
-    is_int = isinstance(index, int) and not isinstance(index, bool)
-    if not is_int or not 0 <= index < num_logical_devices:
+    if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
             f"logical_device({index!r}) does not exist: a replica here has "
             f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or make the "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator import compression as compression_lib
 from replicator.errors import OptimizerOptionError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +60,7 @@ class OptimizerOptions:
         """
         compression_lib.check(self.compression)
         steps = self.accumulation_steps
-        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        if not is_integer(steps, least=1):
             raise OptimizerOptionError(
                 f"accumulation_steps={steps!r} must be an integer of at least 1: the "
                 "number of apply_gradients() calls whose average makes one update"

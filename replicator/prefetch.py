@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_data
+from replicator import devices as device_lib
 from replicator.errors import InputModeError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +28,7 @@ def check_num_batches(num_batches: Any) -> int:
     Raises:
       ValueError: Not an integer, or less than 0.
     """
-    is_integer = isinstance(num_batches, int) and not isinstance(num_batches, bool)
-    if not is_integer or num_batches < 0:
+    if not is_integer(num_batches, least=0):
         raise ValueError(
             f"prefetch_to_device {num_batches!r} must be an integer: batches that wait "
             "on the device of each replica; use 1 or 2, or 0 for none"
@@ -70,10 +71,10 @@ class DevicePrefetch:
         Not to other processes, which TensorFlow's iterators do not feed: there batches
         wait at the pipeline.
         """
-        sources = self.sources or (source_of(self.devices[0]),)
+        sources = self.sources or (device_lib.first_cpu(self.devices[0]),)
         share = len(self.devices) // len(sources)
         ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
-        is_near = all(source_of(device) == source for device, source in ways)
+        is_near = all(device_lib.first_cpu(device) == source for device, source in ways)
         return is_near and any(device != source for device, source in ways)
 
     def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
@@ -87,7 +88,9 @@ class DevicePrefetch:
           Iterators that feed equal shares of the replicas in order.
         """
         share = len(self.devices) // len(pipelines)
-        sources = self.sources or (source_of(self.devices[0]),) * len(pipelines)
+        sources = self.sources or (device_lib.first_cpu(self.devices[0]),) * len(
+            pipelines
+        )
         found: list[Any] = []
         for index, (pipeline, source) in enumerate(
             zip(pipelines, sources, strict=True)
@@ -101,9 +104,3 @@ class DevicePrefetch:
                 pipeline, targets, source, self.num_batches
             )
         return tuple(found)
-
-
-def source_of(device: str) -> str:
-    """The CPU device that pipelines run on, of the process that a device is in."""
-    spec = tf.DeviceSpec.from_string(device)
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from replicator.errors import RetraceLimitError
 from replicator.inputs import InputIterator, is_per_replica_nest, spec_signature
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -199,7 +200,7 @@ def check_num_steps(num_steps: Any, inputs: Any) -> int:
     Raises:
       ValueError: Not a positive integer, or more than one step over fixed values.
     """
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
+    if not is_integer(num_steps, least=1):
         raise ValueError(f"num_steps {num_steps!r} must be an integer of at least 1")
     if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
         raise ValueError(

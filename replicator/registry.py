@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.catalog import BACKENDS
 from replicator.errors import DeviceError, UnknownBackendError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from replicator.base import Replicator
@@ -39,7 +40,7 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
             f"unknown backend {backend!r}; use one of {', '.join(backend_names())}"
         )
     info = BACKENDS[backend]
-    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+    if not is_integer(num_replicas):
         raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
     limit = info.max_replicas
     if num_replicas < 1 or (limit is not None and num_replicas > limit):

@@ -11,7 +11,7 @@ from replicator import context as context_lib
 from replicator.errors import SplitBatchError
 
 if TYPE_CHECKING:
-    from replicator.inputs import InputContext
+    from replicator.input_context import InputContext
 
 
 def split_global_batches(

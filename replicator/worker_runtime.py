@@ -8,7 +8,6 @@ collective fails. Every wait is bounded.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import socket
 import time
@@ -18,6 +17,7 @@ import tensorflow as tf
 
 from replicator import _tf_workers, cluster, worker_sync
 from replicator import worker_failures as failures
+from replicator.deadline import Deadline
 from replicator.engine.group import CPU_GROUP_KEY, Group
 from replicator.errors import (
     DisagreementError,
@@ -41,7 +41,7 @@ class WorkerRuntime:
 
     Attributes:
       config: The cluster.
-      timeout_sec: Longest wait for other workers, in one step or exchange.
+      timeout_sec: Longest duration of a step or an exchange that waits for others.
       doing: What this worker does or did last, for the errors of others.
     """
 
@@ -53,6 +53,7 @@ class WorkerRuntime:
         self._lost: ReplicatorError | None = None
         self._group: Group | None = None
         self._has_told = False
+        self._deadline = Deadline(self._end_collectives)
 
     @property
     def num_workers(self) -> int:
@@ -163,22 +164,21 @@ class WorkerRuntime:
                     instance_key=0,
                     ordering_token=[],
                     communication_hint="ring",
-                    timeout_seconds=self.timeout_sec,
                 )
             self._group = Group(
                 num_workers=self.num_workers,
                 worker_id=self.worker_id,
                 order=tuple(int(worker) for worker in parts),
-                timeout_sec=self.timeout_sec,
             )
-        return dataclasses.replace(self._group, timeout_sec=self.timeout_sec)
+        return self._group
 
     @contextlib.contextmanager
-    def guard(self, what: str) -> Iterator[None]:
+    def guard(self, what: str, num_steps: int = 1) -> Iterator[None]:
         """Turns the failure of a collective into an error that says who was lost.
 
         Args:
           what: What is run inside, in a few words, for errors here and elsewhere.
+          num_steps: Steps that are run inside, each of which may take ``timeout_sec``.
 
         Raises:
           WorkerLostError: A worker ended, or did not come in time.
@@ -187,7 +187,8 @@ class WorkerRuntime:
         self._check_not_lost()
         self.doing = what
         try:
-            yield
+            with self._deadline.limit(self.timeout_sec * num_steps):
+                yield
         except tf.errors.OutOfRangeError:
             self._end_of_input(what)
             raise
@@ -199,6 +200,12 @@ class WorkerRuntime:
                 self._abort(f"failed in {what}: {failures.first_line(message)}")
                 raise
             raise self._lose(self._diagnose(message)) from error
+
+    def _end_collectives(self) -> None:
+        """Ends a wait for others; called from another thread."""
+        _tf_workers.abort_collectives(
+            f"Collective has timed out waiting for other workers in {self.doing}"
+        )
 
     def _end_of_input(self, what: str) -> None:
         """Makes sure that the data of all workers ended in the same step."""

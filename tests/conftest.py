@@ -1,4 +1,4 @@
-"""What all tests share: stores nobody measured, and the table of conformance.
+"""What all tests share: their processes, stores nobody measured, the conformance table.
 
 The table is here and not beside its tests: where tests run in several processes, the
 one that prints loads this file only.
@@ -6,17 +6,92 @@ one that prints loads this file only.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import os
 import pathlib
+import runpy
 import sys
 from typing import Any
 
 import pytest
 
-CONFORMANCE = pathlib.Path(__file__).with_name("conformance")
+FOLDER = pathlib.Path(__file__).parent
+ROOT = FOLDER.parent
+CONFORMANCE = FOLDER / "conformance"
+QUICK_START = FOLDER / "quick_start"
 _OUTCOMES: dict[tuple[str, str], str] = {}
 _STATES = {"passed": "pass", "failed": "FAIL"}
-SOURCE = pathlib.Path(__file__).parents[1] / "benchmarks" / "synthetic.py"
+
+# Files whose tests share what is slow to make: one process runs all of a group.
+GROUPS = {
+    "tests/replicator/remote/test_remote_equivalence.py": "cluster of remote/conftest",
+    "tests/replicator/remote/test_remote_state.py": "cluster of remote/conftest",
+    "tests/replicator/remote/test_server.py": "cluster of remote/conftest",
+    "tests/workloads/metrics/test_digits_extractor.py": "classifier of digits",
+    "tests/workloads/test_sngan_program.py": "classifier of digits",
+}
+# What takes longest starts first, so that no process is left with it at the end. Files
+# that are not here follow in the order of their names.
+LONG_FIRST = (
+    "tests/conformance/",
+    "tests/replicator/parameter_server/",
+    "tests/replicator/multi_worker/",
+    "tests/replicator/remote/",
+    "tests/e2e/",
+    "tests/workloads/test_resnet50_program.py",
+    "tests/workloads/test_sngan_program.py",
+    "tests/workloads/metrics/test_digits_extractor.py",
+    "tests/harness/test_kill_and_resume.py",
+    "tests/docs/",
+    "tests/replicator/test_leaks.py",
+    "tests/workloads/",
+)
+
+
+def _start_quickly() -> None:
+    """Makes the import of TensorFlow quick, here and in processes that tests start."""
+    paths = [
+        path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path
+    ]
+    if str(QUICK_START) not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(QUICK_START), *paths])
+        runpy.run_path(str(QUICK_START / "sitecustomize.py"))
+
+
+# Before the files of folders below, which import TensorFlow.
+_start_quickly()
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    """Puts tests that take long first."""
+
+    def rank(item: Any) -> int:
+        file = _file(item.nodeid)
+        starts = [i for i, start in enumerate(LONG_FIRST) if file.startswith(start)]
+        return starts[0] if starts else len(LONG_FIRST)
+
+    items.sort(key=rank)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Deals out files, as ``--dist loadfile`` does, in this order and by group."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByGroup(LoadFileScheduling):  # type: ignore[misc]
+        """Keeps the files of a group in one process."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            return GROUPS.get(_file(nodeid), _file(nodeid))
+
+    config.option.loadscopereorder = False  # by the number of tests, not by their time
+    return ByGroup(config, log)
 
 
 def pytest_runtest_logreport(report: Any) -> None:
@@ -44,13 +119,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 @pytest.fixture(scope="session")
 def synthetic() -> Any:
-    """The module ``benchmarks/synthetic.py``."""
-    if "synthetic_store" not in sys.modules:
-        spec = importlib.util.spec_from_file_location("synthetic_store", SOURCE)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        # Dataclasses look their module up while it is executed.
-        sys.modules["synthetic_store"] = module
-        spec.loader.exec_module(module)
-    return sys.modules["synthetic_store"]
+    """The module ``benchmarks/synthetic.py``, of a package that is not installed."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
+    return importlib.import_module("benchmarks.synthetic")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import base, prefetch, programs
-from replicator.inputs import InputReplicationMode, counted, values_of
+from replicator.inputs import counted, values_of
 from replicator.per_replica import regroup
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
     from replicator.cluster import ClusterConfig
     from replicator.engine.variables import LocalState
-    from replicator.inputs import InputContext, InputIterator
+    from replicator.input_context import InputContext, InputReplicationMode
+    from replicator.inputs import InputIterator
     from replicator.optimizer import ReplicatedOptimizer
     from replicator.optimizer_options import OptimizerOptions
     from replicator.servers.assignment import Assignment

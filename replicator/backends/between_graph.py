@@ -9,7 +9,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from replicator import base, job_reduce, worker_sync
+from replicator import base, output_reduction, worker_sync
 from replicator.errors import ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class BetweenGraphReplicator(base.Replicator):
         A collective: every worker calls it, in the same order, with values of the same
         structure. See ``Replicator.reduce``.
         """
-        return job_reduce.reduce(self, op, value)
+        return output_reduction.reduce_over_workers(self, op, value)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Collects one string from every worker; see ``Replicator.gather_bytes``."""

@@ -129,6 +129,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
             weakref.WeakKeyDictionary()
         )
+        self._ran: weakref.WeakSet[Program] = weakref.WeakSet()
         self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
             weakref.WeakKeyDictionary()
         )
@@ -203,13 +204,16 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         if self._group is None:
             return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
+        # The first run also compiles, for which the others need not wait.
+        is_first = program not in self._ran
+        self._ran.add(program)
         if num_steps not in self._agreed[program]:
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
             self._agreed[program].add(num_steps)
         may_end = self._may_end(inputs)
         source = self._source(inputs)
-        with self._runtime.guard(f"step {name!r}"):
+        with self._runtime.guard(f"step {name!r}", num_steps + is_first):
             return list(program.run(source, num_steps, may_end=may_end))
 
     def _may_end(self, inputs: Any) -> bool:

@@ -17,13 +17,12 @@ from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
 from replicator.engine import traffic
 from replicator.errors import RemoteInputError
-from replicator.inputs import (
+from replicator.input_context import (
     InputContext,
-    InputIterator,
     InputReplicationMode,
     pipeline_contexts,
-    to_pipeline,
 )
+from replicator.inputs import InputIterator, to_pipeline
 from replicator.topology import make_topology
 from replicator.watch import WORKER_TIMEOUT_SEC
 

@@ -16,7 +16,8 @@ from replicator import context, creation, loop, prefetch, programs
 from replicator.backends.strategy import StrategyReplicator
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.errors import ReplicatorError
-from replicator.inputs import InputContext, InputIterator, InputReplicationMode, counted
+from replicator.input_context import InputContext, InputReplicationMode
+from replicator.inputs import InputIterator, counted
 from replicator.optimizer import StrategyOptimizer
 from replicator.per_replica import PerReplica
 from replicator.servers import connection as connection_lib

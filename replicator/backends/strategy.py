@@ -27,12 +27,8 @@ from replicator import devices as device_lib
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.engine.variables import Kind, LocalState
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.inputs import (
-    InputContext,
-    InputIterator,
-    InputReplicationMode,
-    own_contexts,
-)
+from replicator.input_context import InputContext, InputReplicationMode, own_contexts
+from replicator.inputs import InputIterator
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica

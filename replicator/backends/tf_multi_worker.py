@@ -59,7 +59,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
         if _Process.strategy is None:
             worker_join.meet(self.cluster, timeout_sec)
-            _Process.strategy = _make_strategy(self.cluster, timeout_sec)
+            _Process.strategy = _make_strategy(self.cluster)
             _Process.runtime = WorkerRuntime(self.cluster, timeout_sec)
         super().__init__(_Process.strategy)
         if num_replicas not in (None, self.num_replicas):
@@ -84,7 +84,9 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         return self.num_replicas // self.cluster.num_workers
 
     def _run(self, *args: Any) -> Any:
-        with self._runtime.guard("a step"):
+        *_, num_steps = args
+        # One more, since the strategy may trace here.
+        with self._runtime.guard("a step", num_steps + 1):
             return super()._run(*args)
 
     @property
@@ -97,7 +99,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
                 yield number, self._components(variable)[0]
 
 
-def _make_strategy(config: ClusterConfig, timeout_sec: float) -> Any:
+def _make_strategy(config: ClusterConfig) -> Any:
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(
             {kind: list(addresses) for kind, addresses in config.addresses.items()}
@@ -106,9 +108,5 @@ def _make_strategy(config: ClusterConfig, timeout_sec: float) -> Any:
         task_id=config.index,
         rpc_layer="grpc",
     )
-    return tf.distribute.MultiWorkerMirroredStrategy(
-        cluster_resolver=resolver,
-        communication_options=tf.distribute.experimental.CommunicationOptions(
-            timeout_seconds=timeout_sec
-        ),
-    )
+    # Without a time limit of its own, which would leave threads; see ``Deadline``.
+    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)

@@ -12,19 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import devices as device_lib
 from replicator import logical, tpu_system
 from replicator.backends.strategy import (
     StrategyInputIterator,
     StrategyReplicator,
 )
 from replicator.backends.strategy_context import StrategyReplicaContext
-from replicator.errors import DeviceError, StaticShapeError
+from replicator.errors import StaticShapeError
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
 
-    from replicator.inputs import InputContext, InputReplicationMode
+    from replicator.input_context import InputContext, InputReplicationMode
 
 _CHUNK_BITS = 16
 _INT64_BITS = 64
@@ -85,12 +86,7 @@ class TpuReplicator(StrategyReplicator):
         tpu: str | None = None,
         logical_devices_per_replica: int = 1,
     ) -> None:
-        count = logical_devices_per_replica
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise DeviceError(
-                f"logical_devices_per_replica {count!r} must be an integer of at least "
-                "1"
-            )
+        count = device_lib.check_num_logical(logical_devices_per_replica)
         self.system = tpu_system.connect(tpu)
         super().__init__(self.system.make_strategy(num_replicas, count))
         self.logical_devices_per_replica = count

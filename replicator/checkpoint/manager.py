@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat
-from replicator.checkpoint import files, matching, position
+from replicator.checkpoint import files, local_state, matching, position
 from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
-from replicator.engine.variables import Kind, LocalState
 from replicator.errors import CheckpointError, CheckpointMismatchError
+from replicator.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replicator.base import Replicator
     from replicator.checkpoint.metadata import Metadata
+    from replicator.engine.variables import LocalState
     from replicator.inputs import InputIterator
 
 _METADATA = "replicator_metadata"
@@ -133,7 +134,7 @@ class CheckpointManager:
         inventory = Inventory(self._trackables)
         # State that workers keep apart is together while it is written.
         with self._repl.settled(list(inventory.variables.values())):
-            local = self._local_state(inventory)
+            local = local_state.collect(self._repl, inventory)
             own = encode(self._payload(local))
             for text, payload in zip(
                 self._workers,
@@ -203,7 +204,7 @@ class CheckpointManager:
             checkpoint.read(path).assert_existing_objects_matched()
         except (tf.errors.OpError, OSError, LookupError) as error:
             raise files.unreadable(path, error) from error
-        local_state = self._restore_local_state(metadata, payloads, inventory)
+        restored = local_state.restore(self._repl, inventory, metadata, payloads)
         self._repl.restored(list(inventory.variables.values()))
         return RestoredCheckpoint(
             path=path,
@@ -211,7 +212,7 @@ class CheckpointManager:
             backend=metadata.backend,
             num_replicas=metadata.num_replicas,
             num_variables=len(inventory.variables),
-            local_state=local_state,
+            local_state=restored,
             input_position=self._restore_position(metadata, payloads),
         )
 
@@ -254,14 +255,6 @@ class CheckpointManager:
             )
         return int(tf.convert_to_tensor(counters[0]))
 
-    def _local_state(self, inventory: Inventory) -> dict[str, LocalState]:
-        paths = inventory.paths()
-        return {
-            paths[id(state.variable)]: state
-            for state in self._repl.local_state()
-            if id(state.variable) in paths
-        }
-
     def _payload(self, local: Mapping[str, LocalState]) -> Payload:
         values = {path: state.values for path, state in local.items()}
         if self._inputs is None:
@@ -296,30 +289,6 @@ class CheckpointManager:
                 "anew"
             )
 
-    def _restore_local_state(
-        self, metadata: Metadata, payloads: list[Payload], inventory: Inventory
-    ) -> str:
-        saved = []
-        for path, kind in metadata.kinds.items():
-            # Workers are in the order of their replicas.
-            values = [v for payload in payloads for v in payload.local[path]]
-            saved.append(
-                LocalState(
-                    variable=inventory.variables[path],
-                    kind=Kind(kind),
-                    values=tuple(values),
-                )
-            )
-        self._repl.restore_local_state(saved)
-        if not saved:
-            return "nothing to restore"
-        if metadata.num_replicas == self._repl.num_replicas:
-            return f"{len(saved)} variables, each replica its own"
-        return (
-            f"{len(saved)} variables of {metadata.num_replicas} replicas, combined and "
-            f"given to {self._repl.num_replicas}"
-        )
-
     def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
         if self._inputs is None:
             return ""
@@ -344,11 +313,7 @@ def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
         raise ValueError(
             f"{taken[0]!r} is a name that checkpoints use themselves; choose another"
         )
-    if max_to_keep is not None and (
-        isinstance(max_to_keep, bool)
-        or not isinstance(max_to_keep, int)
-        or max_to_keep < 1
-    ):
+    if max_to_keep is not None and not is_integer(max_to_keep, least=1):
         raise ValueError(
             f"max_to_keep {max_to_keep!r} must be an integer of at least 1, or None to "
             "keep all"
@@ -356,7 +321,7 @@ def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
 
 
 def _check_step(step: Any) -> int:
-    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+    if not is_integer(step, least=0):
         raise ValueError(
             f"step {step!r} must be an integer of at least 0, or None for the "
             "optimizer's"

@@ -4,8 +4,7 @@ In between-graph replication every worker process links its own replicas first; 
 left is one tensor per worker, which the nodes emitted here combine over all workers:
 ``CollectiveReduceV2`` (ring on CPUs, NCCL on GPUs), ``CollectiveGatherV2``,
 ``CollectiveBcastSendV2`` and ``CollectiveBcastRecvV2``. All workers emit the same
-nodes in the same order (they compare plans before they run), and each waits for the one
-before: two workers can never wait for each other in two collectives.
+nodes in the same order; they compare plans before they run.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import devices as device_lib
+from replicator.devices import cpu_of
 from replicator.engine import wire_types
 from replicator.engine.body import Ref, make_node
-from replicator.engine.emitter import Emitter, cpu_of
-from replicator.engine.group import CPU_GROUP_KEY
+from replicator.engine.chain import Chain
+from replicator.engine.emitter import Emitter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -44,10 +43,9 @@ class CrossWorker:
           first_controls: What the first collective waits for: batches, so that a
             worker whose data ended has not begun to communicate.
         """
-        self._emit = Emitter()
         self._group = group
-        self._before = list(first_controls)
-        self._groups: dict[str, int] = {}
+        self._emit = Emitter()
+        self._chain = Chain(group, self._emit, first_controls)
 
     @property
     def nodes(self) -> list[Any]:
@@ -56,7 +54,7 @@ class CrossWorker:
 
     def go_on_after(self, node: str) -> None:
         """Lets the next collective wait for a node instead of the last one."""
-        self._before = [node]
+        self._chain.go_on_after(node)
 
     def reduce(
         self,
@@ -93,7 +91,7 @@ class CrossWorker:
         }
 
         def transfer(value: Tensor) -> Ref:
-            return self._collective(
+            return self._chain.add(
                 name, "CollectiveReduceV2", [value], wire, device, attrs
             )
 
@@ -130,11 +128,11 @@ class CrossWorker:
 
         def transfer(value: Tensor) -> Ref:
             if source == self._group.worker_id:
-                return self._collective(
+                return self._chain.add(
                     name, "CollectiveBcastSendV2", [value], wire, device, {}
                 )
             dims = self._emit.dims(f"{name}/shape", value, wire, device)
-            return self._collective(
+            return self._chain.add(
                 name,
                 "CollectiveBcastRecvV2",
                 [],
@@ -246,11 +244,11 @@ class CrossWorker:
             [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
         )
         self._emit.nodes.append(node)
-        self._before = [check]
+        self._chain.go_on_after(check)
 
     def _gather(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         attrs = {"is_stateless": False, "Nordering_token": 0}
-        raw = self._collective(name, "CollectiveGatherV2", [ref], dtype, device, attrs)
+        raw = self._chain.add(name, "CollectiveGatherV2", [ref], dtype, device, attrs)
         if self._group.order == tuple(range(self._group.num_workers)):
             return raw
         return self._sort(f"{name}/sorted", raw, dtype, device)
@@ -288,14 +286,8 @@ class CrossWorker:
             return transfer(ref)
         longer = transfer(self._emit.longer(name, ref, dtype, device))
         begin = self._emit.numbers(f"{name}/begin", [0], device)
-        kept = self._emit.add(
-            f"{name}/kept",
-            "Slice",
-            [longer, begin, self._emit.num_elements(name, ref, dtype, device)],
-            device,
-            "output:0",
-            {"T": dtype, "Index": tf.int32},
-        )
+        length = self._emit.num_elements(name, ref, dtype, device)
+        kept = self._emit.slice(f"{name}/kept", longer, begin, length, dtype, device)
         dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
         return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
 
@@ -318,72 +310,24 @@ class CrossWorker:
         extent = self._emit.concat(
             f"{name}/extent", [num_rows, length], tf.int32, device
         )
-        kept = self._emit.add(
-            f"{name}/kept",
-            "Slice",
-            [rows, begin, extent],
-            device,
-            "output:0",
-            {"T": dtype, "Index": tf.int32},
-        )
+        kept = self._emit.slice(f"{name}/kept", rows, begin, extent, dtype, device)
         # The first dimension times workers, then the others: what is left of the size
         # cannot be asked for, since it may be zero.
         dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
         first = self._emit.numbers(f"{name}/first", [1], device)
         zero = self._emit.numbers(f"{name}/zero", [0], device)
-        head = self._emit.slice(f"{name}/head", dims, zero, first, device)
+        head = self._emit.slice(f"{name}/head", dims, zero, first, tf.int32, device)
         rest_size = self._emit.const(
             f"{name}/rest_size", np.array([-1], np.int32), device
         )
-        rest = self._emit.slice(f"{name}/rest", dims, first, rest_size, device)
+        rest = self._emit.slice(
+            f"{name}/rest", dims, first, rest_size, tf.int32, device
+        )
         total = self._emit.add(
             f"{name}/total", "Mul", [head, num_rows], device, "z:0", {"T": tf.int32}
         )
         target = self._emit.concat(f"{name}/target", [total, rest], tf.int32, device)
         return self._emit.reshape(f"{name}/result", kept, target, dtype, device)
-
-    def _collective(
-        self,
-        name: str,
-        op: str,
-        data: Sequence[Tensor],
-        dtype: tf.DType,
-        device: str,
-        attrs: dict[str, Any],
-        last_inputs: Sequence[Tensor] = (),
-    ) -> Ref:
-        """Emits a collective op behind the one before."""
-        group_key = self._group_key(device)
-        numbers = [
-            self._emit.const(f"{name}/{what}", np.int32(value), cpu_of(device))
-            for what, value in (
-                ("group_size", self._group.num_workers),
-                ("group_key", group_key),
-                ("instance_key", next(self._group.keys)),
-            )
-        ]
-        node = make_node(
-            name,
-            op,
-            [*data, *numbers, *last_inputs],
-            device,
-            {
-                "T": dtype,
-                "communication_hint": "nccl" if device_lib.is_gpu(device) else "ring",
-                "timeout_seconds": float(self._group.timeout_sec),
-                **attrs,
-            },
-            self._before,
-        )
-        self._emit.nodes.append(node)
-        self._before = [name]
-        return Ref(node=name, port="data:0")
-
-    def _group_key(self, device: str) -> int:
-        """Devices of one place in all workers form a group."""
-        spec = tf.DeviceSpec.from_string(device)
-        kind = 0 if device_lib.is_cpu(device) else 1
-        return CPU_GROUP_KEY + 2 * int(spec.device_index or 0) + kind
 
 
 def _is_empty(shape: tf.TensorShape) -> bool:

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import devices as device_lib
+from replicator.devices import cpu_of
 from replicator.engine.body import Ref, make_const, make_node
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     Tensor = Ref | str
+    # (op, type of its data if it has one, device) -> device
+    Home = Callable[[str, tf.DType | None, str], str]
 
 _SIGN_BIT_64 = -(1 << 63)
 
@@ -29,8 +31,14 @@ class Emitter:
       nodes: ``NodeDef``s emitted so far.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, home: Home | None = None) -> None:
+        """Starts without nodes.
+
+        Args:
+          home: Where an op that is meant for a device can run; by default there.
+        """
         self.nodes: list[Any] = []
+        self._home = home
 
     def longer(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         """The elements as a vector, and one more."""
@@ -64,9 +72,17 @@ class Emitter:
         attrs = {"T": dtype, "out_type": out_type}
         return self.add(name, "Shape", [ref], device, "output:0", attrs)
 
-    def slice(self, name: str, ref: Ref, begin: Ref, size: Ref, device: str) -> Ref:
-        """Some numbers of a vector."""
-        attrs = {"T": tf.int32, "Index": tf.int32}
+    def slice(
+        self,
+        name: str,
+        ref: Ref,
+        begin: Ref,
+        size: Ref,
+        dtype: tf.DType,
+        device: str,
+    ) -> Ref:
+        """A part of a tensor, by the numbers of its first element and its size."""
+        attrs = {"T": dtype, "Index": tf.int32}
         return self.add(name, "Slice", [ref, begin, size], device, "output:0", attrs)
 
     def row(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
@@ -88,10 +104,26 @@ class Emitter:
         if source == target:
             return ref
         if how == "Cast":
-            attrs = {"SrcT": source, "DstT": target}
-            return self.add(name, "Cast", [ref], cpu_of(device), "y:0", attrs)
+            return self.cast(name, ref, source, target, cpu_of(device))
         attrs = {"T": source, "type": target}
         return self.add(name, "Bitcast", [ref], device, "output:0", attrs)
+
+    def cast(
+        self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str
+    ) -> Tensor:
+        """Casts where the types differ."""
+        if source == target:
+            return ref
+        attrs = {"SrcT": source, "DstT": target}
+        return self.add(name, "Cast", [ref], device, "y:0", attrs)
+
+    def scale(
+        self, name: str, ref: Tensor, factor: float, dtype: tf.DType, device: str
+    ) -> Ref:
+        """The product with a number."""
+        value = np.array(factor, dtype.as_numpy_dtype)
+        other = self.const(f"{name}/factor", value, device)
+        return self.add(name, "Mul", [ref, other], device, "z:0", {"T": dtype})
 
     def flip(self, name: str, ref: Tensor, device: str) -> Ref:
         """Flips the highest bit of int64."""
@@ -112,6 +144,55 @@ class Emitter:
             "output:0",
             {"N": len(refs), "T": dtype, "Tidx": tf.int32},
         )
+
+    def pack(
+        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
+    ) -> Ref:
+        """The elements of some tensors as one vector, so that they travel together."""
+        flat = self.numbers(f"{name}/flat", [-1], device)
+        parts = [
+            self.reshape(f"{name}/part_{index}", ref, flat, dtype, device)
+            for index, ref in enumerate(refs)
+        ]
+        return parts[0] if len(parts) == 1 else self.concat(name, parts, dtype, device)
+
+    def unpack(
+        self,
+        name: str,
+        ref: Tensor,
+        shapes: Sequence[Sequence[int]],
+        dtype: tf.DType,
+        device: str,
+    ) -> list[Ref]:
+        """The tensors of given shapes that ``pack`` made one vector of."""
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        parts = self.split(f"{name}/split", ref, sizes, dtype, device)
+        return [
+            self.reshape(
+                f"{name}/value_{index}",
+                part,
+                self.numbers(f"{name}/shape_{index}", shape, device),
+                dtype,
+                device,
+            )
+            for index, (part, shape) in enumerate(zip(parts, shapes, strict=True))
+        ]
+
+    def split(
+        self,
+        name: str,
+        ref: Tensor,
+        sizes: Sequence[int],
+        dtype: tf.DType,
+        device: str,
+    ) -> list[Ref]:
+        """Parts of given sizes along the first dimension."""
+        lengths = self.numbers(f"{name}/sizes", sizes, device)
+        axis = self.const(f"{name}/dim", np.int32(0), device)
+        attrs = {"num_split": len(sizes), "T": dtype, "Tlen": tf.int32}
+        inputs = [ref, lengths, axis]
+        first = self.add(name, "SplitV", inputs, device, "output:0", attrs)
+        return [Ref(node=first.node, port=f"output:{i}") for i in range(len(sizes))]
 
     def reshape(
         self, name: str, ref: Tensor, shape: Ref, dtype: tf.DType, device: str
@@ -137,15 +218,10 @@ class Emitter:
         device: str,
         port: str,
         attrs: dict[str, Any],
+        controls: Sequence[str] = (),
     ) -> Ref:
         """Any node; ``port`` names its first output."""
-        self.nodes.append(make_node(name, op, inputs, device, attrs))
+        if self._home is not None:
+            device = self._home(op, attrs.get("T"), device)
+        self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
         return Ref(node=name, port=port)
-
-
-def cpu_of(device: str) -> str:
-    """The first CPU of a device's process; CPUs stand for themselves."""
-    if device_lib.is_cpu(device):
-        return device
-    spec = tf.DeviceSpec.from_string(device)
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())

@@ -15,22 +15,25 @@ import numpy as np
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from typing import TypeAlias
 
     from replicator.engine.body import Ref
+    from replicator.engine.emitter import Emitter
     from replicator.topology import Topology
 
     Tensor: TypeAlias = Ref | str
-    # (name, op, inputs, device, port, attributes, controls) -> first output
-    Add = Callable[..., Ref]
 
 
 class Gate:
     """The condition of one transfer, on all replicas of a program."""
 
     def __init__(
-        self, name: str, topology: Topology, conditions: Sequence[Tensor], add: Add
+        self,
+        name: str,
+        topology: Topology,
+        conditions: Sequence[Tensor],
+        emit: Emitter,
     ) -> None:
         """Prepares a gate.
 
@@ -38,12 +41,12 @@ class Gate:
           name: What names of nodes begin with.
           topology: Where the replicas of this program are.
           conditions: The condition, as each replica has it.
-          add: Emits a node.
+          emit: Where nodes go.
         """
         self._name = name
         self._topology = topology
         self._conditions = conditions
-        self._add = add
+        self._emit = emit
         self._merged: dict[tuple[str, int], Ref] = {}
 
     def operand(self, replica: int, node: str, ref: Tensor, dtype: tf.DType) -> Tensor:
@@ -74,7 +77,7 @@ class Gate:
             device = self._topology.replica_devices[memory]
             other = self._nothing(f"{name}/nothing", memory, nothing, device)
             attrs = {"N": 2, "T": dtype}
-            self._merged[key] = self._add(
+            self._merged[key] = self._emit.add(
                 name, "Merge", [ref, other], device, "output:0", attrs
             )
         return self._merged[key]
@@ -84,11 +87,11 @@ class Gate:
         condition = self._conditions[replica]
         off = self._switch(f"{name}/off", condition, replica, tf.bool, "false")
         # An edge has no side: what follows the identity follows this side only.
-        pivot = self._add(
+        pivot = self._emit.add(
             f"{name}/pivot", "Identity", [off], device, "output:0", {"T": tf.bool}
         )
         attrs = {"dtype": tf.as_dtype(value.dtype), "value": value}
-        return self._add(
+        return self._emit.add(
             name, "Const", [], device, "output:0", attrs, controls=[pivot.node]
         )
 
@@ -98,4 +101,4 @@ class Gate:
         device = self._topology.replica_devices[replica]
         inputs = [ref, self._conditions[replica]]
         port = f"output_{side}:0"
-        return self._add(name, "Switch", inputs, device, port, {"T": dtype})
+        return self._emit.add(name, "Switch", inputs, device, port, {"T": dtype})

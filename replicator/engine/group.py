@@ -27,16 +27,16 @@ class Keys:
 class Group:
     """The workers that a program's collectives join.
 
+    Collectives have no time limit of their own; who runs them has (``Deadline``).
+
     Attributes:
       num_workers: Worker processes.
       worker_id: Which of them this is.
       order: Worker ids in the order in which a gather has their parts.
-      timeout_sec: Longest wait of one collective for the other workers.
       keys: Numbers that name collectives; all workers draw them in the same order.
     """
 
     num_workers: int
     worker_id: int
     order: tuple[int, ...]
-    timeout_sec: float
     keys: Keys = dataclasses.field(default_factory=Keys)

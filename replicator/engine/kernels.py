@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from replicator import devices as device_lib
+
 _FLOATS = frozenset(
     {tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128}
 )
@@ -42,5 +44,4 @@ def home(op: str, dtype: tf.DType | None, device: str) -> str:
     allowed = GPU_DTYPES.get(op)
     if "GPU" not in device or allowed is None or dtype in allowed:
         return device
-    spec = tf.DeviceSpec.from_string(device)
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+    return device_lib.cpu_of(device)

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, logical
+from replicator import _tf_compat
 from replicator.engine.body import Ref, make_node
-from replicator.engine.effects import EffectTable
 from replicator.engine.liveness import ELSEWHERE
-from replicator.engine.optimize import called_functions
+from replicator.engine.localize import Localizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -33,16 +32,9 @@ if TYPE_CHECKING:
     # placeholder of a handle -> type of the variable
     HandleDtype = Callable[[str], tf.DType]
 
-_SEED_STEP = 0x9E3779B1
-_SEED_LIMIT = 0x7FFFFFFF
-
 
 class Replicas:
-    """Copies of a body.
-
-    Attributes:
-      library: Functions that the copies call, those with random ops once per replica.
-    """
+    """Copies of a body."""
 
     def __init__(
         self,
@@ -72,9 +64,6 @@ class Replicas:
         self._body = body
         self._topology = topology
         self._replicas = range(topology.num_local_replicas)
-        self._specs = [
-            tf.DeviceSpec.from_string(device) for device in topology.replica_devices
-        ]
         self._merged = frozenset(merged)
         self._homes = {} if liveness is None else liveness.homes
         self._written = {} if liveness is None else liveness.written
@@ -89,18 +78,12 @@ class Replicas:
         }
         self._waits: dict[tuple[int, str], list[str]] = {}
         self._received = received
-        self._effects = EffectTable(body.library)
-        self._library_names = {f.signature.name for f in body.library}
-        self._placed = _placed_functions(body.library)
-        self.library: list[Any] = [
-            f for f in body.library if f.signature.name not in self._placed
-        ]
-        for replica in self._replicas:
-            self.library += [
-                self._clone_function(function, replica)
-                for function in body.library
-                if self._is_cloned(function.signature.name, replica)
-            ]
+        self._localizer = Localizer(body.library, topology)
+
+    @property
+    def library(self) -> list[Any]:
+        """Functions that the copies call, those with random ops once per replica."""
+        return self._localizer.library
 
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
@@ -113,6 +96,15 @@ class Replicas:
         if ref.node in self._body.placeholders:
             return self._resolve(replica, ref.node)
         return Ref(node=self.name(replica, ref.node), port=ref.port)
+
+    def new(self, node: str, handle: str) -> str:
+        """Name of the node that reads what a home node wrote."""
+        return f"{self.name(0, node)}/new_{handle}"
+
+    def effects(self, node: str) -> list[str]:
+        """Names of the nodes that have the effect of a node on all replicas."""
+        edges = [edge for r in self._replicas for edge in self._after(r, node)]
+        return list(dict.fromkeys(edge.removeprefix("^") for edge in edges))
 
     def nodes(self) -> list[Any]:
         """All nodes of all replicas as ``NodeDef``s."""
@@ -153,8 +145,7 @@ class Replicas:
             once = set(self._written[node.name]) - set(self._copied(node.name))
             edges = list(dict.fromkeys([*edges, *self._before(node, waits_for, once)]))
         proto.input.extend(edges)
-        self._fold_seeds(proto, replica)
-        self._rename_calls(proto, replica)
+        self._localizer.localize(proto, replica)
         return proto
 
     def _controls(self, node: Node, replicas: Sequence[int]) -> list[str]:
@@ -183,7 +174,7 @@ class Replicas:
             # Its value must have been read before it changes again.
             new = [f"^{self.new(node, h)}" for h in self._copied(node)]
             return [f"^{self.name(replica, node)}", *new]
-        copied = [f"^{self._old(node, h, holder)}" for h in self._copied(node)]
+        copied = [f"^{self._refresh_name(node, h, holder)}" for h in self._copied(node)]
         if copied:
             return copied
         # Without copies nothing here waits for what the node would have waited for.
@@ -222,11 +213,6 @@ class Replicas:
                     edges |= dict.fromkeys(self._after(replica, name))
         return list(edges)
 
-    def effects(self, node: str) -> list[str]:
-        """Names of the nodes that have the effect of a node on all replicas."""
-        edges = [edge for r in self._replicas for edge in self._after(r, node)]
-        return list(dict.fromkeys(edge.removeprefix("^") for edge in edges))
-
     def _copied(self, node: str) -> list[str]:
         """Handles that a home node writes and of which others have copies."""
         home = self._homes[node]
@@ -242,137 +228,62 @@ class Replicas:
             )
         ]
 
-    def new(self, node: str, handle: str) -> str:
-        """Name of the node that reads what a home node wrote."""
-        return f"{self.name(0, node)}/new_{handle}"
-
-    def _old(self, node: str, handle: str, holder: int) -> str:
+    def _refresh_name(self, node: str, handle: str, holder: int) -> str:
         replica_id = self._topology.replica_id(holder)
         return f"replica_{replica_id}/{node}/refresh_{handle}"
 
     def _refresh(self, node: Node, sharing: Mapping[int, Sequence[int]]) -> list[Any]:
         """Copies what a home node wrote to the variables of the other holders."""
-        nodes = []
         home = self._homes[node.name]
+        nodes = []
         for handle in self._copied(node.name):
-            dtype = self._handle_dtype(handle)
-            new = self.new(node.name, handle)
-            value: Ref | str = f"{new}:value:0"
             if home == ELSEWHERE:
                 assert self._received is not None
                 value = self._received[node.name, handle]
             else:
-                nodes.append(
-                    make_node(
-                        new,
-                        "ReadVariableOp",
-                        [self._resolve(home, handle)],
-                        self._handle_device(home, handle) or "",
-                        {"dtype": dtype},
-                        controls=[self.name(home, node.name)],
-                    )
-                )
-            for holder, replicas in sharing.items():
-                if holder == home:
-                    continue
-                waits = dict.fromkeys(self._controls(node, replicas))
-                waits |= dict.fromkeys(self._before(node, replicas, [handle]))
-                nodes.append(
-                    make_node(
-                        self._old(node.name, handle, holder),
-                        "AssignVariableOp",
-                        [self._resolve(holder, handle), value],
-                        self._handle_device(holder, handle) or "",
-                        {"dtype": dtype},
-                        controls=[edge.removeprefix("^") for edge in waits],
-                    )
-                )
+                value = f"{self.new(node.name, handle)}:value:0"
+                nodes.append(self._read_new(node, home, handle))
+            nodes += [
+                self._assign(node, holder, replicas, handle, value)
+                for holder, replicas in sharing.items()
+                if holder != home
+            ]
         return nodes
+
+    def _read_new(self, node: Node, home: int, handle: str) -> Any:
+        """Reads a variable on its home, after the node that writes it."""
+        return make_node(
+            self.new(node.name, handle),
+            "ReadVariableOp",
+            [self._resolve(home, handle)],
+            self._handle_device(home, handle) or "",
+            {"dtype": self._handle_dtype(handle)},
+            controls=[self.name(home, node.name)],
+        )
+
+    def _assign(
+        self,
+        node: Node,
+        holder: int,
+        replicas: Sequence[int],
+        handle: str,
+        value: Ref | str,
+    ) -> Any:
+        """Gives the copy of a holder its new value, once nobody needs the old one."""
+        waits = dict.fromkeys(self._controls(node, replicas))
+        waits |= dict.fromkeys(self._before(node, replicas, [handle]))
+        return make_node(
+            self._refresh_name(node.name, handle, holder),
+            "AssignVariableOp",
+            [self._resolve(holder, handle), value],
+            self._handle_device(holder, handle) or "",
+            {"dtype": self._handle_dtype(handle)},
+            controls=[edge.removeprefix("^") for edge in waits],
+        )
 
     def _device(self, node: Node, replica: int) -> str:
         for ref in node.inputs:
             device = self._handle_device(replica, ref.node)
             if device is not None:
                 return device
-        return self._own_device(node.proto.device, replica)
-
-    def _own_device(self, asked: str, replica: int) -> str:
-        """The device of a replica that a device of the traced graph stands for."""
-        index = logical.index_of(asked)
-        if index is not None:
-            return self._topology.devices[replica][index]
-        mine = self._specs[replica]
-        if asked:
-            spec = tf.DeviceSpec.from_string(asked)
-            if spec.job not in (None, mine.job):
-                return asked  # a parameter server, which is no replica's device
-            if spec.device_type not in (None, mine.device_type):
-                # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
-                place = spec.device_index or 0
-                other = mine.replace(device_type=spec.device_type, device_index=place)
-                return str(other.to_string())
-        return self._topology.replica_devices[replica]
-
-    def _fold_seeds(self, proto: Any, replica: int) -> None:
-        replica_id = self._topology.replica_id(replica)
-        if replica_id and "seed2" in proto.attr and "seed" in proto.attr:
-            _fold_seed(proto, replica_id)
-
-    def _rename_calls(self, proto: Any, replica: int) -> None:
-        for called in called_functions(proto):
-            if self._is_cloned(called.name, replica):
-                called.name = self._clone_name(called.name, replica)
-        if self._is_cloned(proto.op, replica):
-            proto.op = self._clone_name(proto.op, replica)
-
-    def _is_cloned(self, name: str, replica: int) -> bool:
-        """Whether a replica needs a function of its own instead of the traced one."""
-        if name not in self._library_names:
-            return False
-        if name in self._placed:
-            return True
-        return bool(self._topology.replica_id(replica)) and self._effects.has_random(
-            name
-        )
-
-    def _clone_function(self, function: Any, replica: int) -> Any:
-        clone = _tf_compat.FunctionDef()
-        clone.CopyFrom(function)
-        clone.signature.name = self._clone_name(function.signature.name, replica)
-        for proto in clone.node_def:
-            if logical.index_of(proto.device) is not None:
-                proto.device = self._own_device(proto.device, replica)
-            self._fold_seeds(proto, replica)
-            self._rename_calls(proto, replica)
-        return clone
-
-    def _clone_name(self, name: str, replica: int) -> str:
-        return f"{name}_replica_{self._topology.replica_id(replica)}"
-
-
-def _fold_seed(proto: Any, replica_id: int) -> None:
-    """Gives a stateful random op the stream of its replica; 0, 0 means no seed."""
-    seed, seed2 = proto.attr["seed"].i, proto.attr["seed2"].i
-    if seed == 0 and seed2 == 0:
-        return
-    folded = (seed2 + replica_id * _SEED_STEP) & _SEED_LIMIT
-    proto.attr["seed2"].i = folded if (seed or folded) else replica_id
-
-
-def _placed_functions(library: Sequence[Any]) -> frozenset[str]:
-    """Functions that use logical devices, themselves or through those they call."""
-    placed: set[str] = set()
-    while True:
-        found = {
-            function.signature.name
-            for function in library
-            if any(
-                logical.index_of(proto.device) is not None
-                or proto.op in placed
-                or any(called.name in placed for called in called_functions(proto))
-                for proto in function.node_def
-            )
-        }
-        if found == placed:
-            return frozenset(placed)
-        placed = found
+        return self._localizer.device(node.proto.device, replica)

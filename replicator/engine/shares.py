@@ -12,10 +12,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import numpy as np
 import tensorflow as tf
 
-from replicator.engine.body import Ref
 from replicator.engine.emitter import Emitter
 from replicator.engine.liveness import ELSEWHERE
 from replicator.engine.plan import WORKER_BUCKET_BYTES
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from typing import Any
 
-    from replicator.engine.body import Body
+    from replicator.engine.body import Body, Ref
     from replicator.engine.cross_worker import CrossWorker
     from replicator.engine.liveness import Liveness
     from replicator.engine.trace import Collective
@@ -132,30 +130,17 @@ def send(
     """
     emit = Emitter()
     dtype = shares[0].dtype
-    sizes = [int(share.shape.num_elements()) for share in shares]
     keys = [(share.node, share.handle) for share in shares]
     packed = None
     if keys[0] in sent:
-        flat = emit.numbers(f"{name}/flat", [-1], device)
-        parts = [
-            emit.reshape(f"{name}/part_{i}", sent[key], flat, dtype, device)
-            for i, key in enumerate(keys)
-        ]
-        packed = parts[0]
-        if len(parts) > 1:
-            packed = emit.concat(f"{name}/packed", parts, dtype, device)
-    shape = tf.TensorShape([sum(sizes)])
-    received = workers.move(name, packed, dtype, shape, shares[0].source, device)
-    axis = emit.const(f"{name}/axis", np.int32(0), device)
-    lengths = emit.numbers(f"{name}/lengths", sizes, device)
-    attrs = {"num_split": len(sizes), "T": dtype, "Tlen": tf.int32}
-    inputs = [received, lengths, axis]
-    split = emit.add(f"{name}/split", "SplitV", inputs, device, "output:0", attrs)
-    values = {}
-    for index, (key, share) in enumerate(zip(keys, shares, strict=True)):
-        part = Ref(node=split.node, port=f"output:{index}")
-        dims = emit.numbers(f"{name}/dims_{index}", share.shape.as_list(), device)
-        values[key] = emit.reshape(f"{name}/value_{index}", part, dims, dtype, device)
+        packed = emit.pack(f"{name}/packed", [sent[k] for k in keys], dtype, device)
+    shapes = [share.shape.as_list() for share in shares]
+    size = sum(int(share.shape.num_elements()) for share in shares)
+    received = workers.move(
+        name, packed, dtype, tf.TensorShape([size]), shares[0].source, device
+    )
+    parts = emit.unpack(f"{name}/unpacked", received, shapes, dtype, device)
+    values = dict(zip(keys, parts, strict=True))
     return values, emit.nodes
 
 

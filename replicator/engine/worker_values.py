@@ -167,7 +167,6 @@ def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf
         "group_key": CPU_GROUP_KEY,
         "instance_key": next(group.keys),
         "communication_hint": "ring",
-        "timeout_seconds": group.timeout_sec,
     }
     with tf.device(cpu(topology)):
         if group.worker_id == source:
@@ -189,7 +188,6 @@ def reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.T
             merge_op="Add",
             final_op="Id",
             communication_hint="ring",
-            timeout_seconds=group.timeout_sec,
         )
 
 
@@ -240,8 +238,4 @@ def _to_number(value: tf.Tensor) -> tf.Tensor:
 
 def cpu(topology: Topology) -> str:
     """Where values that workers exchange are: the CPU of replica 0."""
-    device = topology.replica_devices[0]
-    if device_lib.is_cpu(device):
-        return device
-    spec = tf.DeviceSpec.from_string(device)
-    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+    return device_lib.cpu_of(topology.replica_devices[0])

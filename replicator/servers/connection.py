@@ -11,6 +11,7 @@ from replicator import cluster as cluster_lib
 from replicator import remote
 from replicator.cluster import ClusterConfig
 from replicator.errors import ClusterConfigError, DeviceError
+from replicator.integers import is_integer
 from replicator.servers.faults import ServerWatch
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def check_num_replicas(num_replicas: Any, num_workers: int) -> int:
     """
     if num_replicas is None:
         return 1
-    if isinstance(num_replicas, bool) or not isinstance(num_replicas, int):
+    if not is_integer(num_replicas):
         raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
     if num_replicas < 1 or num_replicas % num_workers:
         raise DeviceError(

@@ -9,13 +9,8 @@ import tensorflow as tf
 
 from replicator import _tf_compat
 from replicator.errors import ReplicatorError
-from replicator.inputs import (
-    InputContext,
-    InputIterator,
-    InputReplicationMode,
-    deal,
-    to_pipeline,
-)
+from replicator.input_context import InputContext, InputReplicationMode
+from replicator.inputs import InputIterator, deal, to_pipeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

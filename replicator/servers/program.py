@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import _tf_compat, loop
-from replicator.engine.program import Program
+from replicator.engine import plan
+from replicator.engine.analysis import Analysis
+from replicator.engine.assembly import Assembly
+from replicator.engine.used_variables import UsedVariables
 from replicator.inputs import deal
 from replicator.servers import pull
 from replicator.servers.connection import client_device
@@ -15,21 +19,24 @@ from replicator.servers.connection import client_device
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.engine import invariance
-    from replicator.engine.body import Body, Ref
-    from replicator.engine.trace import TracedStep
-    from replicator.engine.variables import Entry
+    from replicator.engine.body import Ref
+    from replicator.engine.plan import CollectivePlan
     from replicator.servers.placement import Placement
     from replicator.servers.step import ServerStep
     from replicator.servers.table import WorkerTable
     from replicator.topology import Topology
 
+_COUNTER = itertools.count()
+# Among what a step captures, stands for the tickets, which every step counts up.
+_TICKETS = tf.TensorSpec([], tf.int64)
 
-class ServerProgram(Program):
+
+class ServerProgram:
     """One step on one worker; its state is on the servers.
 
     Attributes:
       step: The step as traced for all workers.
+      plans: How each collective is carried out.
     """
 
     def __init__(
@@ -40,9 +47,32 @@ class ServerProgram(Program):
         placement: Placement,
     ) -> None:
         self.step = step
-        self._placement = placement
-        self._pulled: dict[str, Ref] = {}
-        super().__init__(_traced_before, (), topology, table)  # type: ignore[arg-type]
+        self.plans: tuple[CollectivePlan, ...] = plan.make_plan(
+            step.traced.collectives, topology
+        )
+        entries = {
+            name: table.require(variable, table.kind(variable))
+            for name, variable in step.traced.variables.items()
+        }
+        self._used = UsedVariables(entries, table)
+        analysis = Analysis(
+            traced=step.traced,
+            body=step.body,
+            invariance=step.invariance,
+            entries=entries,
+            liveness=None,
+            plans=self.plans,
+            shares=(),
+        )
+        self._num_replicas = topology.num_local_replicas
+        self._assembly = _ServerAssembly(
+            f"server_program_{next(_COUNTER)}", step, analysis, topology, placement
+        )
+        self._assembly.register()
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        return self._used.is_stale()
 
     def prepare(
         self, source_spec: Any, *, is_loop: bool
@@ -73,38 +103,51 @@ class ServerProgram(Program):
 
     def pack(self, flat: Sequence[Any]) -> list[Any]:
         """Turns the outputs of ``prepare``'s function into one nest per replica."""
-        rest = iter(flat)
-        return [
-            tf.nest.map_structure(
-                lambda leaf: None if leaf is None else next(rest),
-                self._traced.structure,
-            )
-            for _ in self._replicas
-        ]
+        return self._assembly.pack(flat)
 
-    def _read(
-        self, step_fn: Callable[..., Any], specs: Sequence[Any]
-    ) -> tuple[TracedStep, Body]:
-        del step_fn, specs  # traced once for all workers
-        return self.step.traced, self.step.body
+    def _make_runner(self, *, is_loop: bool) -> Any:
+        assembly = self._assembly
 
-    def _analyze(self) -> invariance.Invariance:
-        return self.step.invariance
+        @tf.function(autograph=False)
+        def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
+            tickets, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
 
-    def _require_variables(self) -> dict[str, Entry]:
-        return {
-            name: self._table.require(variable, self._table.kind(variable))
-            for name, variable in self._traced.variables.items()
-        }
+            def one_step(index: tf.Tensor) -> list[tf.Tensor]:
+                used = tickets + tf.cast(index, tf.int64) * list(self.step.num_commits)
+                captured = [used if c is _TICKETS else c for c in assembly.captured]
+                batch = [] if source is None else deal(source, self._num_replicas)
+                return assembly.call(captured, batch)
+
+            count = num_steps if is_loop else 1
+            return loop.repeat(one_step, count, assembly.output_specs)
+
+        return program
+
+
+class _ServerAssembly(Assembly):
+    """The function of one worker, which reads variables where the step reads first."""
+
+    def __init__(
+        self,
+        name: str,
+        step: ServerStep,
+        analysis: Analysis,
+        topology: Topology,
+        placement: Placement,
+    ) -> None:
+        super().__init__(name, analysis, topology)
+        self._step = step
+        self._placement = placement
+        self._pulled: dict[str, Ref] = {}
 
     def _resolve(self, replica: int, placeholder: str) -> Ref | str:
         if placeholder not in self._pulled:
-            for each in self.step.pulls:
+            for each in self._step.pulls:
                 if any(placeholder in names for _, names, _ in each.reads):
                     self._emit(each)
         if placeholder in self._pulled:
             return self._pulled[placeholder]
-        if placeholder == self.step.tickets_name:
+        if placeholder == self._step.tickets_name:
             return self._argument((-1, placeholder), _TICKETS)
         return super()._resolve(replica, placeholder)
 
@@ -113,40 +156,8 @@ class ServerProgram(Program):
             each,
             server_device=self._placement.devices[each.server],
             worker_device=self._topology.replica_devices[0],
-            handle=lambda name: str(super(ServerProgram, self)._resolve(0, name)),
-            clock=self._copies.name(0, each.clock),
+            handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
+            clock=self.copies.name(0, each.clock),
         )
         self._more_nodes += nodes
         self._pulled.update(values)
-
-    def _make_runner(self, *, is_loop: bool) -> Any:
-        num_replicas = len(self._replicas)
-        specs = list(self._traced.output_specs) * num_replicas
-
-        @tf.function(autograph=False)
-        def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
-            tickets, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
-
-            def one_step(index: tf.Tensor) -> list[tf.Tensor]:
-                used = tickets + tf.cast(index, tf.int64) * list(self.step.num_commits)
-                captured = [used if c is _TICKETS else c for c in self._captured]
-                batch = [] if source is None else deal(source, num_replicas)
-                flat = tf.nest.flatten(batch, expand_composites=True)
-                outputs = _tf_compat.call_function(
-                    self._name, [*captured, *flat], [spec.dtype for spec in specs]
-                )
-                for output, spec in zip(outputs, specs, strict=True):
-                    output.set_shape(spec.shape)
-                return outputs
-
-            return loop.repeat(one_step, num_steps if is_loop else 1, specs)
-
-        return program
-
-
-# Among what a step captures, stands for the tickets, which every step counts up.
-_TICKETS = tf.TensorSpec([], tf.int64)
-
-
-def _traced_before() -> None:
-    """Stands for the step function, which ``step`` holds as a graph."""

@@ -10,18 +10,17 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import tensorflow as tf
-
-from replicator.engine.body import Ref, make_const, make_node
 from replicator.engine.effects import READ_OPS
+from replicator.engine.emitter import Emitter
 from replicator.engine.plan import FUSE_BELOW_BYTES
 from replicator.engine.variables import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from replicator.engine.body import Body
+    import tensorflow as tf
+
+    from replicator.engine.body import Body, Ref
     from replicator.engine.trace import TracedStep
     from replicator.servers.table import ServerTable
 
@@ -138,77 +137,28 @@ def emit(
       ``NodeDef``s, and by the name of a replaced read what stands for it.
     """
     name = f"pull_{pull.server}_{pull.dtype.name}"
-    nodes = [
-        make_const(f"{name}/flat", np.array([-1], np.int32), server_device),
-        make_const(f"{name}/axis", np.int32(0), server_device),
-    ]
-    flat = []
-    for index, (placeholder, _, _) in enumerate(pull.reads):
-        read, reshape = f"{name}/read_{index}", f"{name}/flat_{index}"
-        nodes.append(
-            make_node(
-                read,
-                "ReadVariableOp",
-                [handle(placeholder)],
-                server_device,
-                {"dtype": pull.dtype},
-                [clock],
-            )
-        )
-        nodes.append(
-            make_node(
-                reshape,
-                "Reshape",
-                [Ref(node=read, port="value:0"), _output(f"{name}/flat")],
-                server_device,
-                {"T": pull.dtype, "Tshape": tf.int32},
-            )
-        )
-        flat.append(_output(reshape))
-    nodes.append(
-        make_node(
-            f"{name}/packed",
-            "ConcatV2",
-            [*flat, _output(f"{name}/axis")],
+    emitter = Emitter()
+    reads = [
+        emitter.add(
+            f"{name}/read_{index}",
+            "ReadVariableOp",
+            [handle(placeholder)],
             server_device,
-            {"N": len(flat), "T": pull.dtype, "Tidx": tf.int32},
+            "value:0",
+            {"dtype": pull.dtype},
+            [clock],
         )
-    )
-    sizes = [int(np.prod(shape, dtype=np.int64)) for _, _, shape in pull.reads]
-    nodes += [
-        make_const(f"{name}/sizes", np.array(sizes, np.int32), worker_device),
-        make_const(f"{name}/split_axis", np.int32(0), worker_device),
-        make_node(
-            f"{name}/split",
-            "SplitV",
-            [
-                _output(f"{name}/packed"),
-                _output(f"{name}/sizes"),
-                _output(f"{name}/split_axis"),
-            ],
-            worker_device,
-            {"num_split": len(sizes), "T": pull.dtype, "Tlen": tf.int32},
-        ),
+        for index, (placeholder, _, _) in enumerate(pull.reads)
     ]
-    values: dict[str, Ref] = {}
-    for index, (_, names, shape) in enumerate(pull.reads):
-        target, result = f"{name}/shape_{index}", f"{name}/value_{index}"
-        nodes.append(make_const(target, np.array(shape, np.int32), worker_device))
-        nodes.append(
-            make_node(
-                result,
-                "Reshape",
-                [Ref(node=f"{name}/split", port=f"output:{index}"), _output(target)],
-                worker_device,
-                {"T": pull.dtype, "Tshape": tf.int32},
-            )
-        )
-        values.update(dict.fromkeys(names, _output(result)))
-    return nodes, values
-
-
-def _output(node: str) -> Ref:
-    return Ref(node=node, port="output:0")
+    shapes = [shape for _, _, shape in pull.reads]
+    packed = emitter.pack(f"{name}/packed", reads, pull.dtype, server_device)
+    values = emitter.unpack(name, packed, shapes, pull.dtype, worker_device)
+    replaced = {
+        read: value
+        for (_, names, _), value in zip(pull.reads, values, strict=True)
+        for read in names
+    }
+    return emitter.nodes, replaced
 
 
 def _is_small(variable: Any) -> bool:

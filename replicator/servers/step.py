@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine import body as body_lib
-from replicator.engine import invariance, placement
+from replicator.engine import invariance
+from replicator.engine.analysis import to_body
 from replicator.engine.effects import READ_OPS, EffectTable
-from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import trace
 from replicator.engine.variables import Kind
 from replicator.errors import UnsynchronisedUpdateError
@@ -104,10 +103,7 @@ def trace_step(
     tickets_name = commits.tickets.op.name
     # Without the tensors, which would keep the graph.
     commits.clocks, commits.tickets = (), None
-    placement.place(traced, topology)
-    optimized = optimize(traced)
-    own_functions(optimized, name)
-    body = body_lib.from_graph_def(optimized)
+    body = to_body(traced, name, topology)
     analysis = _analyze(traced, body, table, ledgers, tickets_name)
     invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
     _settle_kinds(traced, body, analysis, table, commits)

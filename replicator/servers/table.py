@@ -64,7 +64,7 @@ class ServerTable(VariableTable):
 
 
 class WorkerTable:
-    """One worker's part of a table; what ``engine.program`` asks of one.
+    """One worker's part of a table; what a program asks of one.
 
     Attributes:
       version: That of the whole table.
@@ -82,11 +82,6 @@ class WorkerTable:
     def version(self) -> int:
         """Grows when a variable changes kind."""
         return self._table.version
-
-    @property
-    def ownership(self) -> Any:
-        """Which replicas own which updates; none, as updates run on servers."""
-        return self._table.ownership
 
     def kind(self, variable: Any) -> Kind:
         """What is known of a variable; see ``VariableTable.kind``."""

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import _tf_compat
-from replicator.engine import optimize, program
+from replicator.engine import analysis, optimize
 from replicator.engine.trace import trace
 
 SCALAR = tf.TensorSpec([], tf.float32)
@@ -92,7 +92,7 @@ def test_a_step_without_results_is_left_as_it_is():
 
 def _train(repl, monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(program, "optimize", optimize.cut)
+        monkeypatch.setattr(analysis, "optimize", optimize.cut)
     with repl.context():
         weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from replicator import _tf_compat
-from replicator.engine import body, replicate
+from replicator.engine import body, localize, replicate
 from replicator.engine.body import Ref
 from replicator.topology import make_topology
 
@@ -155,7 +155,7 @@ def test_seeds_are_folded_distinct_and_replica_0_keeps_its_own():
 
 def test_a_folded_seed_never_becomes_no_seed():
     """Folding to 0, 0 would ask TensorFlow for a random seed."""
-    unlucky = -replicate._SEED_STEP & replicate._SEED_LIMIT
+    unlucky = -localize._SEED_STEP & localize._SEED_LIMIT
 
     found, _ = _copies([_node("a", "RandomUniform", seeds=(0, unlucky))])
 

@@ -165,7 +165,11 @@ def test_state_takes_a_share_of_the_memory(unsharded, sharded):
 def test_each_update_is_emitted_once(sharded):
     """The linked graph has one kernel per variable, not one on every replica."""
     program = next(p for _, p in sharded.repl._programs.items())
-    devices = [n.device for n in program._copies.nodes() if n.op == "ResourceApplyAdam"]
+    devices = [
+        n.device
+        for n in program._assembly.copies.nodes()
+        if n.op == "ResourceApplyAdam"
+    ]
     assert len(sharded.model.trainable_variables) == len(devices)
     assert set(sharded.repl.devices) == set(devices)
 
@@ -175,7 +179,7 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
     make = MAKERS["keras with decay and averages"]
     training = _Training(_mirrored(), make, sharded_update=True).run(0, 1)
     program = next(p for _, p in training.repl._programs.items())
-    nodes = {node.name: node for node in program._copies.nodes()}
+    nodes = {node.name: node for node in program._assembly.copies.nodes()}
 
     (branch,) = (node for node in nodes.values() if node.op.endswith("If"))
     home = branch.name.partition("/")[0]

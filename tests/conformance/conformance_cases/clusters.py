@@ -7,6 +7,7 @@ cluster; the cases behind it run in a fresh one, so that each is judged by itsel
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -107,7 +108,9 @@ def _run_one(
         has_chief=has_chief,
         env={
             "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": str(PROGRAM.parents[2]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")]
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
         log_dir=log_dir,

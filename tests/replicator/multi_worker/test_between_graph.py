@@ -14,18 +14,25 @@ import replicator
 
 pytestmark = pytest.mark.processes
 
-SPEC = importlib.util.spec_from_file_location(
-    "worker_cases", Path(__file__).with_name("worker_cases.py")
-)
-worker_cases = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(worker_cases)
+
+def _load(name):
+    """A module of this folder, which workers import as well."""
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+worker_training = _load("worker_training")
+worker_types = _load("worker_types")
 
 
 @pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
 def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
     """Each replica adds up its own gradients; the scale is the same everywhere."""
-    expected = worker_cases.train(
-        replicator.create("single"), "embedding", "adam", **worker_cases.ACCUMULATED
+    expected = worker_training.train(
+        replicator.create("single"), "embedding", "adam", **worker_training.ACCUMULATED
     )
 
     for result in request.getfixturevalue(fixture).of("accumulated"):
@@ -40,7 +47,7 @@ def test_accumulated_gradients_travel_when_they_are_used(two_workers):
 
 def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
     """Two workers with one replica of two logical devices each."""
-    expected = worker_cases.train_split(
+    expected = worker_training.train_split(
         replicator.create(
             "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
         )
@@ -69,17 +76,17 @@ def test_workers_know_their_place(two_workers_of_two):
     assert {"ids": [2, 3], "facts": [4, 2, 2, 2, 1, False]} == second
 
 
-@pytest.mark.parametrize("name", worker_cases.TYPES)
+@pytest.mark.parametrize("name", worker_types.TYPES)
 @pytest.mark.parametrize("num_replicas", [2, 4])
 def test_every_type_crosses(request, name, num_replicas):
     """As NumPy and TensorFlow compute it in one process, on every replica."""
     results = request.getfixturevalue(
         "two_workers" if num_replicas == 2 else "two_workers_of_two"
     )
-    values = [worker_cases.of_type(name, r) for r in range(num_replicas)]
+    values = [worker_types.of_type(name, r) for r in range(num_replicas)]
     stacked = tf.stack(values)
     expected = {"gather": stacked, "broadcast": values[1]}
-    for op in worker_cases.ops_of(values[0].dtype):
+    for op in worker_types.ops_of(values[0].dtype):
         if values[0].dtype == tf.bool:
             reduce = tf.reduce_all if op == "min" else tf.reduce_any
         else:
@@ -89,7 +96,7 @@ def test_every_type_crosses(request, name, num_replicas):
     for result in results.of("every type"):
         assert set(expected) == set(result[name])
         for key, value in expected.items():
-            assert worker_cases.plain(value) == result[name][key], key
+            assert worker_types.plain(value) == result[name][key], key
 
 
 def test_empty_tensors_are_no_danger(two_workers):

@@ -146,6 +146,8 @@ def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
         restarted = losses(cluster)
 
         assert undisturbed() == pytest.approx(restarted, rel=1e-5)
+        # A limit per collective would leave a thread for each of them, for its length.
+        assert all(field(cluster, worker, "num_threads") <= 4 for worker in range(2))
 
 
 def test_a_worker_that_never_starts_is_named(tmp_path):

@@ -3,7 +3,8 @@
     python client.py RESULTS_DIR
 
 The client runs every function of ``client_cases`` and writes what it returned, or the
-error that it raised, to a file of its name; then it runs steps until it is killed.
+error that it raised, to a file of its name. Once there is a file ``go_on``, it runs
+steps until it is killed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def main():
         result["duration_sec"] = time.monotonic() - start
         _write(folder, name, result)
     _write(folder, "all", {"value": list(client_cases.CASES)})
-    client_cases.run_forever()
+    while not (folder / "go_on").exists():  # the cores are left to other tests
+        time.sleep(0.1)
+    client_cases.run_forever(lambda: _write(folder, "stepping", {"value": True}))
 
 
 def _write(folder, name, result):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 
 import cases
 import tensorflow as tf
@@ -27,12 +26,13 @@ def make(num_replicas):
     )
 
 
-def run_forever():
-    """Steps, so that the client can be killed during one."""
+def run_forever(tell):
+    """Steps, so that the client can be killed in one; tells when they have begun."""
     training = cases.Training(make(2))
+    training.run(num_steps_per_run=4)
+    tell()
     while True:
         training.run(num_steps_per_run=4)
-        time.sleep(0.2)  # leaves the cores to other tests
 
 
 @case

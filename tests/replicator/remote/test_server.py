@@ -14,7 +14,7 @@ from replicator.local_cluster import free_ports
 @pytest.mark.processes
 def test_a_server_ends_when_its_client_is_killed(client):
     """Within seconds, in the middle of a step, and by itself."""
-    client.wait_for_all()
+    client.make_it_step()
     start = time.monotonic()
     client.cluster.kill("worker", 0)
     codes = client.cluster.wait(timeout_sec=15)

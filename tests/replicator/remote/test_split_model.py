@@ -39,28 +39,29 @@ def _expected_losses():
 
 def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
     """Under one memory limit per process: whole it fails, split it learns."""
-    whole = subprocess.run(
-        [sys.executable, str(PROGRAM), "whole"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SEC,
-        check=False,
-    )
-    argv = [sys.executable, str(PROGRAM), "split"]
-    with LocalCluster(argv, num_workers=2, log_dir=tmp_path) as cluster:
+    argv = [sys.executable, str(PROGRAM)]
+    with (
+        subprocess.Popen(
+            [*argv, "whole"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as whole,
+        LocalCluster([*argv, "split"], num_workers=2, log_dir=tmp_path) as cluster,
+    ):
+        expected = _expected_losses()
+        whole_output, whole_errors = whole.communicate(timeout=TIMEOUT_SEC)
         cluster.check(TIMEOUT_SEC)
         output = cluster.output("worker", 0)
         served = cluster.output("worker", 1)
 
     assert whole.returncode
     # An allocation fails, or the start of a thread, which needs memory for its stack.
-    assert re.search(r"OOM when allocating|bad_alloc|pthread_create", whole.stderr)
-    assert "losses" not in whole.stdout
+    assert re.search(r"OOM when allocating|bad_alloc|pthread_create", whole_errors)
+    assert "losses" not in whole_output
     assert "limited" in served
     (line,) = [text for text in output.splitlines() if text.startswith("{")]
-    np.testing.assert_allclose(
-        _expected_losses(), json.loads(line)["losses"], rtol=1e-4
-    )
+    np.testing.assert_allclose(expected, json.loads(line)["losses"], rtol=1e-4)
 
 
 @pytest.fixture

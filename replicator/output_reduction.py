@@ -1,4 +1,4 @@
-"""Reductions of what ``run`` returned, over all replicas of several workers."""
+"""Reductions of what ``run`` returned: of one process, or over several workers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,27 @@ if TYPE_CHECKING:
     from replicator.base import Replicator
 
 
-def reduce(repl: Replicator, op: str, value: Any) -> Any:
+def reduce_here(op: str, value: Any) -> Any:
+    """Reduces what this process has; see ``Replicator.reduce``."""
+    context_lib.check_reduce_op(op)
+
+    def reduce_leaf(leaf: Any) -> Any:
+        if not isinstance(leaf, PerReplica):
+            return leaf
+        if leaf[0] is None:
+            return None
+        if op == "mean":
+            context_lib.check_mean(leaf[0], "reduce")
+        if len(leaf) == 1:
+            return leaf[0]
+        with tf.device("CPU:0"):
+            stacked = tf.stack([tf.identity(value) for value in leaf.values])
+            return getattr(tf, f"reduce_{op}")(stacked, axis=0)
+
+    return tf.nest.map_structure(reduce_leaf, value)
+
+
+def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
     """Reduces by a step that does nothing else; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)

@@ -1,0 +1,61 @@
+"""Replica-local state: the copies of variables that differ between replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replicator.engine.variables import Kind, LocalState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.base import Replicator
+    from replicator.checkpoint.inventory import Inventory
+    from replicator.checkpoint.metadata import Metadata
+    from replicator.checkpoint.payload import Payload
+
+
+def collect(repl: Replicator, inventory: Inventory) -> dict[str, LocalState]:
+    """What of the saved variables this process's replicas keep, by path."""
+    paths = inventory.paths()
+    return {
+        paths[id(state.variable)]: state
+        for state in repl.local_state()
+        if id(state.variable) in paths
+    }
+
+
+def restore(
+    repl: Replicator,
+    inventory: Inventory,
+    metadata: Metadata,
+    payloads: Sequence[Payload],
+) -> str:
+    """Gives replicas their own state back, or all of them what it combines to.
+
+    Args:
+      repl: Whose replicas.
+      inventory: The variables that are restored.
+      metadata: What the checkpoint says of itself.
+      payloads: What each worker had added, in the order of their replicas.
+
+    Returns:
+      How it was done, in words.
+    """
+    saved = [
+        LocalState(
+            variable=inventory.variables[path],
+            kind=Kind(kind),
+            values=tuple(v for payload in payloads for v in payload.local[path]),
+        )
+        for path, kind in metadata.kinds.items()
+    ]
+    repl.restore_local_state(saved)
+    if not saved:
+        return "nothing to restore"
+    if metadata.num_replicas == repl.num_replicas:
+        return f"{len(saved)} variables, each replica its own"
+    return (
+        f"{len(saved)} variables of {metadata.num_replicas} replicas, combined and "
+        f"given to {repl.num_replicas}"
+    )

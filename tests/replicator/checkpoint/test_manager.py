@@ -1,0 +1,215 @@
+"""What a manager writes, keeps and says of it, and what it refuses to read or save."""
+
+from __future__ import annotations
+
+import pathlib
+import resource
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+
+
+def _weights_only(directory, units=3, **options):
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(units)])
+    return model, repl.make_checkpoint_manager(directory, model=model, **options)
+
+
+def test_the_checkpoint_of_another_model_is_refused_with_the_differences(tmp_path):
+    """Shapes, missing and superfluous variables are named; nothing is changed."""
+    _, manager = _weights_only(tmp_path)
+    manager.save(7)
+    model, wider = _weights_only(tmp_path, units=5)
+    before = [w.copy() for w in model.get_weights()]
+
+    with pytest.raises(
+        errors.CheckpointMismatchError,
+        match=r"ckpt-1' \(step 7, in_graph, 2 replicas\) is of another model: "
+        r"'model/.*kernel' is float32\[2, 3\] in the checkpoint but float32\[2, 5\] "
+        r"here; 'model/.*/bias' is float32\[3\] in the checkpoint but float32\[5\]",
+    ):
+        wider.restore()
+    for a, b in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+    repl = replicator.create("single")
+    other = repl.make_checkpoint_manager(tmp_path, model=tf.Variable([1.0]))
+    with pytest.raises(
+        errors.CheckpointMismatchError,
+        match=r"'model' \(float32\[1\]\) is not in the checkpoint; 'model/.*not here",
+    ):
+        other.restore()
+
+
+def test_metadata_says_who_saved_what(tmp_path):
+    """Backend, replicas, step, versions and a digest, without restoring."""
+    _, manager = _weights_only(tmp_path)
+    manager.save(7)
+    first = manager.read_metadata()
+    _weights_only(tmp_path, units=5)[1].save(8)
+    second = manager.read_metadata()
+    manager.save(9)
+
+    assert ("in_graph", 2, 1, 7) == (
+        first.backend,
+        first.num_replicas,
+        first.num_workers,
+        first.step,
+    )
+    assert tf.__version__ == first.tensorflow_version
+    assert first.library_version
+    assert first.digest == manager.read_metadata().digest != second.digest
+
+
+def test_there_is_nothing_to_restore_before_the_first_save(tmp_path):
+    """A fresh directory is a fresh start, but a path that is missing is not."""
+    _, manager = _weights_only(tmp_path / "new")
+
+    assert manager.restore() is None
+    assert manager.latest_checkpoint is None
+    with pytest.raises(errors.CheckpointError, match=r"'nowhere' could not be read"):
+        manager.restore("nowhere")
+    with pytest.raises(errors.CheckpointError, match=r"new' holds no checkpoint"):
+        manager.read_metadata()
+
+
+def test_lost_files_are_an_error_and_no_fresh_start(tmp_path):
+    """A latest checkpoint whose data is gone must not restart training in silence."""
+    _, manager = _weights_only(tmp_path)
+    path = manager.save(1)
+    pathlib.Path(f"{path}.index").unlink()
+
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-1' could not be read"):
+        manager.restore()
+
+
+def test_damaged_files_are_an_error(tmp_path):
+    """Bytes cut off the data are noticed, in one line."""
+    _, manager = _weights_only(tmp_path)
+    path = manager.save(1)
+    (data,) = tmp_path.glob("ckpt-1.data-*")
+    data.write_bytes(data.read_bytes()[:-40])
+
+    with pytest.raises(errors.CheckpointError, match=r"ckpt-1' could not be read.*dam"):
+        manager.restore(path)
+
+
+def test_a_plain_checkpoint_is_told_apart_and_ours_loads_plainly(tmp_path):
+    """Weights travel both ways; only training state needs the manager."""
+    model, manager = _weights_only(tmp_path / "ours")
+    ours = manager.save(1)
+    other, _ = _weights_only(tmp_path)
+    tf.train.Checkpoint(model=other).read(ours).assert_existing_objects_matched()
+    plain = tf.train.Checkpoint(model=model).write(str(tmp_path / "plain"))
+
+    np.testing.assert_array_equal(model.get_weights()[0], other.get_weights()[0])
+    with pytest.raises(
+        errors.CheckpointError, match=r"plain' was not written by make_checkpoint_man"
+    ):
+        manager.restore(plain)
+
+
+def test_inputs_need_a_checkpoint_with_a_position(tmp_path):
+    """Data starting anew in silence would repeat examples."""
+    _weights_only(tmp_path)[1].save(1)
+    repl = replicator.create("in_graph", num_replicas=2)
+    inputs = repl.make_input_iterator(lambda _: tf.data.Dataset.range(4))
+    with repl.context():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3)])
+    manager = repl.make_checkpoint_manager(tmp_path, inputs=inputs, model=model)
+
+    with pytest.raises(
+        errors.CheckpointMismatchError, match=r"has no input position.*inputs=None"
+    ):
+        manager.restore()
+
+
+def test_old_checkpoints_are_deleted_and_numbers_never_used_twice(tmp_path):
+    """max_to_keep=2: the fourth save leaves 3 and 4, whatever was restored between."""
+    _, manager = _weights_only(tmp_path, max_to_keep=2)
+    for step in range(3):
+        manager.save(step)
+    manager.restore(manager.checkpoints[0])
+    manager.save(1)
+
+    names = [pathlib.Path(path).name for path in manager.checkpoints]
+    assert ["ckpt-3", "ckpt-4"] == names
+    assert {"ckpt-3.index", "ckpt-4.index"} == {p.name for p in tmp_path.glob("*.ind*")}
+
+
+def test_a_full_disk_is_one_clear_line_and_the_last_good_one_stays(tmp_path):
+    """A limit on file size stands for the disk: 4 MB of weights do not fit 1 MB."""
+    repl = replicator.create("single")
+    with repl.context():
+        weight = tf.Variable(tf.ones([1_000_000]))
+    manager = repl.make_checkpoint_manager(tmp_path, weight=weight)
+    good = manager.save(1)
+    weight.assign(tf.zeros_like(weight))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, before[1]))
+    try:
+        with pytest.raises(
+            errors.CheckpointError,
+            match=r"ckpt-2' could not be written: .*; the last good one is '.*ckpt-1'; "
+            r"free space",
+        ):
+            manager.save(2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    assert good == manager.latest_checkpoint
+    assert [] == list(tmp_path.glob("ckpt-2.*"))
+    manager.restore()
+    assert 1.0 == float(weight[0])
+    weight.assign(2 * weight)
+    assert str(tmp_path / "ckpt-2") == manager.save(2)
+
+
+def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
+    """A file stands where the directory should be."""
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    _, manager = _weights_only(tmp_path / "file")
+
+    with pytest.raises(
+        errors.CheckpointError,
+        match=r"file/ckpt-1' could not be written: .*there is none yet; free space or",
+    ):
+        manager.save(1)
+
+
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
+    """Not after the first hour of training."""
+    repl = replicator.create("single")
+
+    with pytest.raises(TypeError, match=r"rate=0.1 cannot be saved: it is a 'float'"):
+        repl.make_checkpoint_manager(tmp_path, rate=0.1)
+    with pytest.raises(ValueError, match=r"got nothing to save; pass for example"):
+        repl.make_checkpoint_manager(tmp_path)
+    with pytest.raises(ValueError, match=r"'save_counter' is a name that checkpoints"):
+        repl.make_checkpoint_manager(tmp_path, save_counter=tf.Variable(0))
+    with pytest.raises(ValueError, match=r"max_to_keep 0 must be an integer of at l"):
+        repl.make_checkpoint_manager(tmp_path, max_to_keep=0, x=tf.Variable(0))
+
+
+def test_steps_are_counted_by_the_optimizer_or_by_the_caller(tmp_path):
+    """Two optimizers count differently, none does not count at all."""
+    repl = replicator.create("single")
+    one = keras.optimizers.SGD(0.1)
+    manager = repl.make_checkpoint_manager(tmp_path, optimizer=one)
+    one.iterations.assign(12)
+    manager.save()
+    assert 12 == manager.read_metadata().step
+
+    both = repl.make_checkpoint_manager(
+        tmp_path, generator=one, discriminator=repl.wrap_optimizer(one)
+    )
+    with pytest.raises(ValueError, match=r"there are 2 optimizers among 'generator'"):
+        both.save()
+    with pytest.raises(ValueError, match=r"step -1 must be an integer of at least 0"):
+        both.save(-1)

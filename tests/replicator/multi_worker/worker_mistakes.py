@@ -1,0 +1,110 @@
+"""Cases of what goes wrong: on all workers alike, on one alone, or by misuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from worker_training import share
+
+import replicator
+
+
+def alike_failures(repl):
+    """A step that fails to trace on all workers leaves everything usable."""
+
+    def bad(x):
+        return tf.cond(x > 0, lambda: replicator.all_sum(x), lambda: x)
+
+    try:
+        repl.run(bad, share(repl, [np.float32(1)] * 8))
+    except replicator.ReplicatorError as error:
+        first = type(error).__name__
+    good = repl.run(replicator.all_sum, share(repl, [np.float32(1)] * 8))
+    return [first, float(good[0])]
+
+
+def disagreements(repl):
+    """Each is noticed before anything runs, and the workers go on together."""
+    is_first = repl.worker_id == 0
+    one = share(repl, [np.float32(1)] * 8)
+
+    def sums(x):
+        return replicator.all_sum(x)
+
+    def other_kind(x):
+        return replicator.all_sum(x) if is_first else replicator.all_max(x)
+
+    def other_number(x):
+        return [replicator.all_sum(x) for _ in range(2 if is_first else 1)]
+
+    def one_fails(x):
+        if not is_first:
+            raise KeyError("only here")
+        return replicator.all_sum(x)
+
+    def no_input():
+        return replicator.all_sum(1.0)
+
+    wrong = {
+        "kind": lambda: repl.run(other_kind, one),
+        "number": lambda: repl.run(other_number, one),
+        "shape": lambda: repl.run(
+            sums, share(repl, [np.ones([2 if is_first else 3], np.float32)] * 8)
+        ),
+        "num_steps": lambda: repl.run(no_input, num_steps=2 if is_first else 3),
+        "failure": lambda: repl.run(one_fails, one),
+    }
+    messages = {name: said(call) for name, call in wrong.items()}
+    messages["after"] = float(repl.run(sums, one)[0])
+    return messages
+
+
+def drift(repl):
+    """A variable that one worker changed alone is found."""
+    with repl.context():
+        weight = tf.Variable(1.0, name="weight")
+
+    def step():
+        return weight + 1.0
+
+    repl.run(step)
+    repl.assert_in_sync()
+    if repl.worker_id == 1:
+        weight.assign(2.0)
+    try:
+        repl.assert_in_sync()
+    except replicator.ReplicatorError as error:
+        return str(error)
+    finally:
+        weight.assign(1.0)
+    return ""
+
+
+def refused(repl):
+    """Misuse that has a message of its own."""
+    attempts = [
+        lambda: repl.make_input_iterator(
+            lambda ctx: None, replicator.InputReplicationMode.SINGLE
+        ),
+        lambda: repl.run(replicator.all_gather, share(repl, ["text"] * 8)),
+        lambda: replicator.create("multi_worker", num_replicas=3),
+        lambda: replicator.MultiWorkerReplicator(num_replicas=2, pattern="sideways"),
+    ]
+    return [said(attempt) for attempt in attempts]
+
+
+def said(call):
+    """The error that a call ends with."""
+    try:
+        call()
+    except (replicator.ReplicatorError, KeyError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+CASES = {
+    "alike failures": alike_failures,
+    "disagreements": disagreements,
+    "drift": drift,
+    "refused": refused,
+}
