@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from results.records import QualityMetric
+    from results.run_scores import RunScore
+
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8
 SIGNIFICANT_DIGITS = 3
+# More would be noise, however narrow an interval is.
+MOST_DIGITS = 6
+RATIO_UNITS = frozenset({"", "ratio", "fraction"})
 ABSENT = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 THIN_SPACE = "\N{NARROW NO-BREAK SPACE}"
@@ -25,6 +32,11 @@ def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     decimals = max(0, digits - 1 - exponent)
     text = f"{value:,.{decimals}f}"
     return text.replace(",", THIN_SPACE)
+
+
+def whole(value: int) -> str:
+    """Writes a count with its thousands apart."""
+    return f"{value:,}".replace(",", THIN_SPACE)
 
 
 def times(value: float) -> str:
@@ -57,6 +69,55 @@ def ratio(value: float) -> str:
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:
     """Writes an interval in brackets that no line break can tear apart."""
     return f"[{write(low)},{HARD_SPACE}{write(high)}]"
+
+
+def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
+    """Writes a quality figure: a ratio as a percentage, others with their unit.
+
+    Scores have the unit 1, which nobody writes.
+    """
+    if unit in RATIO_UNITS:
+        return percent(value)
+    if unit == "1":
+        return significant(value, digits)
+    return f"{significant(value, digits)} {unit}"
+
+
+def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
+    """Writes a quality figure whose unit stands elsewhere; percentages keep theirs."""
+    return quality(value, unit if unit in RATIO_UNITS else "1", digits)
+
+
+def quality_with_interval(
+    value: float, low: float, high: float, unit: str
+) -> tuple[str, str]:
+    """Writes a quality figure, and its interval with as many digits as tell its ends.
+
+    Three would say 862 [862, 862] of returns that lie within one point.
+    """
+    digits = _digits_that_tell(low, high)
+    ends = interval(low, high, lambda end: without_unit(end, unit, digits))
+    return quality(value, unit, digits), ends
+
+
+def measured(metric: QualityMetric) -> tuple[str, str]:
+    """Writes what was measured, and its interval."""
+    return quality_with_interval(metric.value, metric.low, metric.high, metric.unit)
+
+
+def run_score(score: RunScore, unit: str) -> tuple[str, str]:
+    """Writes what several runs reached together, and its interval if there is one."""
+    if score.low is None or score.high is None:
+        return quality(score.value, unit), ""
+    return quality_with_interval(score.value, score.low, score.high, unit)
+
+
+def _digits_that_tell(low: float, high: float) -> int:
+    if not low < high:
+        return SIGNIFICANT_DIGITS
+    largest = max(abs(low), abs(high))
+    needed = math.floor(math.log10(largest)) - math.floor(math.log10(high - low)) + 1
+    return min(max(needed, SIGNIFICANT_DIGITS), MOST_DIGITS)
 
 
 def short_id(trial_id: str) -> str:

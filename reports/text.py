@@ -10,7 +10,7 @@ import rich.table
 import rich.text
 
 from reports import formats, verdict
-from reports.sections.quality import write_value
+from reports.sections import learning, seeds
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from results.scaling import Point
     from results.statistics import Estimate
     from results.store import Store
+    from results.study import Case, Entry
 
 
 def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
@@ -85,26 +86,42 @@ def summary_table(view: View) -> rich.table.Table:
 
 
 def quality_lines(view: View) -> list[str]:
-    """Returns one line per quality run that is ok, and one per that is not."""
+    """Returns what each quality run reached, and what all of a case did together."""
     lines = []
     for case in view.study.quality_runs:
-        what = f"{case.spec.backend} x{case.spec.num_replicas}"
         for entry in case.ok_entries:
             point = entry.result.curve[-1]
             reached = ", ".join(
-                f"{metric.name} {write_value(metric.value, metric.unit)} "
-                f"[{write_value(metric.low, metric.unit)}, "
-                f"{write_value(metric.high, metric.unit)}] (n = {metric.num_examples})"
+                f"{metric.name} {' '.join(formats.measured(metric))} "
+                f"(n = {metric.num_examples})"
                 for metric in point.quality
             )
             lines.append(
-                f"{what} reached {reached} after {point.num_examples} "
-                f"{view.study.example_unit}, {formats.seconds(point.train_time_sec)}"
+                f"{_name(case, entry)} reached {reached} after "
+                f"{formats.whole(point.num_examples)} {view.study.example_unit}, "
+                f"{formats.seconds(point.train_time_sec)}"
             )
         num_missing = len(case.entries) - len(case.ok_entries)
         if num_missing:
-            lines.append(f"{what}: {num_missing} of {len(case.entries)} not ok")
-    return lines
+            lines.append(f"{_name(case)}: {num_missing} of {len(case.entries)} not ok")
+    return lines + _seed_lines(view)
+
+
+def _seed_lines(view: View) -> list[str]:
+    """Returns the interquartile mean of every case with several runs."""
+    return [
+        f"{_name(found.case)}, {found.score.n} runs: interquartile mean of {name} "
+        + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
+        for name, runs in learning.collect(view).items()
+        for found in seeds.collect(runs)
+    ]
+
+
+def _name(case: Case, entry: Entry | None = None) -> str:
+    name = f"{case.spec.backend} x{case.spec.num_replicas}"
+    if entry is None or len(case.entries) == 1:
+        return name
+    return f"{name}, repetition {entry.spec.repetition_index},"
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:

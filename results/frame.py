@@ -52,6 +52,7 @@ CURVE_COLUMNS = (
     "repetition_index",
     "num_steps",
     "num_examples",
+    "num_environment_steps",
     "train_time_sec",
     "metric",
     "value",
@@ -99,6 +100,8 @@ def _row(entry: study.Entry) -> dict[str, Any]:
         }
         for metric in entry.result.quality:
             row[f"quality_{metric.name}"] = metric.value
+        for metric in entry.result.window_metrics:
+            row[f"window_{metric.name}"] = metric.value
     return row
 
 
@@ -107,8 +110,9 @@ def trials_frame(store: Store) -> pd.DataFrame:
 
     A trial of the shared baseline has one row per mode that it serves; a trial that is
     not in the plan has one row without a mode. Figures of trials that are not ok are
-    empty. Quality figures follow as columns ``quality_<name>``. ``budget`` is empty but
-    for quality runs, which are cases of their own.
+    empty. Quality figures follow as columns ``quality_<name>``, and what programs
+    counted in the measured window as ``window_<name>``. ``budget`` is empty but for
+    quality runs, which are cases of their own.
 
     Raises:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
@@ -122,7 +126,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     quality = sorted({name for row in rows for name in row} - set(TRIAL_COLUMNS))
     frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *quality])
     numbers = [name for name in frame if str(name).endswith(("_sec", "_replica"))]
-    numbers += [name for name in frame if str(name).startswith("quality_")]
+    numbers += [name for name in frame if str(name).startswith(("quality_", "window_"))]
     return frame.astype(
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}
@@ -144,6 +148,7 @@ def curves_frame(store: Store) -> pd.DataFrame:
             "repetition_index": entry.spec.repetition_index,
             "num_steps": point.num_steps,
             "num_examples": point.num_examples,
+            "num_environment_steps": point.num_environment_steps,
             "train_time_sec": point.train_time_sec,
             "metric": metric.name,
             "value": metric.value,

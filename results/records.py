@@ -5,6 +5,7 @@ History of ``SCHEMA_VERSION``:
 1. First version.
 2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
    ``QualityMetric.protocol``.
+3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 
 Every record is immutable, refuses unknown fields and non-finite numbers, and carries
 its version. Names and units follow ``docs/glossary.md``.
@@ -17,7 +18,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 OptionValue = bool | int | float | str
 
@@ -86,7 +87,7 @@ class TrialSpec(Record):
     trial with a budget is a quality run: after its measured window it trains on.
     """
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     workload: str
     workload_version: str
     code_digest: str = Field(description="digest of the code that is measured")
@@ -119,7 +120,7 @@ class PlannedTrial(Record):
 class Plan(Record):
     """The trials of a study, in execution order."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     study: str
     created_at: str = Field(description="RFC 3339, UTC")
     command: tuple[str, ...]
@@ -127,6 +128,9 @@ class Plan(Record):
     repeats: int = Field(ge=1)
     seed: int = Field(ge=0)
     timeout_sec: float = Field(gt=0)
+    data_dir: str | None = Field(
+        default=None, description="where TFDS sets are, if not where TFDS looks"
+    )
     trials: tuple[PlannedTrial, ...]
 
 
@@ -148,7 +152,7 @@ class Placement(Record):
 class Environment(Record):
     """Facts about the machine and the software of one trial; no host name."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     fingerprint: str = Field(description="hash of the facts that must match to compare")
     cpu_model: str
     num_physical_cores: int | None
@@ -184,7 +188,7 @@ class Failure(Record):
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     trial_id: str
     status: TrialStatus
     started_at: str
@@ -227,6 +231,9 @@ class QualityPoint(Record):
     train_time_sec: float = Field(
         ge=0, description="of the steps but the first, which traces; no evaluation"
     )
+    num_environment_steps: int | None = Field(
+        default=None, ge=0, description="of all actors so far; None without any"
+    )
     quality: tuple[QualityMetric, ...]
     samples: str = Field(
         default="", description="file in the trial's directory: a picture, as PNG"
@@ -249,7 +256,7 @@ class RankTimes(Record):
 class TrialResult(Record):
     """Raw observations of a trial that ran to its end."""
 
-    schema_version: Literal[2] = 2
+    schema_version: Literal[3] = 3
     trial_id: str
     example_unit: str
     num_parameters: int = Field(ge=0)
@@ -260,6 +267,9 @@ class TrialResult(Record):
     sanity: tuple[SanityCheck, ...]
     quality: tuple[QualityMetric, ...] = Field(default=(), description="at the end")
     curve: tuple[QualityPoint, ...] = Field(default=(), description="of a quality run")
+    window_metrics: tuple[QualityMetric, ...] = Field(
+        default=(), description="what the program counted in the measured window"
+    )
     collectives: str = Field(default="", description="the backend's explain() text")
 
     @property

@@ -17,18 +17,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 import pathlib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import pydantic
-
-from results import atomic, errors, identity, upgrade
+from results import errors, identity, record_file
 from results.records import (
     Environment,
     Plan,
-    Record,
     StatusRecord,
     TrialResult,
     TrialSpec,
@@ -40,8 +36,6 @@ if TYPE_CHECKING:
 
 PLAN_NAME = "plan.json"
 TRIALS_NAME = "trials"
-
-RecordT = TypeVar("RecordT", bound=Record)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,40 +63,6 @@ class Problem:
 
     path: pathlib.Path
     reason: str
-
-
-def _first_complaint(error: pydantic.ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the record"
-    return f"{place}: {first['msg']}, got {first['input']!r:.80}"
-
-
-def read_record(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
-    """Reads one record, upgrading older versions; None if there is no such file.
-
-    Raises:
-      CorruptRecordError: The file is not a record of this kind.
-      NewerSchemaError: A newer version wrote it.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise errors.CorruptRecordError(
-            path, f"holds a {type(data).__name__}, must hold an object"
-        )
-    data = upgrade.upgrade(kind, data, path)
-    try:
-        return model.model_validate(data)
-    except pydantic.ValidationError as error:
-        raise errors.CorruptRecordError(path, _first_complaint(error)) from error
 
 
 class Store:
@@ -202,7 +162,7 @@ class Store:
         Raises:
           WriteStoreError: The file cannot be written.
         """
-        self._write(self.root / PLAN_NAME, plan)
+        record_file.write(self.root / PLAN_NAME, plan)
 
     def read_plan(self) -> Plan:
         """Reads the plan.
@@ -222,19 +182,19 @@ class Store:
 
     def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
         """Writes what a trial runs; raises WriteStoreError if it cannot."""
-        self._write(self.trial_dir(trial_id) / "spec.json", spec)
+        record_file.write(self.trial_dir(trial_id) / "spec.json", spec)
 
     def write_env(self, trial_id: str, env: Environment) -> None:
         """Writes a trial's machine record; raises WriteStoreError if it cannot."""
-        self._write(self.trial_dir(trial_id) / "env.json", env)
+        record_file.write(self.trial_dir(trial_id) / "env.json", env)
 
     def write_result(self, trial_id: str, result: TrialResult) -> None:
         """Writes a trial's observations; raises WriteStoreError if it cannot."""
-        self._write(self.trial_dir(trial_id) / "result.json", result)
+        record_file.write(self.trial_dir(trial_id) / "result.json", result)
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
         """Writes how a trial ended, which ends it; raises WriteStoreError."""
-        self._write(self.trial_dir(trial_id) / "status.json", status)
+        record_file.write(self.trial_dir(trial_id) / "status.json", status)
 
     def trial_ids(self) -> tuple[str, ...]:
         """Returns the ids of all trials that have a spec or a status, sorted.
@@ -261,10 +221,10 @@ class Store:
           NewerSchemaError: A newer version wrote one of them.
         """
         folder = self.trial_dir(trial_id)
-        spec = read_record(folder / "spec.json", "spec", TrialSpec)
-        env = read_record(folder / "env.json", "env", Environment)
-        status = read_record(folder / "status.json", "status", StatusRecord)
-        result = read_record(folder / "result.json", "result", TrialResult)
+        spec = record_file.read(folder / "spec.json", "spec", TrialSpec)
+        env = record_file.read(folder / "env.json", "env", Environment)
+        status = record_file.read(folder / "status.json", "status", StatusRecord)
+        result = record_file.read(folder / "result.json", "result", TrialResult)
         if spec is None:
             if status is None:
                 raise errors.MissingRecordError(
@@ -274,22 +234,7 @@ class Store:
             raise errors.CorruptRecordError(
                 folder / "spec.json", "missing, though the trial has a status"
             )
-        content_id = identity.trial_id(spec)
-        if content_id != trial_id:
-            raise errors.CorruptRecordError(
-                folder / "spec.json",
-                f"content has id {content_id!r}, the folder is named {trial_id!r}",
-            )
-        for name, record in (("status", status), ("result", result)):
-            if record is not None and record.trial_id != trial_id:
-                raise errors.CorruptRecordError(
-                    folder / f"{name}.json",
-                    f"belongs to trial {record.trial_id!r}, lies in {trial_id!r}",
-                )
-        if status is not None and status.status is TrialStatus.OK and result is None:
-            raise errors.CorruptRecordError(
-                folder / "result.json", "missing, though the status is 'ok'"
-            )
+        _check_content(folder, spec, status, result)
         return Trial(
             trial_id=trial_id, spec=spec, env=env, status=status, result=result
         )
@@ -330,20 +275,37 @@ class Store:
         return [problem for problem in problems if problem is not None]
 
     def _read_plan_or_none(self) -> Plan | None:
-        return read_record(self.root / PLAN_NAME, "plan", Plan)
+        return record_file.read(self.root / PLAN_NAME, "plan", Plan)
 
-    def _write(self, path: pathlib.Path, record: Record) -> None:
-        text = record.model_dump_json(indent=1) + "\n"
-        try:
-            if not path.parent.is_dir():
-                path.parent.mkdir(parents=True)
-                atomic.sync_directory(path.parent.parent)
-            atomic.write_text(path, text)
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write {str(path)!r}: {error.strerror or error}; free space "
-                "or choose a place this user can write"
-            ) from error
+
+def _check_content(
+    folder: pathlib.Path,
+    spec: TrialSpec,
+    status: StatusRecord | None,
+    result: TrialResult | None,
+) -> None:
+    """Checks that records belong to the trial of a folder, and to each other.
+
+    Raises:
+      CorruptRecordError: Names the first that does not.
+    """
+    trial_id = folder.name
+    content_id = identity.trial_id(spec)
+    if content_id != trial_id:
+        raise errors.CorruptRecordError(
+            folder / "spec.json",
+            f"content has id {content_id!r}, the folder is named {trial_id!r}",
+        )
+    for name, record in (("status", status), ("result", result)):
+        if record is not None and record.trial_id != trial_id:
+            raise errors.CorruptRecordError(
+                folder / f"{name}.json",
+                f"belongs to trial {record.trial_id!r}, lies in {trial_id!r}",
+            )
+    if status is not None and status.status is TrialStatus.OK and result is None:
+        raise errors.CorruptRecordError(
+            folder / "result.json", "missing, though the status is 'ok'"
+        )
 
 
 def _problem_of(read: Callable[[], object]) -> Problem | None:

@@ -16,18 +16,25 @@ Upgrader = Callable[[str, dict[str, Any]], dict[str, Any]]
 version v, returns the fields of version v + 1."""
 
 
-def _to_2(kind: str, data: dict[str, Any]) -> dict[str, Any]:
-    """Quality runs: all new fields have defaults, but a plan holds specs."""
-    if kind != "plan":
-        return data
-    trials = [
-        {**trial, "spec": {**trial["spec"], "schema_version": 2}}
-        for trial in data["trials"]
-    ]
-    return {**data, "trials": trials}
+def _with_specs_of(version: int) -> Upgrader:
+    """Where all new fields have defaults: only that a plan holds specs."""
+
+    def upgrade(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        if kind != "plan":
+            return data
+        trials = [
+            {**trial, "spec": {**trial["spec"], "schema_version": version}}
+            for trial in data["trials"]
+        ]
+        return {**data, "trials": trials}
+
+    return upgrade
 
 
-UPGRADERS: dict[int, Upgrader] = {1: _to_2}
+UPGRADERS: dict[int, Upgrader] = {
+    1: _with_specs_of(2),  # quality runs
+    2: _with_specs_of(3),  # window metrics, environment steps of a point
+}
 """Version v -> the function that leads to v + 1."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from matplotlib import ticker
+
 from reports import svg
 
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 400, 250
 LABEL_SIZE = 8.0
+MOST_TICKS = 6
 # Labels at the ends of lines keep this distance, as a share of the axis.
 LABEL_GAP = 0.06
 
@@ -110,6 +113,9 @@ def draw(
             _draw_curve(axes, curve, svg.DASHES[max(len(labels) - 1, 0) % 4])
         axes.set_xlim(left=0)
         axes.set_xlabel(x_label)
+        # Whole numbers of many digits would run into one another.
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
+        axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
         axes.yaxis.set_major_formatter(lambda value, _: write(value))
         _write_labels(axes, curves)
         return svg.inline(figure, slug=slug, title=title, description=description)

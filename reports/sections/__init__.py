@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from reports.sections import (
     backends,
+    counts,
     coverage,
     learning,
     machine,
@@ -26,6 +27,7 @@ SECTIONS = (
     backends,
     steps,
     startup,
+    counts,
     learning,
     quality,
     coverage,

@@ -1,4 +1,4 @@
-"""Learning: quality against training time and against examples, per quality run."""
+"""Learning: quality against what was spent for it, per quality run and over seeds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import base64
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports import axes, page
+from reports import axes, formats, page
 from reports.figures import curves
-from reports.sections.quality import write_value
+from reports.sections import seeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,25 +76,34 @@ class Picture:
     url: str
 
 
-def pictures(view: View) -> list[Picture]:
-    """Returns the first and the last picture of every quality run that made some."""
+def pictures(view: View) -> list[tuple[Picture, ...]]:
+    """Returns the first and the last picture of each quality run that made some."""
     found = []
     for case in view.study.quality_runs:
         for entry in case.ok_entries:
             points = [point for point in entry.result.curve if point.samples]
-            for point in dict.fromkeys((*points[:1], *points[-1:])):
-                path = view.store.trial_dir(entry.trial_id) / point.samples
-                if not path.is_file():
-                    continue
-                content = base64.b64encode(path.read_bytes()).decode("ascii")
-                found.append(
-                    Picture(
-                        label=f"{case.label}, after {point.num_examples} "
-                        f"{view.study.example_unit}",
-                        url=f"data:image/png;base64,{content}",
-                    )
-                )
+            of_run = tuple(
+                picture
+                for point in dict.fromkeys((*points[:1], *points[-1:]))
+                if (picture := _picture(view, case, entry, point)) is not None
+            )
+            if of_run:
+                found.append(of_run)
     return found
+
+
+def _picture(
+    view: View, case: Case, entry: Entry, point: QualityPoint
+) -> Picture | None:
+    path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
+    if not path.is_file():
+        return None
+    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    return Picture(
+        label=f"{seeds.name_run(case, entry)}, after "
+        f"{formats.whole(point.num_examples)} {view.study.example_unit}",
+        url=f"data:image/png;base64,{content}",
+    )
 
 
 def _curve(view: View, run: Run, spent: Spent, *, is_first: bool) -> curves.Curve:
@@ -113,11 +122,12 @@ def _curve(view: View, run: Run, spent: Spent, *, is_first: bool) -> curves.Curv
 def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Markup]:
     unit = runs[0].points[0][1].unit
     ends = [
-        f"{run.case.label}: {write_value(run.points[-1][1].value, unit)} after "
-        f"{run.points[-1][0].num_examples} {view.study.example_unit}"
+        f"{seeds.name_run(run.case, run.entry)}: "
+        f"{formats.quality(run.points[-1][1].value, unit)} after "
+        f"{formats.whole(run.points[-1][0].num_examples)} {view.study.example_unit}"
         for run in runs
     ]
-    spendings = (
+    spendings = [
         Spent(
             slug="time",
             label="training time in s, without evaluations",
@@ -128,7 +138,15 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
             label=f"{view.study.example_unit}, repeated ones counted again",
             of=lambda point: point.num_examples,
         ),
-    )
+    ]
+    if all(point.num_environment_steps for run in runs for point, _ in run.points):
+        spendings.append(
+            Spent(
+                slug="environment-steps",
+                label="environment steps of all actors",
+                of=lambda point: point.num_environment_steps or 0,
+            )
+        )
     cases = [run.case.case_id for run in runs]
     return [
         curves.draw(
@@ -140,18 +158,24 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
             title=f"{name} against {spent.slug}",
             description="; ".join(ends) + ".",
             x_label=spent.label,
-            write=lambda value: write_value(value, unit),
+            write=lambda value: formats.quality(value, unit),
         )
         for spent in spendings
     ]
 
 
 def render(view: View) -> Markup:
-    """Renders two panels per metric, and what each run reached."""
+    """Renders two or three panels per metric, what each run reached, and all seeds."""
     found = collect(view)
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
     figures = [
-        (name, _draw(view, number, name, runs), runs, axes.explain(axis, all_axes))
+        (
+            name,
+            _draw(view, number, name, runs),
+            runs,
+            axes.explain(axis, all_axes),
+            seeds.draw(view, number, name, runs),
+        )
         for number, (axis, (name, runs)) in enumerate(
             zip(all_axes, found.items(), strict=True)
         )
@@ -162,5 +186,5 @@ def render(view: View) -> Markup:
         figures=figures,
         planned=view.study.quality_runs,
         pictures=pictures(view),
-        write_value=write_value,
+        name_run=seeds.name_run,
     )

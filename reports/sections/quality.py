@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TITLE = "Quality"
 SLUG = "quality"
-RATIO_UNITS = frozenset({"", "ratio", "fraction"})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,18 +73,6 @@ def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
     return found
 
 
-def write_value(value: float, unit: str) -> str:
-    """Writes a quality figure: a ratio as a percentage, others with their unit.
-
-    Scores have the unit 1, which nobody writes.
-    """
-    if unit in RATIO_UNITS:
-        return formats.percent(value)
-    if unit == "1":
-        return formats.significant(value)
-    return f"{formats.significant(value)} {unit}"
-
-
 def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
     unit = cases[0].trials[0][1].unit
     drawn = [
@@ -96,7 +83,7 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
             low=min(metric.low for _, metric in quality.trials),
             high=max(metric.high for _, metric in quality.trials),
             dots=tuple(metric.value for _, metric in quality.trials),
-            text=write_value(quality.mean, unit),
+            text=formats.quality(quality.mean, unit),
             is_hollow=quality.case.is_oversubscribed,
         )
         for quality in cases
@@ -107,7 +94,7 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
         title=f"{name} per case",
         description="; ".join(f"{row.label}: {row.text}" for row in drawn) + ".",
         axis_label=name,
-        is_percent=unit in RATIO_UNITS,
+        is_percent=unit in formats.RATIO_UNITS,
     )
 
 
@@ -127,6 +114,4 @@ def render(view: View) -> Markup:
             for entry, _ in quality.trials
         }
     )
-    return page.render(
-        "quality", view=view, figures=figures, steps=steps, write_value=write_value
-    )
+    return page.render("quality", view=view, figures=figures, steps=steps)

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import axes, build
-from reports.sections.quality import write_value
+from reports import axes, build, formats
 from results.records import QualityMetric
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def test_proportions_have_no_protocol() -> None:
 
 def test_a_score_has_no_unit_to_write() -> None:
     """3.25, and neither 325 % nor 3.25 1."""
-    assert "3.25" == write_value(3.25, "1")
+    assert "3.25" == formats.quality(3.25, "1")
 
 
 def test_the_report_draws_protocols_apart(

@@ -53,8 +53,13 @@ class Outline(html.parser.HTMLParser):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
-    """A study with every kind of failure, and with quality runs."""
-    shape = dataclasses.replace(synthetic.BROKEN, budget=synthetic.LEARNING)
+    """A study with every kind of failure, with quality runs and with actors."""
+    shape = dataclasses.replace(
+        synthetic.BROKEN,
+        budget=synthetic.LEARNING,
+        num_learning_runs=5,
+        has_actors=True,
+    )
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
 
 
@@ -134,7 +139,7 @@ def test_figures_speak_and_tables_are_labelled(outline: Outline) -> None:
     scopes = {attrs.get("scope") for tag, attrs in outline.tags if tag == "th"}
     tags = collections.Counter(tag for tag, _ in outline.tags)
 
-    assert len(figures) == 14
+    assert len(figures) == 16
     assert all(
         figure["role"] == "img" and len(figure["aria-labelledby"].split()) == 2
         for figure in figures
@@ -167,7 +172,7 @@ def test_figures_take_their_colours_from_the_page(page: str) -> None:
     """No drawing colour is left, so one drawing serves light and dark."""
     figures = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
 
-    assert len(figures) == 14
+    assert len(figures) == 16
     assert all("var(--series-0)" in figure for figure in figures)
     assert [] == [m for figure in figures for m in re.findall(r": #[0-9a-f]+", figure)]
     assert all("font-family" not in figure for figure in figures)

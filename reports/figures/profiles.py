@@ -1,0 +1,85 @@
+"""Performance profiles: the share of runs that reached a level, one line per case."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports import svg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from markupsafe import Markup
+
+    from results.run_scores import Profile
+
+WIDTH, HEIGHT = 400, 250
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """The runs of one case.
+
+    Attributes:
+      label: Case, for the legend.
+      series: Colour.
+      dash: Index of the dash, for lines of one colour.
+      profile: What they reached.
+    """
+
+    label: str
+    series: int
+    dash: int
+    profile: Profile
+
+
+def draw(
+    lines: Sequence[Line],
+    *,
+    slug: str,
+    title: str,
+    description: str,
+    x_label: str,
+    write: Callable[[float], str],
+) -> Markup:
+    """Draws one panel, with pointwise bands where there are enough runs.
+
+    Args:
+      lines: At least one.
+      slug: Prefix of ids, unique in the page.
+      title: Accessible name.
+      description: What a sighted reader would take from it, in words.
+      x_label: What was reached, with its unit.
+      write: Formats a level.
+    """
+    with svg.style():
+        figure, axes = svg.new_axes(WIDTH, HEIGHT)
+        for line in lines:
+            color, found = svg.SERIES[line.series], line.profile
+            if found.lows:
+                axes.fill_between(
+                    found.thresholds,
+                    found.lows,
+                    found.highs,
+                    step="pre",
+                    color=color,
+                    alpha=0.15,
+                    linewidth=0,
+                )
+            axes.step(
+                found.thresholds,
+                found.shares,
+                where="pre",
+                color=color,
+                linewidth=1.6,
+                linestyle=svg.DASHES[line.dash % len(svg.DASHES)],
+                label=line.label,
+            )
+        axes.set_ylim(-0.02, 1.02)
+        axes.set_xlabel(x_label)
+        axes.set_ylabel("share of runs")
+        axes.xaxis.set_major_formatter(lambda value, _: write(value))
+        axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
+        axes.legend(fontsize=8, loc="lower left", frameon=False)
+        return svg.inline(figure, slug=slug, title=title, description=description)

@@ -1,0 +1,132 @@
+"""Runs with several seeds, together: a part of Learning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reports import formats
+from reports.figures import profiles
+from results import run_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from reports.sections.learning import Run
+    from reports.view import View
+    from results.run_scores import RunScore
+    from results.study import Case, Entry
+
+_FEWEST = 2  # runs that are several
+_NUM_THRESHOLDS = 101
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CaseScore:
+    """What the runs of one case reached, together.
+
+    Attributes:
+      case: The case.
+      reached: By each run, at its end.
+      score: Of all of them.
+    """
+
+    case: Case
+    reached: tuple[float, ...]
+    score: RunScore
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """One metric of all cases with several runs.
+
+    Attributes:
+      cases: The cases.
+      panel: Their performance profiles.
+    """
+
+    cases: tuple[CaseScore, ...]
+    panel: Markup
+
+
+def name_run(case: Case, entry: Entry) -> str:
+    """Names a quality run by its case, and by its repetition if there are several."""
+    if len(case.entries) < _FEWEST:
+        return case.label
+    return f"{case.label}, repetition {entry.spec.repetition_index}"
+
+
+def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
+    """Returns the score of every case with several runs.
+
+    Strata are data sets; a study has one, so its runs differ in their seed only.
+    """
+    by_case: dict[str, list[Run]] = {}
+    for run in runs:
+        by_case.setdefault(run.case.case_id, []).append(run)
+    found = []
+    for group in by_case.values():
+        if len(group) < _FEWEST:
+            continue
+        reached = tuple(run.points[-1][1].value for run in group)
+        case = group[0].case
+        found.append(
+            CaseScore(
+                case=case,
+                reached=reached,
+                score=run_scores.score({case.spec.data: reached}),
+            )
+        )
+    return tuple(found)
+
+
+def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | None:
+    """Returns table and profiles of one metric, or None without repetitions.
+
+    Args:
+      view: The study.
+      number: Of the metric in the page.
+      name: Its title.
+      runs: Of all cases.
+    """
+    cases = collect(runs)
+    if not cases:
+        return None
+    unit = runs[0].points[-1][1].unit
+    values = [value for found in cases for value in found.reached]
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 1.0
+    levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
+    dashes: dict[int, int] = {}
+    lines = []
+    for found in cases:
+        series = view.series(found.case.spec.backend)
+        dash = dashes[series] = dashes.get(series, -1) + 1
+        lines.append(
+            profiles.Line(
+                label=found.case.label,
+                series=series,
+                dash=dash,
+                profile=run_scores.profile(
+                    {found.case.spec.data: found.reached}, levels
+                ),
+            )
+        )
+    panel = profiles.draw(
+        lines,
+        slug=f"learning-{number}-profile",
+        title=f"Share of runs that reached a level of {name}",
+        description="; ".join(
+            f"{found.case.label}: interquartile mean "
+            f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
+            for found in cases
+        )
+        + ".",
+        x_label=f"{name} at the end",
+        write=lambda value: formats.quality(value, unit),
+    )
+    return Together(cases=cases, panel=panel)

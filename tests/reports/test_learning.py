@@ -1,0 +1,123 @@
+"""Learning curves over environment steps, and runs with several seeds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import build, formats, text
+from reports.sections import counts, learning, seeds
+from reports.view import view_store
+from results import run_scores
+
+if TYPE_CHECKING:
+    import pathlib
+
+
+@pytest.fixture(scope="module")
+def shape(synthetic: Any) -> Any:
+    """Two cases with five quality runs each, by programs with actors."""
+    return synthetic.Shape(
+        backends=("in_graph",),
+        budget=synthetic.LEARNING,
+        num_learning_runs=5,
+        has_actors=True,
+    )
+
+
+def test_runs_of_a_case_are_scored_together(
+    tmp_path: pathlib.Path, synthetic: Any, shape: Any
+) -> None:
+    """What the records say is what the score is made of."""
+    view = view_store(synthetic.make_store(tmp_path / "study", shape))
+    (runs,) = learning.collect(view).values()
+    found = seeds.collect(runs)
+
+    assert [1, 2] == [case.case.spec.num_replicas for case in found]
+    for case in found:
+        reached = [
+            entry.result.curve[-1].quality[0].value for entry in case.case.ok_entries
+        ]
+        assert sorted(reached) == sorted(case.reached)
+        assert run_scores.score({"digits": case.reached}) == case.score
+        assert 5 == case.score.n
+
+
+def test_the_page_shows_environment_steps_and_seeds(
+    tmp_path: pathlib.Path, synthetic: Any, shape: Any
+) -> None:
+    """Three panels and a profile; without actors and repetitions neither."""
+    page = build.build_report(synthetic.make_store(tmp_path / "study", shape))
+    plain_shape = synthetic.Shape(budget=synthetic.LEARNING)
+    plain = build.build_report(synthetic.make_store(tmp_path / "plain", plain_shape))
+
+    assert "environment steps of all actors" in page
+    assert "Seeds together" in page
+    assert "learning-0-profile" in page
+    assert "percentile bootstrap over runs, stratified" in page
+    assert "environment steps of all actors" not in plain
+    assert "Seeds together" not in plain
+
+
+def test_counts_of_the_window_have_a_column_per_case(
+    tmp_path: pathlib.Path, synthetic: Any, shape: Any
+) -> None:
+    """Means over the trials of the case; ratios as percentages."""
+    store = synthetic.make_store(tmp_path / "study", shape)
+    view = view_store(store)
+    found = counts.collect(view)
+    page = build.build_report(store)
+
+    assert ["environment_steps_per_sec", "actor_idle_share"] == list(found)
+    assert len(found["actor_idle_share"]) == len(view.measured_cases)
+    for case in found["environment_steps_per_sec"]:
+        assert sum(case.values) / len(case.trial_ids) == pytest.approx(case.mean)
+    section = page.partition('id="counts"')[2].partition("</section>")[0]
+    assert formats.percent(0.25) in section
+    rows, columns = section.count('scope="row"'), section.count('scope="col"')
+    assert (len(found), 1 + len(view.measured_cases)) == (rows, columns)
+    assert section.count("environment steps/s") == 1
+
+
+def test_runs_of_a_case_are_told_apart(
+    tmp_path: pathlib.Path, synthetic: Any, shape: Any
+) -> None:
+    """Page and terminal name the repetition, and what all of a case reached."""
+    store = synthetic.make_store(tmp_path / "study", shape)
+    lines = text.quality_lines(view_store(store))
+
+    for replicas in (1, 2):
+        for index in range(5):
+            start = f"in_graph x{replicas}, repetition {index}, reached "
+            assert 1 == sum(line.startswith(start) for line in lines)
+        start = f"in_graph x{replicas}, 5 runs: interquartile mean of "
+        assert 1 == sum(line.startswith(start) for line in lines)
+    assert 12 == len(lines)
+    assert "repetition 4" in build.build_report(store)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "texts"),
+    [
+        (861.67, 861.99, ("861.8 return", "[861.7, 862.0]")),
+        (640.0, 862.0, ("862 return", "[640, 862]")),
+        (861.83, 861.83, ("862 return", "[862, 862]")),
+        (861.829999, 861.830001, ("861.830 return", "[861.830, 861.830]")),
+    ],
+)
+def test_an_interval_has_the_digits_that_tell_its_ends(
+    low: float, high: float, texts: tuple[str, str]
+) -> None:
+    """At least three, at most six; the value has as many."""
+    found = formats.quality_with_interval(861.83, low, high, "return")
+    assert texts == tuple(part.replace(formats.HARD_SPACE, " ") for part in found)
+
+
+def test_ratios_keep_their_percentages() -> None:
+    """However narrow the interval is."""
+    value, interval = formats.quality_with_interval(0.9, 0.89, 0.91, "ratio")
+    assert formats.percent(0.9) == value
+    assert f"[{formats.percent(0.89)},{formats.HARD_SPACE}{formats.percent(0.91)}]" == (
+        interval
+    )

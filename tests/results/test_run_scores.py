@@ -1,0 +1,77 @@
+"""Interquartile means and performance profiles of runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from results import errors, run_scores
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 40])
+def test_the_interquartile_mean_is_scipys_trimmed_mean(count: int) -> None:
+    """A quarter off either end, rounded down; the mean of fewer than four."""
+    values = np.random.default_rng(count).exponential(size=count)
+
+    assert scipy.stats.trim_mean(values, 0.25) == pytest.approx(
+        run_scores.interquartile_mean(values)
+    )
+
+
+def test_one_run_that_fails_does_not_move_it() -> None:
+    """Four runs reach 800, one nothing: the mean would be 640."""
+    assert 800.0 == run_scores.interquartile_mean([800, 800, 0, 800, 800])
+
+
+def test_strata_are_drawn_apart() -> None:
+    """Where runs differ between environments only, there is nothing uncertain."""
+    apart = run_scores.score({"easy": [900.0] * 4, "hard": [100.0] * 4})
+    mixed = run_scores.score({"": [900.0] * 4 + [100.0] * 4})
+
+    assert (500.0, 500.0, 500.0) == (apart.low, apart.value, apart.high)
+    assert mixed.low < 300.0
+    assert mixed.high > 700.0
+    assert apart.n == mixed.n == 8
+
+
+def test_few_runs_have_no_interval() -> None:
+    """And say why."""
+    found = run_scores.score({"": [1.0, 2.0, 3.0, 4.0]})
+
+    assert (2.5, None, None, 4) == (found.value, found.low, found.high, found.n)
+    assert "fewer than 5 runs" in found.method
+
+
+def test_a_profile_is_the_share_of_runs_that_reached_each_threshold() -> None:
+    """Reaching it exactly counts; shares never rise with the threshold."""
+    runs = {"": [100.0, 500.0, 500.0, 700.0, 900.0]}
+    found = run_scores.profile(runs, [0.0, 100.0, 500.0, 600.0, 901.0])
+
+    assert (1.0, 1.0, 0.8, 0.4, 0.0) == pytest.approx(found.shares)
+    assert all(
+        low <= share <= high
+        for low, share, high in zip(found.lows, found.shares, found.highs, strict=True)
+    )
+    assert found.lows[3] < 0.4 < found.highs[3]
+    assert () == run_scores.profile({"": [1.0, 2.0]}, [0.0]).lows
+
+
+def test_figures_do_not_depend_on_chance() -> None:
+    """The same runs give the same interval, in whatever order they are looked at."""
+    values = np.random.default_rng(1).normal(500, 100, 10).tolist()
+
+    assert run_scores.score({"": values}) == run_scores.score({"": values})
+
+
+@pytest.mark.parametrize("runs", [{}, {"": []}, {"a": [1.0], "b": []}])
+def test_no_runs_are_refused(runs: dict[str, list[float]]) -> None:
+    """There is nothing to take the mean of."""
+    with pytest.raises(errors.ResultsError, match="must have one number or more"):
+        run_scores.score(runs)
+
+
+def test_runs_without_a_number_are_refused() -> None:
+    """Failed runs are left out by whoever asks, and counted."""
+    with pytest.raises(errors.ResultsError, match="all must be finite"):
+        run_scores.interquartile_mean([1.0, float("nan")])

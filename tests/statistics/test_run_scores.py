@@ -1,0 +1,80 @@
+"""Intervals of interquartile means hold the truth as often as they say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from results import run_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_STUDIES = 400
+# Binomial noise of NUM_STUDIES studies: three standard errors.
+TOLERANCE = 3 * (0.9 * 0.1 / NUM_STUDIES) ** 0.5
+
+
+def _returns(generator: np.random.Generator, n: int) -> np.ndarray:
+    """Runs of which one in five fails."""
+    fails = generator.uniform(size=n) < 0.2
+    return np.where(fails, generator.normal(100, 30, n), generator.normal(800, 40, n))
+
+
+def _truth(draw: Callable[[int], np.ndarray]) -> float:
+    return run_scores.interquartile_mean(draw(400_000))
+
+
+@pytest.mark.parametrize(("n", "stated"), [(5, 0.89), (10, 0.93)])
+def test_coverage_is_as_stated(n: int, stated: float) -> None:
+    """The table in the module's docstring."""
+    generator = np.random.default_rng(n)
+    truth = _truth(lambda count: _returns(generator, count))
+    covered = 0
+    for _ in range(NUM_STUDIES):
+        found = run_scores.score({"": _returns(generator, n).tolist()})
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+
+    assert covered / NUM_STUDIES == pytest.approx(stated, abs=TOLERANCE)
+
+
+def test_strata_make_intervals_shorter_and_still_true() -> None:
+    """Two environments of unlike returns, eight runs each."""
+    generator = np.random.default_rng(7)
+
+    def draw(n: int) -> dict[str, np.ndarray]:
+        return {
+            "easy": generator.normal(900, 30, n),
+            "hard": generator.normal(300, 60, n),
+        }
+
+    truth = run_scores.interquartile_mean(np.concatenate([*draw(200_000).values()]))
+    covered, apart, mixed = 0, 0.0, 0.0
+    for _ in range(NUM_STUDIES):
+        runs = draw(8)
+        found = run_scores.score(runs)
+        together = run_scores.score({"": np.concatenate([*runs.values()])})
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= truth <= found.high
+        apart += found.high - found.low
+        mixed += (together.high or 0) - (together.low or 0)
+
+    assert covered / NUM_STUDIES > 0.85
+    assert apart < 0.5 * mixed
+
+
+def test_a_profile_s_band_holds_the_share_that_reaches_a_threshold() -> None:
+    """Pointwise: four runs in five reach 600, ten are seen."""
+    generator = np.random.default_rng(11)
+    covered = 0
+    for _ in range(NUM_STUDIES):
+        found = run_scores.profile({"": _returns(generator, 10).tolist()}, [600.0])
+        covered += found.lows[0] <= 0.8 <= found.highs[0]
+
+    # A share of ten runs has eleven values, so coverage is not smooth: 0.89 is usual.
+    assert covered / NUM_STUDIES == pytest.approx(0.89, abs=0.07)
