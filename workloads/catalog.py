@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
+
+_TFDS_NAMES = "workloads.data.names"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +53,10 @@ class WorkloadInfo:
       presets: The presets, smallest first.
       default_preset: The preset where none is asked for.
       builtin_data: Data sets that need neither network nor preparation by the user.
+      other_data: What else data can be named by, for a list.
+      data_module: Module whose ``check`` knows all other names; without TensorFlow.
+      machine_module: Module whose ``check`` says whether this machine can run a plan;
+        without TensorFlow. Empty where any machine can.
     """
 
     name: str
@@ -61,6 +68,9 @@ class WorkloadInfo:
     presets: tuple[PresetInfo, ...]
     default_preset: str
     builtin_data: tuple[str, ...]
+    other_data: str = "a TFDS name or folder:PATH"
+    data_module: str = _TFDS_NAMES
+    machine_module: str = ""
 
 
 WORKLOADS: dict[str, WorkloadInfo] = {
@@ -68,7 +78,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
     for info in (
         WorkloadInfo(
             name="resnet50",
-            version="1",
+            version="2",
             example_unit="images",
             description="ResNet-50 image classification with the recipe of Goyal 2017",
             module="workloads.resnet50.workload",
@@ -113,7 +123,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
         ),
         WorkloadInfo(
             name="sngan",
-            version="1",
+            version="2",
             example_unit="images",
             description="class-conditional SN-GAN with projection discriminator, FID",
             module="workloads.sngan.workload",
@@ -134,7 +144,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                     per_replica_batch_size=64,
                     num_warmup_steps=4,
                     num_measured_steps=30,
-                    budget="60s",
+                    budget="150s",
                 ),
                 PresetInfo(
                     name="gpu",
@@ -156,11 +166,70 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             default_preset="laptop",
             builtin_data=("digits", "synthetic"),
         ),
+        WorkloadInfo(
+            name="d4pg",
+            version="1",
+            example_unit="transitions",
+            description="D4PG on the DeepMind Control Suite: actors, replay, learner",
+            module="workloads.d4pg.workload",
+            config_module="workloads.d4pg.config",
+            presets=(
+                PresetInfo(
+                    name="smoke",
+                    description="seconds, for tests: state, 32 units",
+                    data="cartpole:swingup",
+                    per_replica_batch_size=32,
+                    num_warmup_steps=5,
+                    num_measured_steps=20,
+                ),
+                PresetInfo(
+                    name="laptop",
+                    description="minutes per sweep on CPU cores: state, 256 units",
+                    data="cartpole:swingup",
+                    per_replica_batch_size=256,
+                    num_warmup_steps=50,
+                    num_measured_steps=400,
+                    budget="120s",
+                    num_evaluations=6,
+                ),
+                PresetInfo(
+                    name="laptop_pixels",
+                    description="half an hour per sweep on CPUs: pixels, 16 filters",
+                    data="cartpole:balance",
+                    per_replica_batch_size=64,
+                    num_warmup_steps=5,
+                    num_measured_steps=50,
+                    budget="500s",
+                    num_evaluations=6,
+                ),
+                PresetInfo(
+                    name="gpu",
+                    description="one machine with GPUs: pixels, published networks",
+                    data="cartpole:swingup",
+                    per_replica_batch_size=256,
+                    num_warmup_steps=50,
+                    num_measured_steps=200,
+                ),
+                PresetInfo(
+                    name="paper",
+                    description="the published hyperparameters: pixels, 32 actors",
+                    data="walker:walk",
+                    per_replica_batch_size=256,
+                    num_warmup_steps=50,
+                    num_measured_steps=200,
+                ),
+            ),
+            default_preset="laptop",
+            builtin_data=("cartpole:swingup", "cartpole:balance", "synthetic"),
+            other_data="another domain:task of the control suite",
+            data_module="workloads.d4pg.tasks",
+            machine_module="workloads.d4pg.requirements",
+        ),
     )
 }
 
 
-def check_data(workload: str, name: str) -> None:
+def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
     """Raises unless ``name`` is a data set that ``workload`` can read here.
 
     Reads names and file listings only: TensorFlow is not imported, nothing is
@@ -168,18 +237,34 @@ def check_data(workload: str, name: str) -> None:
 
     Args:
       workload: A name in ``WORKLOADS``.
-      name: ``digits``, ``synthetic``, or a TFDS name such as ``imagenet2012`` or
-        ``imagenet_resized/64x64``.
+      name: ``digits``, ``synthetic``, a TFDS name such as ``imagenet2012`` or
+        ``imagenet_resized/64x64``, or ``folder:PATH``; a ``domain:task`` for ``d4pg``.
+      data_dir: Where TFDS sets are; by default ``TFDS_DATA_DIR``, or TFDS' own place.
 
     Raises:
       ValueError: Unknown name (with close matches), or a data set that is not
         prepared on this machine (with the command that prepares it).
     """
-    if name in WORKLOADS[workload].builtin_data:
+    info = WORKLOADS[workload]
+    if data_dir is not None and info.data_module != _TFDS_NAMES:
+        raise ValueError(
+            f"{workload} reads no data set, but --data-dir is {str(data_dir)!r}: leave "
+            "it out"
+        )
+    if name in info.builtin_data:
         return
-    from workloads.data import names
+    module = importlib.import_module(info.data_module)
+    if info.data_module == _TFDS_NAMES:
+        module.check(name, data_dir)
+    else:
+        module.check(name)
 
-    names.check(name)
+
+def absolute_data(name: str) -> str:
+    """Returns the name of a data set with absolute paths."""
+    from workloads.data import folders
+
+    return folders.absolute(name) if folders.is_folder(name) else name
 
 
 def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> None:
@@ -196,3 +281,30 @@ def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> Non
     importlib.import_module(WORKLOADS[workload].config_module).make_config(
         preset, options
     )
+
+
+def check_machine(
+    workload: str,
+    preset: str,
+    options: Mapping[str, Any],
+    *,
+    data: str,
+    global_batch_size: int,
+) -> None:
+    """Raises unless this machine can run ``workload`` as it is planned.
+
+    Args:
+      workload: A name in ``WORKLOADS``.
+      preset: One of its presets.
+      options: Names and values; values have their Python types.
+      data: As for ``check_data``.
+      global_batch_size: The largest of the plan.
+
+    Raises:
+      ValueError: Memory or a library is missing, or options contradict the batch; says
+        what to do.
+    """
+    name = WORKLOADS[workload].machine_module
+    if name:
+        module = importlib.import_module(name)
+        module.check(preset, options, data=data, global_batch_size=global_batch_size)

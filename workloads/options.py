@@ -66,15 +66,31 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
 
 
 def check_range(
-    name: str, value: float, *, low: float, below: float | None = None
+    name: str,
+    value: float,
+    *,
+    low: float,
+    below: float | None = None,
+    high: float | None = None,
 ) -> None:
-    """Raises unless an option is at least ``low`` and, if given, less than ``below``.
+    """Raises unless an option is within its limits.
+
+    Args:
+      name: Of the option.
+      value: What was asked for.
+      low: The least that is allowed.
+      below: What it must be less than, if anything.
+      high: The most that is allowed, if there is such a thing.
 
     Raises:
       ValueError: Names the option, its value, and the limits.
     """
-    if value < low or (below is not None and value >= below):
+    is_above = (below is not None and value >= below) or (
+        high is not None and value > high
+    )
+    if value < low or is_above:
         limit = "" if below is None else f" and below {below}"
+        limit += "" if high is None else f" and at most {high}"
         raise ValueError(f"option {name}={value!r} must be at least {low}{limit}")
 
 

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
-import replicator
-from workloads import catalog
+import tensorflow as tf
+
 from workloads.data import audit, pipeline
+from workloads.data.names import SYNTHETIC
 from workloads.data.sources import open_source
-from workloads.spec import SanityCheck, StepProgram, Workload
+from workloads.replicated import CatalogWorkload, ReplicatedProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-    import tensorflow as tf
-
+    import replicator
     from workloads.data.sources import Source
+    from workloads.spec import SanityCheck
 
-SYNTHETIC = "synthetic"
 
-
-class ImageWorkload(Workload):
+class ImageWorkload(CatalogWorkload):
     """A workload of the catalogue that reads labelled images."""
-
-    def __init__(self, name: str) -> None:
-        info = catalog.WORKLOADS[name]
-        self.name = info.name
-        self.version = info.version
-        self.example_unit = info.example_unit
 
     def prepare(self, *, data: str) -> None:
         """Writes the embedded digits once per machine; see ``Workload.prepare``."""
@@ -36,7 +28,7 @@ class ImageWorkload(Workload):
             open_source(data)
 
 
-class ImageProgram(StepProgram):
+class ImageProgram(ReplicatedProgram):
     """Feeds labelled images to a replicator, and checks what came of it.
 
     Attributes:
@@ -59,20 +51,14 @@ class ImageProgram(StepProgram):
           config: Of the pipelines.
           num_classes: Labels of synthetic data.
         """
-        self.per_replica_batch_size = config.per_replica_batch_size
-        self.global_batch_size = (
-            config.per_replica_batch_size * repl.num_replicas_in_sync
-        )
+        super().__init__(repl, per_replica_batch_size=config.per_replica_batch_size)
         self.source = source
-        self._repl = repl
         self._pipeline = config
         self._num_classes = num_classes
         self._contexts: list[replicator.InputContext] = []
         self._inputs = repl.make_input_iterator(self._input_fn)
         # Ids stay on their devices until sanity(): reading them here would be timed.
         self._consumed: list[tuple[int, Any]] = []
-        self._num_steps = 0
-        self._last_loss = math.nan
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         self._contexts.append(context)
@@ -87,6 +73,24 @@ class ImageProgram(StepProgram):
         while True:
             yield self._inputs.get_next()
 
+    def _run(self, step: Callable[[Any], Any], num_steps: int) -> dict[str, Any]:
+        """Runs steps on the next batches.
+
+        Raises:
+          ValueError: The data cannot be trained on; the message says what to mend.
+          Exception: Whatever else TensorFlow raises.
+        """
+        try:
+            outputs: dict[str, Any] = self._repl.run(
+                step, self._inputs, num_steps=num_steps
+            )
+        except tf.errors.InvalidArgumentError as error:
+            reason = self.source and self.source.explain(error)
+            if reason is None:
+                raise
+            raise ValueError(reason) from error
+        return outputs
+
     def _finish(self, outputs: dict[str, Any], num_steps: int) -> float:
         """Waits for the device work of steps, keeps their ids, returns the mean loss.
 
@@ -95,7 +99,7 @@ class ImageProgram(StepProgram):
           num_steps: Steps that were run.
         """
         # Reading the losses waits for the replicas; updates are part of the same graph.
-        self._last_loss = float(self._repl.reduce("mean", outputs["loss"]))
+        self._keep_losses(outputs["loss"])
         self._num_steps += num_steps
         num_consumed = self._num_steps * self.global_batch_size
         is_first = not self._consumed
@@ -107,7 +111,7 @@ class ImageProgram(StepProgram):
 
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Checks the loss, the copies of the variables, and the examples."""
-        checks = [self._check_loss(), self._check_sync()]
+        checks = [*super().sanity()]
         if self.source is not None:
             checks.append(audit.check_shards(self.source, self._contexts))
             checks.append(self._check_consumed(self.source))
@@ -127,28 +131,3 @@ class ImageProgram(StepProgram):
         # share ends first.
         num_pipelines = self._contexts[0].num_input_pipelines
         return source.num_train_examples // num_pipelines * num_pipelines
-
-    def _check_loss(self) -> SanityCheck:
-        return SanityCheck(
-            name="loss_is_finite",
-            is_passed=math.isfinite(self._last_loss),
-            detail=f"last loss {self._last_loss}",
-        )
-
-    def _check_sync(self) -> SanityCheck:
-        count = self._repl.num_replicas
-        try:
-            self._repl.assert_in_sync()
-        except replicator.ReplicatorError as error:
-            is_passed, detail = False, str(error)
-        else:
-            is_passed, detail = True, f"variables of {count} replicas are identical"
-        return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
-
-    def agree(self, value: int) -> int:
-        """Returns the value of worker 0, on all of them."""
-        return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
-
-    def explain(self) -> str:
-        """Returns the replicator's account of the collectives in one step."""
-        return self._repl.explain()

@@ -70,6 +70,48 @@ class StepProgram(abc.ABC):
         """Returns a picture of what the program makes, as PNG, or None."""
         return None
 
+    def start_window(self) -> None:  # noqa: B027 - most programs count nothing
+        """Begins a window that ``window_metrics`` will speak of.
+
+        Called on every process, right before the first measured step.
+        """
+
+    def window_metrics(self) -> tuple[QualityMetric, ...]:
+        """Returns what else there is to say of the steps since ``start_window``.
+
+        Rates and shares beside the throughput, of the whole trial: every process calls
+        this, outside of every timed window, and gets the same.
+        """
+        return ()
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of the whole trial so far.
+
+        Every process calls this. None where nothing acts in an environment.
+        """
+        return None
+
+    def losses_of_replicas(self) -> tuple[float, ...]:
+        """Returns the losses of the last step, one per replica of the whole trial.
+
+        Every process calls this. Empty where a program does not keep them apart.
+        """
+        return ()
+
+    def save(self, directory: str) -> str | None:  # noqa: ARG002 - for programs that can
+        """Writes a checkpoint in place of the one before; every process calls this.
+
+        Args:
+          directory: Where checkpoints are, seen by all processes.
+
+        Returns:
+          The prefix of its files, or None where a program cannot be saved.
+
+        Raises:
+          FloatingPointError: A variable is not finite; the one before it stays.
+        """
+        return None
+
     @abc.abstractmethod
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Checks what must hold before a number counts; outside timed windows."""
@@ -100,7 +142,8 @@ class Workload(abc.ABC):
         """Makes the data set ready to read, where this needs to be done once.
 
         Called before anything is timed, so that the first trial on a machine is not
-        slower to start than the others.
+        slower to start than the others; and before the replicator is made, so it runs
+        no TensorFlow op, after which no virtual devices can be made.
 
         Raises:
           ValueError: The data set cannot be made ready; the message says what to do.

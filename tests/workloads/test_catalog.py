@@ -69,7 +69,7 @@ def test_unprepared_data_set_names_the_command(
     message = planner[0][1]
 
     assert message.startswith("data 'imagenet2012' is not prepared under ")
-    assert "run 'tfds build imagenet2012'" in message
+    assert "run 'tfds build imagenet2012 --data_dir " in message
     assert "--data digits" in message
 
 
@@ -143,3 +143,21 @@ def test_options_override_the_preset() -> None:
     assert made.version == "v1"
     assert isinstance(made.weight_decay, float)
     assert made.image_size == config.PRESETS["laptop"].image_size
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_preparing_leaves_room_for_virtual_devices(name: str) -> None:
+    """The harness prepares before it makes the replicator; an op would be too early."""
+    code = (
+        "import importlib, sys, replicator; from workloads import catalog; "
+        "info = catalog.WORKLOADS[sys.argv[1]]; "
+        "workload = importlib.import_module(info.module).WORKLOAD; "
+        "workload.prepare(data=info.presets[0].data); "
+        "print(replicator.create('tf_mirrored', num_replicas=2).num_replicas)"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, name], capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout.strip().endswith("2"), done.stderr

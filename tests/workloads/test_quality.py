@@ -44,3 +44,29 @@ def test_impossible_level_is_refused() -> None:
     """A level in percent is an error."""
     with pytest.raises(ValueError, match=r"confidence=95: use a ratio"):
         quality.wilson_interval(1, 2, confidence=95)
+
+
+def test_mean_has_scipys_interval() -> None:
+    """Student's t, as SciPy computes it."""
+    values = [1.0, 2.0, 4.0, 9.0]
+    reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
+
+    metric = quality.mean("episode_return", values, unit="return")
+
+    assert (metric.value, metric.num_examples, metric.unit) == (4.0, 4, "return")
+    assert metric.low == pytest.approx(reference.low)
+    assert metric.high == pytest.approx(reference.high)
+
+
+def test_mean_of_one_value_is_refused() -> None:
+    """There is no spread, so there is no interval."""
+    with pytest.raises(ValueError, match=r"got 1 value\(s\) of 'x': an interval needs"):
+        quality.mean("x", [1.0], unit="")
+
+
+def test_counted_figures_say_that_they_are() -> None:
+    """Their interval is a point, and the method says why."""
+    metric = quality.counted("rate", 2.5, unit="steps/s", num_examples=7)
+
+    assert (2.5, 2.5, 2.5) == (metric.low, metric.value, metric.high)
+    assert metric.method == "counted, not estimated"

@@ -52,6 +52,17 @@ def test_schedule_of_8192_has_the_published_values() -> None:
     assert pytest.approx([0.1, 3.2, 0.0032], rel=RTOL_FLOAT32) == rates
 
 
+def test_a_shorter_training_decays_after_the_same_shares_of_it() -> None:
+    """9 epochs fall where 90 do, ten times as early."""
+    arguments = {"global_batch_size": 256, "num_train_examples": 2560}
+    whole, short = (
+        GoyalSchedule(**arguments, num_epochs=number) for number in (90.0, 9.0)
+    )
+
+    assert (300, 600, 800) == whole.decay_steps
+    assert (30, 60, 80) == short.decay_steps
+
+
 def test_cross_entropy_equals_numpys() -> None:
     """The loss is -log softmax of the label, with and without smoothing."""
     rng = np.random.default_rng(0)

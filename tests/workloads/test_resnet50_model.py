@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
 import pytest
+import scipy.signal
 import tensorflow as tf
 
 from workloads.resnet50 import model as model_lib
@@ -57,7 +60,7 @@ def test_stride_stands_where_the_version_says(
 def test_last_gamma_of_each_block_starts_at_zero(model: ResNet50) -> None:
     """Zero in the last batch norm of each block and one everywhere else."""
     for block in model.blocks:
-        first, second, last = (conv.gamma.numpy() for conv in block.convs)
+        first, second, last = (conv.norm.gamma.numpy() for conv in block.convs)
 
         assert not last.any()
         assert (first == 1.0).all()
@@ -68,7 +71,9 @@ def test_zero_gamma_can_be_switched_off() -> None:
     """Without the option all gammas start at one."""
     made = ResNet50(zero_gamma=False)
 
-    assert all((block.convs[-1].gamma.numpy() == 1.0).all() for block in made.blocks)
+    assert all(
+        (block.convs[-1].norm.gamma.numpy() == 1.0).all() for block in made.blocks
+    )
 
 
 def test_initial_kernels_have_hes_spread(model: ResNet50) -> None:
@@ -109,18 +114,18 @@ def _copy_from_keras(reference: keras.Model, made: ResNet50) -> None:
             reference.get_layer(f"{name}_conv"),
             reference.get_layer(f"{name}_bn"),
         )
-        size = conv.gamma.shape
+        size = conv.norm.gamma.shape
         theirs.bias.assign(rng.normal(0, 0.1, size))
         norm.gamma.assign(rng.uniform(0.5, 1.0, size))
         norm.beta.assign(rng.normal(0, 0.1, size))
         norm.moving_mean.assign(rng.normal(0, 0.1, size))
         norm.moving_variance.assign(rng.uniform(1.0, 2.0, size))
         conv.kernel.assign(theirs.kernel)
-        conv.gamma.assign(norm.gamma)
-        conv.beta.assign(norm.beta)
-        conv.moving_mean.assign(norm.moving_mean - theirs.bias)
+        conv.norm.gamma.assign(norm.gamma)
+        conv.norm.beta.assign(norm.beta)
+        conv.norm.moving_mean.assign(norm.moving_mean - theirs.bias)
         # Keras uses epsilon 1.001e-5.
-        conv.moving_variance.assign(norm.moving_variance + 0.001e-5)
+        conv.norm.moving_variance.assign(norm.moving_variance + 0.001e-5)
     made.classifier.kernel.assign(reference.get_layer("predictions").kernel)
     made.classifier.bias.assign(reference.get_layer("predictions").bias)
 
@@ -157,19 +162,21 @@ def test_moving_statistics_follow_the_batch() -> None:
     normalised = (convolved - convolved.mean(0)) / np.sqrt(convolved.var(0) + 1e-5)
     np.testing.assert_allclose(outputs, normalised, atol=1e-5)
     np.testing.assert_allclose(
-        layer.moving_mean.numpy(), 0.1 * convolved.mean(0), atol=1e-6
+        layer.norm.moving_mean.numpy(), 0.1 * convolved.mean(0), atol=1e-6
     )
     np.testing.assert_allclose(
-        layer.moving_variance.numpy(), 0.9 + 0.1 * convolved.var(0, ddof=1), rtol=1e-5
+        layer.norm.moving_variance.numpy(),
+        0.9 + 0.1 * convolved.var(0, ddof=1),
+        rtol=1e-5,
     )
 
 
 def test_evaluation_leaves_moving_statistics_alone(model: ResNet50) -> None:
     """Inference reads the moving statistics and does not write them."""
-    before = model.stem.moving_mean.numpy()
+    before = model.stem.norm.moving_mean.numpy()
     model(tf.ones([1, 32, 32, 3]), training=False)
 
-    np.testing.assert_array_equal(before, model.stem.moving_mean.numpy())
+    np.testing.assert_array_equal(before, model.stem.norm.moving_mean.numpy())
 
 
 def test_gradient_graph_stays_small(model: ResNet50) -> None:
@@ -201,12 +208,24 @@ def test_mixed_precision_keeps_variables_and_logits_in_float32() -> None:
     assert keras.config.dtype_policy().name == "float32"
 
 
-def test_same_padding_changes_only_strided_windows() -> None:
-    """Both paddings have the same shapes; they differ where a window strides."""
-    images = tf.random.stateless_normal([1, 32, 32, 3], [0, 1])
-    symmetric = ResNet50(seed=0, zero_gamma=False)
-    same = ResNet50(seed=0, zero_gamma=False, symmetric_padding=False)
+@pytest.mark.parametrize("name", ["stem", "3x3"])
+def test_strided_windows_are_padded_alike_on_both_sides(
+    name: str, model: ResNet50
+) -> None:
+    """As published, not as SAME does it: SciPy's correlation of padded images."""
+    layer = model.stem if name == "stem" else model.blocks[3].convs[1]
+    kernel = layer.kernel.numpy()[..., :2]
+    size = kernel.shape[0]
+    images = np.random.default_rng(0).normal(size=(8, 8, kernel.shape[2]))
+    padded = np.pad(images, [[size // 2] * 2] * 2 + [[0, 0]])
+    expected = [
+        scipy.signal.correlate(padded, kernel[..., i], "valid")[::2, ::2, 0]
+        for i in range(2)
+    ]
+    seen: list[Any] = []
+    with mock.patch.object(layer, "norm", lambda x, training: seen.append(x) or x):
+        layer(tf.constant(images[None], tf.float32))
 
-    assert symmetric(images).shape == same(images).shape
-    assert not np.allclose(symmetric.stem(images), same.stem(images))
-    assert model_lib.padding(3, 1, is_symmetric=True) == "SAME"
+    assert layer.strides == 2
+    found = np.moveaxis(seen[0].numpy()[0, ..., :2], -1, 0)
+    np.testing.assert_allclose(found, expected, atol=1e-4)

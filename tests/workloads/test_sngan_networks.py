@@ -139,6 +139,10 @@ def test_the_rate_falls_linearly_to_zero():
         ({"batch_norm": "global"}, r"batch_norm='global' must be one of 'local'"),
         ({"num_metric_examples": 50}, r"num_metric_examples=50 must be at least 100"),
         (
+            {"num_metric_examples": 2048, "extractor": "inception"},
+            r"num_metric_examples=2048 must be above 2048 with extractor 'inception'",
+        ),
+        (
             {"layout": "imagenet", "generator_channels": 10},
             r"generator_channels=10 must be a multiple of 4",
         ),

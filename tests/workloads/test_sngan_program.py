@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -102,6 +104,23 @@ def test_pictures_are_made_with_the_average(program):
         np.testing.assert_array_equal(value.numpy(), average.numpy())
 
 
+def test_weights_are_copied_once_for_scores_and_pictures(program, monkeypatch):
+    """Again after the next step, or pictures would be of the model before it."""
+    copies = []
+    variable = program._shown.trainable_variables[0]
+    assign = variable.assign
+    monkeypatch.setattr(variable, "assign", lambda v: copies.append(v) or assign(v))
+    program.run()
+    program.evaluate()
+    num_copies = len(copies)
+    before = program.samples()
+
+    assert 0 < num_copies == len(copies)
+    program.run(2)
+    assert before != program.samples()
+    assert 2 * num_copies == len(copies)
+
+
 def test_quality_has_scores_and_recognised_digits(program):
     """Each with unit, n and interval; the same images again give the same figures."""
     quality = {metric.name: metric for metric in program.evaluate()}
@@ -110,6 +129,9 @@ def test_quality_has_scores_and_recognised_digits(program):
     assert {200} == {metric.num_examples for metric in quality.values()}
     assert all(m.low <= m.value <= m.high for m in quality.values())
     assert "digits/train" in quality["fid"].protocol
+    scale = r"; held-out images score (\S+) and noise (\S+) \(n = 200 each\)$"
+    best, worst = map(float, re.search(scale, quality["fid"].protocol).groups())
+    assert 0 < best < worst / 50
     assert quality == {metric.name: metric for metric in program.evaluate()}
 
 
@@ -145,3 +167,23 @@ def test_a_data_set_with_more_classes_is_refused():
     """With both numbers and the option to set."""
     with pytest.raises(ValueError, match=r"10 classes, but the networks know 4: set"):
         build(num_classes=4)
+
+
+def test_the_paper_preset_takes_a_step_at_full_size():
+    """128 pixels, 1024 channels, 1000 classes: both updates on two random images.
+
+    The hinge loss of an untrained discriminator is 2, less what its first logits add.
+    """
+    made = WORKLOAD.build(
+        replicator.create("single", num_replicas=1),
+        preset="paper",
+        data="synthetic",
+        per_replica_batch_size=2,
+        seed=0,
+        options={},
+    )
+    first = made.generator.trainable_variables[0].numpy()
+
+    assert 2.0 == pytest.approx(made.run(), abs=0.5)
+    assert 72_038_788 == made.num_parameters
+    assert not np.array_equal(first, made.generator.trainable_variables[0].numpy())

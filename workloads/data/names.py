@@ -1,9 +1,9 @@
 """Which TFDS data sets exist and which are prepared here; never imports TensorFlow.
 
 A data set is named as TFDS names it: ``name``, ``name/config`` or
-``name/config:version``. Prepared sets are looked for where TFDS puts them
-(``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``); the embedded ``digits`` have a
-directory of their own (``REPLICATOR_DATA_DIR``).
+``name/config:version``; a folder of images is ``folder:PATH``. Prepared sets are looked
+for where TFDS puts them (``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``); the
+embedded ``digits`` have a directory of their own (``REPLICATOR_DATA_DIR``).
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ import pathlib
 import re
 from typing import Any
 
+from workloads.data import folders
+
 DIGITS = "digits"
-BUILTIN = (DIGITS, "synthetic")
+SYNTHETIC = "synthetic"
+BUILTIN = (DIGITS, SYNTHETIC)
 
 _NAME = re.compile(
     r"(?P<dataset>[A-Za-z_]\w*)(/(?P<config>[\w.\-]+))?(:(?P<version>\d+\.\d+\.\d+))?"
 )
 _MOST_SUGGESTIONS = 3
+_IMAGE_RANK = 3
+_CHANNELS = ("1", "3", "4")
 
 
 def cache_dir() -> pathlib.Path:
@@ -43,25 +48,30 @@ def tfds_dir() -> pathlib.Path:
     return pathlib.Path.home() / "tensorflow_datasets"
 
 
-def check(name: str) -> None:
+def check(name: str, data_dir: pathlib.Path | None = None) -> None:
     """Raises unless ``name`` is a data set that can be read on this machine.
 
     Args:
-      name: A name in ``BUILTIN`` or a TFDS name.
+      name: A name in ``BUILTIN``, a TFDS name, or ``folder:PATH``.
+      data_dir: Where TFDS sets are; by default ``tfds_dir()``.
 
     Raises:
       ValueError: The name is unknown (with close matches), the set is not prepared
-        (with the command that prepares it), or its examples are not labelled images.
+        (with the command that prepares it), its examples are not labelled images, or
+        the folder is not laid out as one (see ``folders.read``).
     """
-    if name not in BUILTIN:
-        find_prepared(name)
+    if folders.is_folder(name):
+        folders.read(name)
+    elif name not in BUILTIN:
+        find_prepared(name, data_dir)
 
 
-def find_prepared(name: str) -> pathlib.Path:
+def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Path:
     """Returns the directory of a prepared TFDS data set of labelled images.
 
     Args:
       name: A TFDS name such as ``imagenet2012`` or ``imagenet_resized/64x64``.
+      data_dir: Where TFDS sets are; by default ``tfds_dir()``.
 
     Returns:
       The directory of its newest version, holding ``dataset_info.json``.
@@ -72,22 +82,45 @@ def find_prepared(name: str) -> pathlib.Path:
     match = _NAME.fullmatch(name)
     if match is None:
         raise ValueError(
-            f"data {name!r} is not a data set name: allowed are {_builtin_text()} or a "
-            "TFDS name such as 'imagenet2012' or 'imagenet_resized/64x64'"
+            f"data {name!r} is not a data set name: allowed are {_builtin_text()}, a "
+            "TFDS name such as 'imagenet2012' or 'imagenet_resized/64x64', or "
+            "'folder:PATH'"
         )
     dataset = match["dataset"]
-    root = tfds_dir()
+    root = data_dir or tfds_dir()
     found = _prepared_versions(root, dataset, match["config"], match["version"])
     if not found:
         _check_is_known(name, dataset, match["config"])
         raise ValueError(
             f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
-            f"{name}' (or set TFDS_DATA_DIR to where it is), or use --data digits, "
-            "which needs no download"
+            f"{name} --data_dir {root}', which {_effort(dataset)} (or say with "
+            "--data-dir or TFDS_DATA_DIR where it is), or use --data digits, which "
+            "needs no download"
         )
     path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
     _check_features(name, path)
     return path
+
+
+def _effort(dataset: str) -> str:
+    """Returns what preparing a data set takes, as far as TFDS knows it offline."""
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_cls(dataset)
+    num_bytes = sum(info.size for info in (builder.url_infos or {}).values())
+    size = f"up to {_gigabytes(num_bytes)} GB" if num_bytes else "an unknown amount"
+    if builder.MANUAL_DOWNLOAD_INSTRUCTIONS:
+        return (
+            f"takes {size} that you download by hand into downloads/manual there, and "
+            "writes the set beside it"
+        )
+    return f"downloads {size} and writes the set beside it"
+
+
+def _gigabytes(num_bytes: int) -> str:
+    """Two digits or more, such as 0.17, 19 and 155."""
+    size = num_bytes / 1e9
+    return f"{size:.0f}" if size >= 10 else f"{size:.2g}"  # noqa: PLR2004 - two digits
 
 
 def _builtin_text() -> str:
@@ -164,6 +197,16 @@ def _check_features(name: str, path: pathlib.Path) -> None:
         raise ValueError(
             f"data {name!r} is not an image classification set: its examples need "
             f"'image' (Image) and 'label' (ClassLabel), but they hold {held}"
+        )
+    image = features["image"]["image"]
+    dimensions = image.get("shape", {}).get("dimensions", [])
+    is_shape_fine = len(dimensions) == _IMAGE_RANK and dimensions[-1] in _CHANNELS
+    if not is_shape_fine or image.get("dtype") != "uint8":
+        shape = ", ".join("?" if size == "-1" else size for size in dimensions)
+        raise ValueError(
+            f"data {name!r} has images of shape [{shape}] and type "
+            f"{image.get('dtype')}, but needed are [height, width, channels] with 1, 3 "
+            "or 4 channels of uint8: choose another data set"
         )
 
 

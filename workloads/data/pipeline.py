@@ -40,6 +40,8 @@ class PipelineConfig:
       seed: Determines order and augmentation.
       shuffle_buffer_size: Examples in the shuffle buffer.
       num_threads: Threads of the pipeline, apart from TensorFlow's own.
+      is_cached: Whether the encoded images of a pipeline's share stay in memory after
+        the first epoch; else they are streamed from their files in every epoch.
       augmentation: How images are varied and normalised; None for that of the data set.
     """
 
@@ -48,6 +50,7 @@ class PipelineConfig:
     seed: int
     shuffle_buffer_size: int
     num_threads: int
+    is_cached: bool = False
     augmentation: images.Augmentation | None = None
 
     def augmentation_of(self, source: Source) -> images.Augmentation:
@@ -99,6 +102,9 @@ def train_dataset(
     """
     augmentation = config.augmentation_of(source)
     dataset = _read(source, shard(source, context), config, is_training=True)
+    if config.is_cached:
+        # Encoded: pixels are many times as large.
+        dataset = dataset.cache()
     dataset = dataset.shuffle(
         config.shuffle_buffer_size,
         seed=_fold(config.seed, _SHUFFLE_STREAM, context.input_pipeline_id),
@@ -225,7 +231,8 @@ def _read(
         ),
         read_config=_read_config(seed=config.seed, num_threads=config.num_threads),
     )
-    return _map(dataset, _with_id, config)
+    dataset = _map(dataset, _with_id, config)
+    return _map(dataset, _check_label(source.num_classes), config)
 
 
 def _read_config(*, seed: int, num_threads: int) -> Any:
@@ -248,6 +255,19 @@ def _with_id(example: dict[str, Any]) -> dict[str, Any]:
     found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
     found["label"] = tf.cast(found["label"], tf.int32)
     return found
+
+
+def _check_label(num_classes: int) -> Any:
+    def check(example: dict[str, Any]) -> dict[str, Any]:
+        label = example["label"]
+        is_inside = (label >= 0) & (label < num_classes)
+        text = tf.strings.join(
+            ["label outside the classes: ", tf.strings.as_string(label)]
+        )
+        with tf.control_dependencies([tf.debugging.Assert(is_inside, [text])]):
+            return {**example, "label": tf.identity(label)}
+
+    return check
 
 
 def _decode_small(source: Source) -> Any:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING, Any
 
 import filelock
 import tensorflow_datasets as tfds
 
-from workloads.data import names
+from workloads import child_process
+from workloads.data import folders, names
 
 if TYPE_CHECKING:
     import pathlib
 
-TRAIN_SPLIT = "train"
+TRAIN_SPLIT = folders.TRAIN_SPLIT
 # The first that a data set has; the test labels of ImageNet are not public.
-_EVALUATION_SPLITS = ("validation", "test")
+_EVALUATION_SPLITS = folders.EVALUATION_SPLITS
+_MOST_SEC = 600.0
+
+
+# Said by the pipeline; see ``pipeline._check_label``.
+_OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,18 +57,39 @@ class Source:
         """Stored height, width and channels; None where images differ."""
         return tuple(self.builder.info.features["image"].shape)
 
+    def explain(self, error: Exception) -> str | None:
+        """Says in one line what of the data made a step fail, or None if it is not it.
+
+        Args:
+          error: What TensorFlow raised.
+        """
+        outside = _OUTSIDE.search(str(error))
+        if outside:
+            return (
+                f"data {self.name!r} has an example with label {outside['label']}, "
+                f"which is outside its {self.num_classes} classes (0 to "
+                f"{self.num_classes - 1}): mend its labels, or use another data set"
+            )
+        find = getattr(self.builder, "find_unreadable", None)
+        path = find() if find is not None else None
+        if path is None:
+            return None
+        return (
+            f"data {self.name!r}: file {path!r} cannot be decoded as an image: replace "
+            "or remove it"
+        )
+
 
 def open_source(name: str) -> Source:
     """Opens a data set by name; the embedded digits are prepared on first use.
 
     Args:
-      name: ``digits`` or a TFDS name; ``synthetic`` has no source.
+      name: ``digits``, ``folder:PATH`` or a TFDS name; ``synthetic`` has no source.
 
     Raises:
       ValueError: As ``names.check``, or the set has no held-out split.
     """
-    path = prepare_digits() if name == "digits" else names.find_prepared(name)
-    builder = tfds.builder_from_directory(path)
+    builder = _open_builder(name)
     splits = builder.info.splits
     held_out = next((split for split in _EVALUATION_SPLITS if split in splits), None)
     if TRAIN_SPLIT not in splits or held_out is None:
@@ -77,6 +105,15 @@ def open_source(name: str) -> Source:
         evaluation_split=held_out,
         num_evaluation_examples=splits[held_out].num_examples,
     )
+
+
+def _open_builder(name: str) -> Any:
+    if folders.is_folder(name):
+        from workloads.data.folder_builder import FolderBuilder
+
+        return FolderBuilder(folders.read(name))
+    path = prepare_digits() if name == "digits" else names.find_prepared(name)
+    return tfds.builder_from_directory(path)
 
 
 def prepare_digits() -> pathlib.Path:
@@ -102,17 +139,15 @@ def prepare_digits() -> pathlib.Path:
         root.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(root / "digits.lock"):
             if not (path / "dataset_info.json").is_file():
-                _write_digits(root)
+                child_process.run_module(
+                    "workloads.data.digits.write",
+                    str(root),
+                    title="writing the digits",
+                    most_sec=_MOST_SEC,
+                )
     except OSError as error:
         raise ValueError(
             f"the digits cannot be prepared under {str(root)!r} ({error.strerror}): "
             "set REPLICATOR_DATA_DIR to a directory that can be written"
         ) from error
     return path
-
-
-def _write_digits(root: pathlib.Path) -> None:
-    from workloads.data.digits import digits_dataset_builder
-
-    tfds.disable_progress_bar()
-    digits_dataset_builder.Builder(data_dir=root).download_and_prepare()

@@ -45,7 +45,10 @@ def softmax_cross_entropy(
 
 
 def add_weight_decay(
-    gradients: Sequence[Any], variables: Sequence[Any], *, weight_decay: float
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    weight_decay: float | tf.Tensor,
 ) -> list[Any]:
     """Returns ``g + weight_decay * w`` for kernels and ``g`` for all else.
 
@@ -57,7 +60,7 @@ def add_weight_decay(
     Args:
       gradients: One tensor per variable, of the variable's shape.
       variables: The trainable variables.
-      weight_decay: The factor; 0 adds nothing to the graph.
+      weight_decay: The factor; the number 0 adds nothing to the graph.
 
     Raises:
       ValueError: The sequences differ in length.
@@ -67,7 +70,7 @@ def add_weight_decay(
             f"add_weight_decay got {len(gradients)} gradients for {len(variables)} "
             "variables; pass one gradient per variable, in the same order"
         )
-    if not weight_decay:
+    if isinstance(weight_decay, float) and not weight_decay:
         return list(gradients)
     return [
         gradient + weight_decay * tf.convert_to_tensor(variable)

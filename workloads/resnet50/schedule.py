@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 REFERENCE_BATCH_SIZE = 256
+NUM_EPOCHS = 90
 DECAY_EPOCHS = (30, 60, 80)
 DECAY_FACTOR = 0.1
 
@@ -20,7 +21,8 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
     The target is ``learning_rate_per_256 * global_batch_size / 256``. Where that is
     above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
     linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
-    It falls to a tenth at epochs 30, 60 and 80.
+    It falls to a tenth at epochs 30, 60 and 80 of 90, and in a training of another
+    length after the same shares of it.
 
     Attributes:
       target: Learning rate between the ramp and the first decay.
@@ -35,12 +37,14 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
         num_train_examples: int,
         learning_rate_per_256: float = 0.1,
         lr_warmup_epochs: float = 5.0,
+        num_epochs: float = NUM_EPOCHS,
     ) -> None:
         self._arguments = {
             "global_batch_size": global_batch_size,
             "num_train_examples": num_train_examples,
             "learning_rate_per_256": learning_rate_per_256,
             "lr_warmup_epochs": lr_warmup_epochs,
+            "num_epochs": num_epochs,
         }
         self.initial = learning_rate_per_256
         self.target = learning_rate_per_256 * global_batch_size / REFERENCE_BATCH_SIZE
@@ -50,7 +54,8 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
             math.ceil(lr_warmup_epochs * steps_per_epoch) if ramps else 0
         )
         self.decay_steps = tuple(
-            math.ceil(epoch * steps_per_epoch) for epoch in DECAY_EPOCHS
+            math.ceil(epoch * num_epochs / NUM_EPOCHS * steps_per_epoch)
+            for epoch in DECAY_EPOCHS
         )
 
     def __call__(self, step: Any) -> Any:

@@ -11,8 +11,9 @@ import tensorflow as tf
 from workloads import quality
 from workloads.common.lars import LARS
 from workloads.data import pipeline
+from workloads.data.names import SYNTHETIC
 from workloads.data.sources import open_source
-from workloads.program import SYNTHETIC, ImageProgram, ImageWorkload
+from workloads.program import ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import losses
 from workloads.resnet50.model import ResNet50
@@ -55,20 +56,26 @@ class ResNet50Program(ImageProgram):
                 seed=seed,
                 shuffle_buffer_size=config.shuffle_buffer_size,
                 num_threads=config.num_input_threads,
+                is_cached=config.cache_data,
             ),
             num_classes=config.num_classes,
         )
         self._config = config
+        self._is_scaled = config.compute_dtype == "mixed_float16"
         with repl.context():
             self.model = ResNet50(
                 num_classes=config.num_classes,
                 version=config.version,
                 zero_gamma=config.zero_gamma,
-                symmetric_padding=config.symmetric_padding,
+                statistics=config.batch_norm,
                 compute_dtype=config.compute_dtype,
                 seed=seed,
             )
-            self.optimizer = repl.wrap_optimizer(self._make_optimizer())
+            self.optimizer = repl.wrap_optimizer(
+                self._make_optimizer(),
+                # Small gradients are zero in float16, but not in bfloat16.
+                loss_scale="dynamic" if self._is_scaled else None,
+            )
             self.optimizer.build(self.model.trainable_variables)
         self._variables = self.model.trainable_variables
         self.num_parameters = sum(
@@ -95,6 +102,7 @@ class ResNet50Program(ImageProgram):
             num_train_examples=num_train_examples,
             learning_rate_per_256=config.learning_rate_per_256,
             lr_warmup_epochs=config.lr_warmup_epochs,
+            num_epochs=config.num_epochs,
         )
         return keras.optimizers.SGD(schedule, momentum=config.momentum)
 
@@ -109,23 +117,33 @@ class ResNet50Program(ImageProgram):
                     label_smoothing=self._config.label_smoothing,
                 )
             )
-        # LARS scales what it adds, so it adds the decay itself.
-        is_decayed_here = self._config.optimizer != "lars"
+            scaled_loss = self.optimizer.scale_loss(loss) if self._is_scaled else loss
         gradients = losses.add_weight_decay(
-            tape.gradient(loss, self._variables),
+            tape.gradient(scaled_loss, self._variables),
             self._variables,
-            weight_decay=self._config.weight_decay if is_decayed_here else 0.0,
+            weight_decay=self._weight_decay(),
         )
         self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
         return {"loss": loss, "example_id": batch["example_id"]}
+
+    def _weight_decay(self) -> float | tf.Tensor:
+        """Returns the factor of the weights that is added to their gradients."""
+        factor = self._config.weight_decay
+        # LARS scales what it adds, so it adds the decay itself.
+        if not factor or self._config.optimizer == "lars":
+            return 0.0
+        # The optimizer divides by the loss scale all that it gets.
+        return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
     def run(self, num_steps: int = 1) -> float:
         """Runs steps and returns the last loss, its mean over the global batch.
 
         The value is the cross-entropy (with smoothing, without the weight decay term).
         """
-        outputs = self._repl.run(self._step, self._inputs, num_steps=num_steps)
-        return self._finish(outputs, num_steps)
+        return self._finish(self._run(self._step, num_steps), num_steps)
+
+    def _trackables(self) -> Mapping[str, Any]:
+        return {"model": self.model, "optimizer": self.optimizer}
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Measures top-1 (and top-5) accuracy on the whole held-out split.

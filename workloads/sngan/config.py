@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 LAYOUTS = ("cifar", "imagenet")
 STATISTICS = ("local", "cross_replica")
 EXTRACTORS = ("digits", "inception")
+NUM_INCEPTION_FEATURES = 2048
 FIRST_SIZE = 4  # height and width of the generator's first feature map
 
 
@@ -50,6 +51,7 @@ class SNGANConfig:
       num_metric_examples: Generated images that are scored.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
       num_input_threads: Threads of one input pipeline.
+      cache_data: Whether encoded images stay in memory after the first epoch.
     """
 
     layout: str = "cifar"
@@ -73,6 +75,7 @@ class SNGANConfig:
     num_metric_examples: int = 5_000
     shuffle_buffer_size: int = 16_384
     num_input_threads: int = 4
+    cache_data: bool = False
 
     def __post_init__(self) -> None:
         check_choice("layout", self.layout, LAYOUTS)
@@ -99,11 +102,20 @@ class SNGANConfig:
             check_range(name, getattr(self, name), low=1)
         # Scores need a covariance, and every class some images.
         check_range("num_metric_examples", self.num_metric_examples, low=100)
+        if (
+            self.extractor == "inception"
+            and self.num_metric_examples <= NUM_INCEPTION_FEATURES
+        ):
+            raise ValueError(
+                f"option num_metric_examples={self.num_metric_examples!r} must be "
+                f"above {NUM_INCEPTION_FEATURES} with extractor 'inception', which has "
+                "as many features: FID has no interval below; use for example 5000"
+            )
         for name in ("generator_learning_rate", "discriminator_learning_rate"):
             check_range(name, getattr(self, name), low=0.0)
         for name in ("beta_1", "beta_2", "ema_decay"):
             check_range(name, getattr(self, name), low=0.0, below=1.0)
-        check_range("decay_start", self.decay_start, low=0.0, below=1.0 + 1e-9)
+        check_range("decay_start", self.decay_start, low=0.0, high=1.0)
         if self.layout == "imagenet" and self.generator_channels % (1 << doublings):
             raise ValueError(
                 f"option generator_channels={self.generator_channels!r} must be a "
@@ -144,9 +156,13 @@ _DIGITS = SNGANConfig(
     generator_channels=32,
     discriminator_channels=32,
     latent_size=32,
-    # One to one with unequal rates, as in SAGAN: on two cores, minutes are short.
+    # One to one with unequal rates, as in SAGAN, and higher ones than there: on two
+    # cores, minutes are short. At 2e-4 and 4e-4 the classes are still alike after 600
+    # updates, as the class's scales and shifts begin equal; at these, 95 % of the
+    # images are recognised after 1,000.
     num_discriminator_steps=1,
-    discriminator_learning_rate=4e-4,
+    generator_learning_rate=5e-4,
+    discriminator_learning_rate=1e-3,
     decay_start=1.0,
     ema_decay=0.99,
     extractor="digits",
@@ -171,6 +187,7 @@ PRESETS: dict[str, SNGANConfig] = {
         discriminator_channels=128,
         latent_size=128,
         num_discriminator_steps=5,
+        generator_learning_rate=2e-4,
         discriminator_learning_rate=2e-4,
         num_input_threads=4,
     ),

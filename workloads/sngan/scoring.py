@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +11,7 @@ from workloads import quality
 from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.sources import TRAIN_SPLIT
+from workloads.metrics.ends import ends_of_scale
 from workloads.metrics.evaluator import Evaluator
 from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits import open_digits
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 METRICS = ("fid", "kid", "inception_score")
 _IMAGES_AT_ONCE = 100
 _MOST_REFERENCES = 50_000
+_FEWEST_HELD_OUT = 100
 
 
 class Scorer:
@@ -36,10 +39,18 @@ class Scorer:
         self._extractor = _open_extractor(config)
         self._evaluator = Evaluator(
             self._extractor,
-            _read_reference(source, config.image_size),
+            _read_images(source, TRAIN_SPLIT, config.image_size, _MOST_REFERENCES),
             reference_name=f"{source.name}/{TRAIN_SPLIT}",
             metrics=METRICS,
         )
+        # Real images that the generator never saw are as good as it gets.
+        held_out = _read_images(
+            source,
+            source.evaluation_split,
+            config.image_size,
+            config.num_metric_examples,
+        )
+        self._scales = _describe_scales(self._evaluator, held_out)
 
     def score(
         self, generate: Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -57,7 +68,11 @@ class Scorer:
             for i in starts
         ]
         images = to_uint8(np.concatenate(parts), low=-1.0, high=1.0)
-        found = [score.as_quality_metric() for score in self._evaluator.score(images)]
+        found = []
+        for score in self._evaluator.score(images):
+            metric = score.as_quality_metric()
+            protocol = f"{metric.protocol}; {self._scales[metric.name]}"
+            found.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
             # The extractor was trained on real digits only, and knows their classes.
             told = self._extractor.extract(images).logits.argmax(axis=-1)
@@ -84,8 +99,24 @@ def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
     return open_inception(config.extractor_weights)
 
 
-def _read_reference(source: Source, image_size: int) -> np.ndarray:
-    """Reads training images as the discriminator sees them, but for its noise."""
+def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, str]:
+    """Says for each score what real images and what noise get, on the same scale."""
+    if len(held_out) < _FEWEST_HELD_OUT:
+        none = f"{len(held_out)} held-out images are too few to say what they score"
+        return dict.fromkeys(METRICS, none)
+    ends = ends_of_scale(evaluator, held_out)
+    # Two digits: more would differ by rounding between numbers of threads.
+    return {
+        data.estimate.name: (
+            f"held-out images score {data.estimate.value:.2g} and noise "
+            f"{noise.estimate.value:.2g} (n = {len(held_out)} each)"
+        )
+        for data, noise in zip(ends.data, ends.noise, strict=True)
+    }
+
+
+def _read_images(source: Source, split: str, image_size: int, most: int) -> np.ndarray:
+    """Reads images of a split as the discriminator sees them, but for its noise."""
     config = pipeline.PipelineConfig(
         per_replica_batch_size=_IMAGES_AT_ONCE,
         image_size=image_size,
@@ -94,11 +125,9 @@ def _read_reference(source: Source, image_size: int) -> np.ndarray:
         num_threads=1,
         augmentation=image_lib.UNCHANGED,
     )
-    count = min(source.num_train_examples, _MOST_REFERENCES)
-    batches = []
-    for batch in pipeline.whole_split(source, TRAIN_SPLIT, config):
+    batches: list[np.ndarray] = []
+    for batch in pipeline.whole_split(source, split, config):
         batches.append(batch["image"].numpy()[batch["is_example"].numpy()])
-        if sum(map(len, batches)) >= count:
+        if sum(map(len, batches)) >= most:
             break
-    images = np.concatenate(batches)[:count]
-    return to_uint8(images, low=-1.0, high=1.0)
+    return to_uint8(np.concatenate(batches)[:most], low=-1.0, high=1.0)

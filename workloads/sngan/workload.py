@@ -11,10 +11,10 @@ import tensorflow as tf
 from workloads.common import hinge
 from workloads.data import images as image_lib
 from workloads.data import pipeline
-from workloads.data.names import DIGITS
+from workloads.data.names import DIGITS, SYNTHETIC
 from workloads.data.sources import open_source
-from workloads.metrics.extractors.digits import open_digits
-from workloads.program import SYNTHETIC, ImageProgram, ImageWorkload
+from workloads.metrics.extractors.digits import prepare_digits
+from workloads.program import ImageProgram, ImageWorkload
 from workloads.sngan import config as config_lib
 from workloads.sngan import grid
 from workloads.sngan.networks import Discriminator, Generator
@@ -64,6 +64,7 @@ class SNGANProgram(ImageProgram):
                 seed=seed,
                 shuffle_buffer_size=config.shuffle_buffer_size,
                 num_threads=config.num_input_threads,
+                is_cached=config.cache_data,
                 augmentation=image_lib.UNCHANGED,
             ),
             num_classes=config.num_classes,
@@ -103,6 +104,7 @@ class SNGANProgram(ImageProgram):
             lambda latents, labels: self._shown(latents, labels, training=False),
             autograph=False,
         )
+        self._num_steps_shown = -1
         self._scorer: Scorer | None = None
 
     def _adam(self, learning_rate: float, num_steps: int) -> keras.optimizers.Adam:
@@ -128,7 +130,7 @@ class SNGANProgram(ImageProgram):
         for _ in range(num_steps):
             is_both = self._num_steps % self._config.num_discriminator_steps == 0
             step = self._both_step if is_both else self._discriminator_step
-            loss = self._finish(self._repl.run(step, self._inputs), 1)
+            loss = self._finish(self._run(step, 1), 1)
         return loss
 
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -172,6 +174,15 @@ class SNGANProgram(ImageProgram):
         labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
         return self.generator(latents, labels, training=True), labels
 
+    def _trackables(self) -> Mapping[str, Any]:
+        found = {
+            "generator": self.generator,
+            "discriminator": self.discriminator,
+            "generator_optimizer": self._of_generator,
+            "discriminator_optimizer": self._of_discriminator,
+        }
+        return found | {f"average_{i}": v for i, v in enumerate(self._averages)}
+
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Scores generated images against the training images.
 
@@ -193,6 +204,10 @@ class SNGANProgram(ImageProgram):
         return grid.encode(self._images_of(latents, labels % num_columns), num_columns)
 
     def _update_shown(self) -> None:
+        """Copies the weights that are shown, once after the last step."""
+        if self._num_steps_shown == self._num_steps:
+            return
+        self._num_steps_shown = self._num_steps
         for shown, variable in zip(
             self._shown.variables, self.generator.variables, strict=True
         ):
@@ -214,7 +229,7 @@ class SNGANWorkload(ImageWorkload):
         """Writes the embedded digits and trains what scores them, once per machine."""
         super().prepare(data=data)
         if data == DIGITS:
-            open_digits()
+            prepare_digits()
 
     def build(
         self,

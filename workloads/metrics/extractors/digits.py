@@ -6,14 +6,13 @@ import hashlib
 import importlib.metadata
 import os
 import pathlib
-import subprocess
-import sys
 import zipfile
 
 import filelock
 import numpy as np
 import tensorflow as tf
 
+from workloads import child_process
 from workloads.data import names
 from workloads.metrics.extractors import digests, digits_training
 from workloads.metrics.extractors.base import FeatureExtractor
@@ -62,8 +61,11 @@ class DigitsExtractor(FeatureExtractor):
         return features.numpy(), logits.numpy()
 
 
-def open_digits() -> DigitsExtractor:
-    """Opens the digits classifier; trains it on first use, in some seconds.
+def prepare_digits() -> pathlib.Path:
+    """Trains the digits classifier on first use, in some seconds; returns its file.
+
+    No TensorFlow op runs in this process: replicators make virtual devices, for which
+    it is too late after the first op.
 
     The weights are kept beside the embedded data, under a name that changes with the
     code and the TensorFlow that train them. Another kind of machine rounds differently
@@ -86,6 +88,16 @@ def open_digits() -> DigitsExtractor:
                 f"({error.strerror}): set REPLICATOR_DATA_DIR to a directory that can "
                 "be written"
             ) from error
+    return path
+
+
+def open_digits() -> DigitsExtractor:
+    """Opens the digits classifier, and trains it first where that was not done yet.
+
+    Raises:
+      ValueError: As ``prepare_digits``, or the file holds no weights.
+    """
+    path = prepare_digits()
     try:
         with np.load(path, allow_pickle=False) as stored:
             weights = {name: stored[name] for name in stored.files}
@@ -107,36 +119,20 @@ def cache_path() -> pathlib.Path:
 
 def _train(path: pathlib.Path) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    command = [sys.executable, "-m", digits_training.__name__, str(temporary)]
     # Flags of TensorFlow and XLA change the bits; that process has none of ours.
-    environment = {
+    variables = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("TF_", "XLA_"))
     }
-    # Where this process found the package, the other one does too.
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     try:
-        done = subprocess.run(
-            command,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_MOST_SEC,
-            check=False,
+        child_process.run_module(
+            digits_training.__name__,
+            str(temporary),
+            title="training the digits classifier",
+            most_sec=_MOST_SEC,
+            variables=variables,
         )
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            raise ValueError(
-                f"training the digits classifier ended with exit code "
-                f"{done.returncode} ({last}): run {' '.join(command[1:3])!r} with a "
-                "file name to see all of it"
-            )
         temporary.replace(path)
-    except subprocess.TimeoutExpired as error:
-        raise ValueError(
-            f"training the digits classifier took more than {_MOST_SEC} s, where about "
-            "10 are usual: is the machine overloaded? Run it again when it is not"
-        ) from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,0 +1,179 @@
+"""D4PG as it is measured, on synthetic data: determinism, replicas, faults, figures."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from workloads import catalog
+from workloads.d4pg import config
+from workloads.d4pg.workload import WORKLOAD
+
+
+def build(
+    backend="single", num_replicas=1, data="synthetic", count=8, seed=1, **options
+):
+    """The smoke program."""
+    return WORKLOAD.build(
+        replicator.create(backend, num_replicas=num_replicas),
+        preset="smoke",
+        data=data,
+        per_replica_batch_size=count,
+        seed=seed,
+        options=options,
+    )
+
+
+def test_every_preset_is_in_the_catalogue():
+    """With the same names; the planner sees no TensorFlow."""
+    info = catalog.WORKLOADS["d4pg"]
+
+    assert list(config.PRESETS) == [preset.name for preset in info.presets]
+    assert (info.name, info.version) == (WORKLOAD.name, WORKLOAD.version)
+
+
+def test_data_is_named_by_domain_and_task():
+    """A TFDS name is none here; near names are offered."""
+    catalog.check_data("d4pg", "walker:run")
+    with pytest.raises(ValueError, match=r"did you mean .*'cartpole:swingup'"):
+        catalog.check_data("d4pg", "cartpole-swingup")
+    with pytest.raises(ValueError, match=r"d4pg reads no data set, but --data-dir is"):
+        catalog.check_data("d4pg", "walker:run", pathlib.Path("/data"))
+    with pytest.raises(ValueError, match=r"data 'walker:fly' is unknown"):
+        build(data="walker:fly")
+
+
+@pytest.mark.parametrize("observations", ["state", "pixels"])
+def test_synthetic_data_is_determined_by_the_seed(observations):
+    """The same seed gives the same losses, another one gives others."""
+    losses = []
+    for seed in (1, 1, 2):
+        made = build(seed=seed, count=2, observations=observations, num_features=8)
+        losses.append([made.run() for _ in range(3)])
+
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+    assert all(np.isfinite(losses[0]))
+
+
+def test_the_learner_learns_what_there_is_to_learn():
+    """Of single rewards from 0 to 1, two of the 51 atoms at most; first it is any."""
+    made = build(count=64, discount=0.0, critic_learning_rate=3e-3)
+    first = made.run()
+    last = made.run(60)
+
+    assert math.log(51) == pytest.approx(first, rel=0.01)
+    assert last < math.log(2)
+    assert all(check.is_passed for check in made.sanity()), made.sanity()
+
+
+def test_replicas_draw_different_transitions_and_stay_alike():
+    """A pipeline deals its batches in turn; averaged gradients keep weights equal."""
+    made = build("in_graph", num_replicas=2, replay="prioritized")
+    made.run(2)
+    outputs = made.learner.run(made._inputs)
+    first, second = (index.numpy().tolist() for index in outputs["index"])
+
+    assert first != second
+    assert (8, 16) == (made.per_replica_batch_size, made.global_batch_size)
+    assert all(check.is_passed for check in made.sanity())
+    assert "all_reduce" in made.explain()
+
+
+def test_a_window_has_rates_of_the_learner():
+    """And no word of actors; there is nothing to evaluate either."""
+    made = build()
+    made.run()
+    made.start_window()
+    made.run(5)
+    found = {metric.name: metric for metric in made.window_metrics()}
+
+    assert {"learner_steps_per_sec", "transitions_per_sec", "clipped_target_share"} == (
+        set(found)
+    )
+    assert {5} == {metric.num_examples for metric in found.values()}
+    rate = found["learner_steps_per_sec"].value
+    assert 8 * rate == pytest.approx(found["transitions_per_sec"].value)
+    assert made.num_environment_steps() is None
+    assert () == made.evaluate()
+    assert made.samples() is None
+
+
+def test_atoms_that_cannot_hold_the_returns_are_reported():
+    """As a figure and in one line that names the options."""
+    made = build(lowest_return=-1.0, highest_return=1.0)
+    made.start_window()
+    made.run(2)
+    line = (
+        r"^\d\d% of the target distributions' probability lies outside the atoms, from "
+        r"-1 to 1: set options lowest_return and highest_return to what discounted "
+        r"returns can be$"
+    )
+    with pytest.warns(UserWarning, match=line):
+        found = {m.name: m.value for m in made.window_metrics()}
+
+    assert 0.5 < found["clipped_target_share"] <= 1.0
+
+
+def test_a_loss_that_is_not_finite_is_told(tmp_path):
+    """Whoever measures names the learner step; a checkpoint names the variable."""
+    made = build()
+    made.run(2)
+    assert made.save(str(tmp_path)) is not None
+    for variable in made.learner.critic.trainable_variables:
+        variable.assign(tf.fill(variable.shape, math.nan))
+
+    assert math.isnan(made.run())
+    assert all(math.isnan(loss) for loss in made.losses_of_replicas())
+    assert not made.sanity()[0].is_passed
+    with pytest.raises(FloatingPointError, match=r"is not finite after"):
+        made.save(str(tmp_path))
+
+
+def test_a_policy_that_is_not_finite_ends_the_run():
+    """With the learner step; the critic's loss is sound until targets are copied."""
+    made = build(policy_learning_rate=1e38)
+    assert np.isfinite(made.run())
+    line = (
+        r"^the policy's actions have no finite value in learner step 1: lower option "
+        r"policy_learning_rate=1e\+38$"
+    )
+    with pytest.raises(FloatingPointError, match=line):
+        made.run()
+    assert math.isfinite(made._last_loss)
+
+
+def test_a_checkpoint_holds_networks_targets_and_optimizers(tmp_path):
+    """Read into another learner, the same batches lead to the same weights."""
+    made, other = (build(seed=seed) for seed in (1, 2))
+    made.run(3)
+    made.save(str(tmp_path))
+    repl = other._repl
+    manager = repl.make_checkpoint_manager(str(tmp_path), **other._trackables())
+    manager.restore()
+    other.learner.num_steps = made.learner.num_steps
+    batch = next(iter(made._inputs.pipelines[0]))
+    fixed = [
+        p._repl.make_input_iterator(
+            lambda _: tf.data.Dataset.from_tensors(batch).repeat()
+        )
+        for p in (made, other)
+    ]
+    for _ in range(2):
+        for program, inputs in zip((made, other), fixed, strict=True):
+            program.learner.run(inputs)
+
+    np.testing.assert_array_equal(
+        made.learner.policy_weights(), other.learner.policy_weights()
+    )
+
+
+def test_an_empty_batch_is_refused():
+    """As for every workload."""
+    with pytest.raises(ValueError, match="per_replica_batch_size 0 must be at least"):
+        build(count=0)

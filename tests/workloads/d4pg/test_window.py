@@ -1,0 +1,77 @@
+"""Figures of a window from counters before and after."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from workloads.d4pg.window import Counters, Window, describe
+
+
+def counted(**fields):
+    """Counters with a few that matter."""
+    nothing = {field.name: 0 for field in dataclasses.fields(Counters)}
+    return Counters(**{**nothing, **fields})
+
+
+def figures(*processes):
+    """Values by name."""
+    metrics = describe(processes, global_batch_size=256)
+    return {metric.name: metric.value for metric in metrics}
+
+
+def test_differences_are_counted_and_processes_added_up():
+    """Two processes, each with one pipeline."""
+    before = Window(
+        10.0, 100, [counted(num_environment_steps=1000, num_episodes=1, num_sampled=50)]
+    )
+    after = Window(
+        20.0,
+        300,
+        [
+            counted(
+                num_environment_steps=1600,
+                num_episodes=3,
+                num_sampled=19_250,
+                wait_sec=2.5,
+                idle_sec=4.0,
+                elapsed_sec=20.0,
+                num_refused=1,
+                num_restarts=2,
+            )
+        ],
+    )
+    process = before.until(after, clipped=0.25, policy_lag=10.0)
+
+    assert {
+        "learner_steps_per_sec": 20.0,
+        "transitions_per_sec": 5120.0,
+        "environment_steps_per_sec": 120.0,
+        "replay_ratio": 32.0,
+        "actor_idle_share": 0.2,
+        "learner_wait_share": 0.25,
+        "finished_episodes": 4.0,
+        "policy_lag": 10.0,
+        "clipped_target_share": 0.25,
+        "refused_environment_steps": 2.0,
+        "replaced_actors": 4.0,
+    } == pytest.approx(figures(process, process))
+
+
+def test_without_actors_there_is_the_learner_alone():
+    """As with synthetic data."""
+    process = Window(0.0, 0, []).until(Window(4.0, 8, []), clipped=0.0, policy_lag=0.0)
+
+    assert {
+        "learner_steps_per_sec": 2.0,
+        "transitions_per_sec": 512.0,
+        "clipped_target_share": 0.0,
+    } == figures(process)
+
+
+def test_a_window_without_learner_steps_says_nothing():
+    """There would be nothing to divide by."""
+    now = Window(1.0, 5, [])
+
+    assert {} == figures(now.until(now, clipped=0.0, policy_lag=0.0))

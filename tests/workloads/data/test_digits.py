@@ -1,0 +1,85 @@
+"""The embedded digits: their split, their bytes, and how they are prepared."""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+from sklearn.datasets import load_digits
+
+from workloads.data import images, sources
+from workloads.data.digits import digits_dataset_builder
+
+if TYPE_CHECKING:
+    import pathlib
+
+
+def test_digits_split_is_exact_and_stratified() -> None:
+    """1,438 and 359 digits, disjoint, each class with its share to one example."""
+    train, test = digits_dataset_builder.stratified_split()
+    labels = load_digits().target
+
+    assert (len(train), len(test)) == (1438, 359)
+    assert set(range(1797)) == {*train, *test}
+    share = np.bincount(labels) * 359 / 1797
+    assert np.abs(np.bincount(labels[test]) - share).max() < 1
+
+
+def test_digits_split_is_fixed() -> None:
+    """The split is part of the data set's version: these are its first indices."""
+    _, test = digits_dataset_builder.stratified_split()
+
+    assert list(test[:5]) == [2, 4, 5, 21, 27]
+
+
+def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(
+    digits: sources.Source,
+) -> None:
+    """The bytes in the TFRecords are PNG and hold the original 17 levels of ink."""
+    raw = digits.builder.as_dataset(
+        split="test", decoders={"image": tfds.decode.SkipDecoding()}
+    )
+    encoded = [example["image"] for example in raw.as_numpy_iterator()]
+    decoded = np.stack(
+        [images.decode(e, encoding="png", shape=(8, 8, 1)).numpy() for e in encoded]
+    )
+    ink = np.round(decoded[..., 0].astype(np.float64) * 16 / 255)
+    _, test = digits_dataset_builder.stratified_split()
+    expected = collections.Counter(i.tobytes() for i in load_digits().images[test])
+
+    assert all(e.startswith(b"\x89PNG") for e in encoded)
+    assert expected == collections.Counter(i.tobytes() for i in ink)
+
+
+def test_digits_are_prepared_once_by_many_processes(tmp_path: pathlib.Path) -> None:
+    """Two processes that prepare at once both get the same complete set."""
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(2) as pool:
+        found = pool.map(_prepare_and_count, [str(tmp_path)] * 2, chunksize=1)
+
+    assert found == [(1438, 359)] * 2
+    assert [path.name for path in (tmp_path / "digits").iterdir()] == ["1.0.0"]
+
+
+def _prepare_and_count(root: str) -> tuple[int, int]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REPLICATOR_DATA_DIR", root)
+        source = sources.open_source("digits")
+    return source.num_train_examples, source.num_evaluation_examples
+
+
+def test_unwritable_cache_says_what_to_set(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the way of the cache directory is one clear line."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path / "file" / "cache"))
+
+    with pytest.raises(
+        ValueError, match=r"digits cannot be prepared .*set REPLICATOR_DATA_DIR"
+    ):
+        sources.open_source("digits")

@@ -1,0 +1,1 @@
+"""D4PG: distributed distributional deterministic policy gradients."""

@@ -1,0 +1,1 @@
+"""Actors: processes without TensorFlow that step environments and write the replay."""

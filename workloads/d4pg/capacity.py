@@ -1,0 +1,137 @@
+"""How much a replay holds, and what it needs to be of use; without TensorFlow.
+
+Rings of records, one per environment, are the replay (``streams``). What is near a
+ring's write head may be overwritten while it is read, so it is never sampled.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from workloads.d4pg.config import D4PGConfig
+
+_MARGIN = 16
+_MARGIN_SHARE = 50  # one record in so many
+
+
+def margin(steps_per_stream: int) -> int:
+    """Returns the records before the write head of a ring that are never sampled."""
+    return _MARGIN + steps_per_stream // _MARGIN_SHARE
+
+
+def num_transitions(
+    steps_per_stream: int, *, num_return_steps: int, num_stacked_frames: int
+) -> int:
+    """Returns how many records of a full ring a transition can begin at.
+
+    Args:
+      steps_per_stream: Records that the ring holds.
+      num_return_steps: n: as many records must follow.
+      num_stacked_frames: Frames of an observation, or 1 for states: those before the
+        record must be there.
+
+    Returns:
+      The number; below 1 where the ring is too small for any.
+    """
+    around = num_return_steps + num_stacked_frames - 1
+    return steps_per_stream - margin(steps_per_stream) - around
+
+
+def least_steps_per_stream(
+    num_needed: int, *, num_return_steps: int, num_stacked_frames: int
+) -> int:
+    """Returns the smallest ring that holds so many transitions.
+
+    In any smaller than twice what is never sampled, most of what is drawn would be
+    overwritten while it is read.
+
+    Args:
+      num_needed: Transitions that it must hold.
+      num_return_steps: As for ``num_transitions``.
+      num_stacked_frames: As for ``num_transitions``.
+    """
+    size = num_needed
+    while True:
+        found = num_transitions(
+            size,
+            num_return_steps=num_return_steps,
+            num_stacked_frames=num_stacked_frames,
+        )
+        if found >= max(num_needed, size / 2):
+            return size
+        size += 1
+
+
+def check_rings(
+    config: D4PGConfig, *, num_streams: int, capacity: int, min_size: int
+) -> None:
+    """Raises unless the rings of one replay are large enough.
+
+    Args:
+      config: Of the trial.
+      num_streams: Rings: environments of all actors of this replay.
+      capacity: Environment steps that they keep together.
+      min_size: Environment steps before the first learner step.
+
+    Raises:
+      ValueError: They are too small; names the options, and the least capacity.
+    """
+    around = {
+        "num_return_steps": config.num_return_steps,
+        "num_stacked_frames": config.num_stacked_frames,
+    }
+    steps_per_stream = math.ceil(capacity / num_streams)
+    least = least_steps_per_stream(1, **around)
+    if steps_per_stream < least:
+        raise ValueError(
+            f"option replay_capacity={config.replay_capacity!r} keeps "
+            f"{steps_per_stream} environment steps of each environment, fewer than the "
+            f"{least} that transitions of num_return_steps={config.num_return_steps!r} "
+            f"need beside what is being written: use at least {num_streams * least} "
+            f"with {num_streams} environments, or fewer of them"
+        )
+    held = num_streams * num_transitions(steps_per_stream, **around)
+    if min_size > held:
+        least = least_steps_per_stream(math.ceil(min_size / num_streams), **around)
+        raise ValueError(
+            f"option min_replay_size={config.min_replay_size!r} is more than the "
+            f"{held} transitions that replay_capacity={config.replay_capacity!r} holds "
+            "beside what is being written: use at most that, or a replay_capacity of "
+            f"at least {num_streams * least}"
+        )
+
+
+def check_learning(config: D4PGConfig, *, global_batch_size: int) -> None:
+    """Raises unless the replay of a trial can feed its learner.
+
+    Args:
+      config: Of the trial.
+      global_batch_size: Transitions of a learner step.
+
+    Raises:
+      ValueError: The replay holds less than a learner step, or is sampled too rarely;
+        names the options.
+    """
+    capacity, asked = config.replay_capacity, config.samples_per_insert
+    if capacity < global_batch_size:
+        raise ValueError(
+            f"option replay_capacity={capacity!r} is less than the {global_batch_size} "
+            "transitions of one learner step: use at least as many, or fewer per "
+            "replica (--per-replica-batch-size)"
+        )
+    if asked and global_batch_size / asked > capacity:
+        raise ValueError(
+            f"option samples_per_insert={asked!r} asks for "
+            f"{global_batch_size / asked:,.0f} environment steps before each learner "
+            f"step of {global_batch_size} transitions, but replay_capacity="
+            f"{capacity!r} keeps fewer: use at least "
+            f"{_round_up(global_batch_size / capacity)}, or 0 for no limit"
+        )
+
+
+def _round_up(value: float) -> float:
+    """Returns the next higher number of two digits, for a suggestion."""
+    digits = 1 - math.floor(math.log10(value))
+    return round(math.ceil(value * 10**digits) / 10**digits, max(digits, 0))

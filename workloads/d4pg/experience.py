@@ -1,0 +1,206 @@
+"""What one input pipeline learns from: actors, the streams they write, and replay.
+
+Actors are processes of their own. They write into memory that this process samples
+from, and read the policy's weights from memory that this process writes to; rates are
+kept by what ``samples_per_insert`` asks for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from workloads.d4pg import capacity, memory
+from workloads.d4pg.actors.pool import ActorPool
+from workloads.d4pg.actors.remote import RayActorPool
+from workloads.d4pg.actors.settings import ActorSettings
+from workloads.d4pg.actors.weights import SharedWeights
+from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.replay import ReplaySettings
+from workloads.d4pg.streams import StepStreams
+from workloads.d4pg.window import Counters
+
+if TYPE_CHECKING:
+    import replicator
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.d4pg.environments import EnvironmentSpec
+    from workloads.d4pg.policy import PolicySpec
+
+# Seeds of one pipeline's environments and the next one's are this far apart.
+_SEEDS_PER_PIPELINE = 100_000
+
+
+class Experience:
+    """Actors and replay of one input pipeline.
+
+    Attributes:
+      replay: What is sampled.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: D4PGConfig,
+        environment: EnvironmentSpec,
+        policy: PolicySpec,
+        *,
+        context: replicator.InputContext,
+        seed: int,
+    ) -> None:
+        """Starts the actors; they act at random until weights are published.
+
+        Each pipeline of a trial has its share of the actors, at least one, of the
+        replay's capacity, and of what must be there before learning starts.
+
+        Raises:
+          ValueError: The replay is too small for its environments, or too large for
+            this machine's memory.
+        """
+        share = _Share(config, context)
+        seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
+        spec = memory.streams_spec(
+            config,
+            environment,
+            num_actors=share.num_actors,
+            capacity=share.capacity,
+        )
+        capacity.check_rings(
+            config,
+            num_streams=spec.num_streams,
+            capacity=share.capacity,
+            min_size=share.min_size,
+        )
+        memory.check(config, spec)
+        self._error: BaseException | None = None
+        self._policy = policy
+        self._streams = StepStreams(spec)
+        self._weights = SharedWeights(policy.num_floats)
+        self.replay = make_replay(
+            self._streams,
+            ReplaySettings(
+                num_return_steps=config.num_return_steps,
+                discount=config.discount,
+                num_stacked_frames=config.num_stacked_frames,
+                min_size_to_sample=share.min_size,
+                samples_per_insert=config.samples_per_insert,
+                is_prioritized=config.replay == "prioritized",
+                priority_exponent=config.priority_exponent,
+                seed=seed,
+            ),
+            self.check,
+        )
+        kind = {"processes": ActorPool, "ray": RayActorPool}[config.actors]
+        self._pool = kind(
+            ActorSettings(
+                name=name,
+                observations=config.observations,
+                action_repeat=config.action_repeat,
+                num_actors=share.num_actors,
+                environments_per_actor=config.environments_per_actor,
+                num_stacked_frames=config.num_stacked_frames,
+                policy=policy.to_json(),
+                sigma_min=config.noise_low,
+                sigma_max=config.noise_high,
+                seed=seed,
+                niceness=config.actor_niceness,
+            ),
+            self._streams,
+            self._weights,
+        )
+
+    def dataset(
+        self, *, per_replica_batch_size: int, num_prefetched: int
+    ) -> tf.data.Dataset:
+        """Returns the endless pipeline of sampled batches.
+
+        Args:
+          per_replica_batch_size: Transitions of a batch.
+          num_prefetched: Batches that are sampled while others are learned from.
+        """
+        count = per_replica_batch_size
+        shape = (count, *self._policy.observation_shape)
+        kind = tf.uint8 if self._policy.uses_pixels else tf.float32
+        specs = {
+            "observation": (shape, kind),
+            "action": ((count, self._policy.action_size), tf.float32),
+            "reward": ((count,), tf.float32),
+            "discount": ((count,), tf.float32),
+            "next_observation": (shape, kind),
+            "index": ((count,), tf.int64),
+            "probability": ((count,), tf.float32),
+        }
+
+        def sample() -> tuple[np.ndarray, ...]:
+            try:
+                batch = self.replay.sample(count)
+            except BaseException as error:
+                # TensorFlow wraps it in pages of its own; ``explain_failure`` does not.
+                self._error = error
+                raise
+            return tuple(
+                np.asarray(batch[name], kind.as_numpy_dtype)
+                for name, (_, kind) in specs.items()
+            )
+
+        def draw(_: Any) -> dict[str, Any]:
+            found = tf.numpy_function(
+                sample, [], [kind for _, kind in specs.values()], stateful=True
+            )
+            return {
+                name: tf.ensure_shape(value, shape)
+                for value, (name, (shape, _)) in zip(found, specs.items(), strict=True)
+            }
+
+        return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)
+
+    def explain_failure(self) -> None:
+        """Raises what sampling failed with, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def publish(self, weights: np.ndarray, version: int) -> None:
+        """Gives the actors weights; ``version`` is the learner step they are of."""
+        self._weights.publish(weights, version)
+
+    def policy_version(self) -> float:
+        """Returns the learner step of the weights in use, the mean over actors."""
+        # Actors without weights have those of no learner step.
+        return float(self._streams.version.clip(min=0).mean())
+
+    def check(self) -> None:
+        """Raises if actors died too often."""
+        self._pool.check()
+
+    def counters(self) -> Counters:
+        """Returns what has happened so far."""
+        found = self._pool.counters()
+        return Counters(
+            num_environment_steps=found.num_environment_steps,
+            num_episodes=found.num_episodes,
+            num_sampled=self.replay.num_sampled,
+            wait_sec=self.replay.wait_sec,
+            idle_sec=found.idle_sec,
+            elapsed_sec=found.elapsed_sec,
+            num_refused=found.num_refused,
+            num_restarts=found.num_restarts,
+        )
+
+    def close(self) -> None:
+        """Ends the actors and gives the memory back, once nobody reads it."""
+        self._pool.close()
+        self._weights.close()
+        self._streams.close()
+
+
+class _Share:
+    """What one of several pipelines has of a trial's actors and replay."""
+
+    def __init__(self, config: D4PGConfig, context: replicator.InputContext) -> None:
+        count, index = context.num_input_pipelines, context.input_pipeline_id
+        split = config.num_actors * (index + 1) // count
+        self.num_actors = max(split - config.num_actors * index // count, 1)
+        self.capacity = math.ceil(config.replay_capacity / count)
+        self.min_size = math.ceil(config.min_replay_size / count)

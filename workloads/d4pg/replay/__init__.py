@@ -1,0 +1,1 @@
+"""Replay: n-step transitions, sampled from what actors have written."""

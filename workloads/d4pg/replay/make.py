@@ -1,0 +1,28 @@
+"""Chooses a replay by its settings."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.d4pg.replay.prioritized import PrioritizedReplay
+from workloads.d4pg.replay.uniform import UniformReplay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workloads.d4pg.replay.replay import Replay, ReplaySettings
+    from workloads.d4pg.streams import StepStreams
+
+
+def make_replay(
+    streams: StepStreams,
+    settings: ReplaySettings,
+    on_wait: Callable[[], None] | None = None,
+) -> Replay:
+    """Returns the replay that the settings ask for, over ``streams``.
+
+    Raises:
+      ValueError: As ``Replay``.
+    """
+    kind = PrioritizedReplay if settings.is_prioritized else UniformReplay
+    return kind(streams, settings, on_wait)

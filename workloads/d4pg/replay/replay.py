@@ -1,0 +1,235 @@
+"""What uniform and prioritized replay share: waiting, reading, counting."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads.d4pg import capacity
+from workloads.d4pg.replay.rate_limiter import RateLimiter
+from workloads.d4pg.replay.transitions import TransitionReader
+from workloads.options import check_range
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from workloads.d4pg.streams import StepStreams
+
+_WAIT_SEC = 0.001
+_MOST_ATTEMPTS = 100
+
+
+class StarvedReplayError(RuntimeError):
+    """Nothing could be sampled for too long; says in one line what each actor did."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ReplaySettings:
+    """How transitions are made and sampled; the defaults are the published values.
+
+    Attributes:
+      num_return_steps: n of the n-step returns.
+      discount: The agent's.
+      num_stacked_frames: Frames of an observation from pixels; 1 for states.
+      min_size_to_sample: Records before anything is sampled.
+      samples_per_insert: Transitions sampled per record inserted; 0 for no limit.
+      error_buffer: How far the ratio may be off, in transitions; 0 chooses.
+      is_prioritized: Whether transitions are drawn by priority (Schaul et al. 2015).
+      priority_exponent: Alpha of the priorities.
+      seed: Of the draws.
+    """
+
+    num_return_steps: int = 5
+    discount: float = 0.99
+    num_stacked_frames: int = 1
+    min_size_to_sample: int = 1000
+    samples_per_insert: float = 0.0
+    error_buffer: float = 0.0
+    is_prioritized: bool = False
+    priority_exponent: float = 0.6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_return_steps", "num_stacked_frames", "min_size_to_sample"):
+            check_range(name, getattr(self, name), low=1)
+        check_range("discount", self.discount, low=0.0, high=1.0)
+        for name in ("samples_per_insert", "error_buffer", "priority_exponent"):
+            check_range(name, getattr(self, name), low=0.0)
+
+
+class Replay(abc.ABC):
+    """Transitions of the last environment steps of all streams.
+
+    One thread samples; another one may update priorities.
+
+    Args:
+      streams: What actors write.
+      settings: How transitions are made and sampled.
+      on_wait: Called while ``sample`` waits; may raise.
+
+    Attributes:
+      wait_sec: Time that ``sample`` has waited for actors.
+      num_torn: Samples that were taken again because an actor overwrote them.
+
+    Raises:
+      ValueError: The streams are too short, or hold less than must be there before
+        anything is sampled.
+    """
+
+    def __init__(
+        self,
+        streams: StepStreams,
+        settings: ReplaySettings,
+        on_wait: Callable[[], None] | None = None,
+    ) -> None:
+        _check_sizes(streams, settings)
+        self.wait_sec = 0.0
+        self.num_torn = 0
+        self._streams = streams
+        self._settings = settings
+        self._on_wait = on_wait
+        self._lock = threading.Lock()
+        self._rng = np.random.default_rng(settings.seed)
+        self._reader = TransitionReader(
+            streams,
+            num_return_steps=settings.num_return_steps,
+            discount=settings.discount,
+            num_stacked_frames=settings.num_stacked_frames,
+        )
+        self._limiter = RateLimiter(
+            streams,
+            min_size_to_sample=settings.min_size_to_sample,
+            samples_per_insert=settings.samples_per_insert,
+            error_buffer=settings.error_buffer,
+        )
+
+    def __len__(self) -> int:
+        """Returns the records with n records after them, final observations too."""
+        low, high = self._reader.bounds()
+        return int((high - low).sum())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all records, once the replay is full."""
+        return self._streams.memory_bytes
+
+    @property
+    def num_inserted(self) -> int:
+        """Records that actors have written, ever."""
+        return self._streams.num_inserted()
+
+    @property
+    def num_sampled(self) -> int:
+        """Transitions that were sampled, ever."""
+        return self._limiter.num_sampled
+
+    def sample(
+        self, num_transitions: int, *, timeout_sec: float = 60.0
+    ) -> dict[str, np.ndarray]:
+        """Draws transitions, with replacement; waits until the rate allows it.
+
+        Args:
+          num_transitions: How many, n.
+          timeout_sec: Longest wait.
+
+        Returns:
+          ``observation`` and ``next_observation``, float32 [n, D] or uint8
+          [n, 84, 84, 9]; ``action`` float32 [n, A]; ``reward`` and ``discount``,
+          float32 [n], as in ``workloads/d4pg/replay/transitions.py``; ``index``, int64
+          [n], which names the record for ever; ``probability``, float64 [n], of drawing
+          the transition.
+
+        Raises:
+          StarvedReplayError: Nothing could be sampled in time.
+          ValueError: The error buffer is too small for so many transitions.
+        """
+        self._wait(num_transitions, timeout_sec)
+        for _ in range(_MOST_ATTEMPTS):
+            with self._lock:
+                streams, numbers, probability = self._draw(num_transitions)
+            found = self._reader.read(streams, numbers)
+            batch = {
+                "observation": self._reader.observations(streams, numbers),
+                "action": self._reader.actions(streams, numbers),
+                "reward": found.reward,
+                "discount": found.discount,
+                "next_observation": self._reader.observations(
+                    streams, numbers + found.num_steps
+                ),
+                "index": numbers * self._streams.spec.num_streams + streams,
+                "probability": probability,
+            }
+            is_intact = self._reader.are_intact(streams, numbers)
+            if is_intact and found.is_valid.all():
+                self._limiter.add_sampled(num_transitions)
+                return batch
+            self.num_torn += 1
+        raise StarvedReplayError(
+            f"every one of {_MOST_ATTEMPTS} samples was overwritten while it was read, "
+            f"because {self._streams.spec.steps_per_stream} records per stream are too "
+            "few for how fast actors write: use a larger replay"
+        )
+
+    def update_priorities(  # noqa: B027 - uniform draws have no priorities
+        self, index: np.ndarray, td_errors: np.ndarray
+    ) -> None:
+        """Sets priorities by the size of errors; does nothing where draws are uniform.
+
+        Args:
+          index: As ``sample`` returned it, int64 [n].
+          td_errors: What the learner was off by, float [n].
+        """
+
+    @abc.abstractmethod
+    def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns streams, numbers and probabilities of valid transitions."""
+
+    def _starved(self, waited_sec: float) -> StarvedReplayError:
+        settings = self._settings
+        return StarvedReplayError(
+            f"nothing to sample after {waited_sec:.0f} s: {self.num_inserted} "
+            f"environment steps were written, {settings.min_size_to_sample} must be, "
+            f"and {self.num_sampled} transitions were sampled "
+            f"(samples_per_insert={settings.samples_per_insert:g}); "
+            f"{self._streams.describe_actors()}"
+        )
+
+    def _wait(self, num_transitions: int, timeout_sec: float) -> None:
+        if self._limiter.can_sample(num_transitions) and len(self):
+            return
+        start = time.monotonic()
+        while not (self._limiter.can_sample(num_transitions) and len(self)):
+            if self._on_wait is not None:
+                self._on_wait()
+            waited = time.monotonic() - start
+            if waited > timeout_sec:
+                raise self._starved(waited)
+            time.sleep(_WAIT_SEC)
+        self.wait_sec += time.monotonic() - start
+
+
+def _check_sizes(streams: StepStreams, settings: ReplaySettings) -> None:
+    spec = streams.spec
+    around = {
+        "num_return_steps": settings.num_return_steps,
+        "num_stacked_frames": settings.num_stacked_frames,
+    }
+    least = capacity.least_steps_per_stream(1, **around)
+    if spec.steps_per_stream < least:
+        raise ValueError(
+            f"a replay of {spec.steps_per_stream} environment steps per environment is "
+            f"too small: transitions of {settings.num_return_steps} steps need at "
+            f"least {least}; use a larger replay or fewer environments"
+        )
+    held = spec.num_streams * capacity.num_transitions(spec.steps_per_stream, **around)
+    if settings.min_size_to_sample > held:
+        raise ValueError(
+            f"option min_size_to_sample={settings.min_size_to_sample} is more than the "
+            f"{held} transitions that the replay can hold: use at most that, or a "
+            "larger replay"
+        )

@@ -1,0 +1,63 @@
+"""Whether this machine can run what a plan asks of D4PG; without TensorFlow.
+
+What a trial would find out after minutes is known before: that there is no OpenGL, or
+too little memory for the replay.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from workloads.d4pg import capacity, memory, tasks
+from workloads.d4pg.config import make_config
+from workloads.d4pg.evaluator_client import EvaluatorClient
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.d4pg.environments import EnvironmentSpec
+
+
+def check(
+    preset: str, options: Mapping[str, Any], *, data: str, global_batch_size: int
+) -> None:
+    """Raises unless a trial could act, keep what it saw, and learn from it.
+
+    Makes the environment once, in a process of its own, which takes about 2 s.
+
+    Args:
+      preset: A name in ``PRESETS``.
+      options: Fields of ``D4PGConfig`` to override.
+      data: ``domain:task`` or ``synthetic``, which needs nothing.
+      global_batch_size: Transitions of a learner step.
+
+    Raises:
+      ValueError: Something is missing, or numbers contradict each other; one line that
+        says what to change.
+    """
+    config = make_config(preset, options)
+    if data == tasks.SYNTHETIC:
+        return
+    capacity.check_learning(config, global_batch_size=global_batch_size)
+    environment = _make_environment(data, config)
+    streams = memory.streams_spec(
+        config,
+        environment,
+        num_actors=config.num_actors,
+        capacity=config.replay_capacity,
+    )
+    memory.check(config, streams)
+
+
+def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:
+    try:
+        # What libraries print of a missing driver is in the error.
+        client = EvaluatorClient(name, config, seed=0, is_quiet=True)
+    except RuntimeError as error:
+        raise ValueError(
+            f"data {name!r} cannot be made here ({error}): look at how dm-control and "
+            "mujoco are installed"
+        ) from error
+    client.close()
+    return client.spec

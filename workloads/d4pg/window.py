@@ -1,0 +1,137 @@
+"""What actors, replay and learner did between two moments."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from workloads import quality
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from workloads.spec import QualityMetric
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Counters:
+    """What has happened so far; differences of two say what happened between.
+
+    Attributes:
+      num_environment_steps: Of all actors.
+      num_episodes: That ended.
+      num_sampled: Transitions that replay gave.
+      wait_sec: Time that sampling has waited for actors.
+      idle_sec: Time that actors have waited for the learner, added up.
+      elapsed_sec: Time that actors have run, added up.
+      num_refused: Environment steps that were not finite.
+      num_restarts: Actors that were replaced.
+    """
+
+    num_environment_steps: int
+    num_episodes: int
+    num_sampled: int
+    wait_sec: float
+    idle_sec: float
+    elapsed_sec: float
+    num_refused: int
+    num_restarts: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """One process at one moment.
+
+    Attributes:
+      time_sec: Monotonic.
+      num_learner_steps: So far.
+      counters: Of each pipeline of the process.
+    """
+
+    time_sec: float
+    num_learner_steps: int
+    counters: Sequence[Counters]
+
+    def until(
+        self, after: Window, *, clipped: float, policy_lag: float
+    ) -> dict[str, float]:
+        """Returns what happened in one process from here to a later moment.
+
+        Args:
+          after: The later moment.
+          clipped: Share of the targets that the atoms could not hold.
+          policy_lag: Learner steps that the actors' weights were behind, on average.
+        """
+        found = {
+            field.name: float(
+                sum(getattr(counters, field.name) for counters in after.counters)
+                - sum(getattr(counters, field.name) for counters in self.counters)
+            )
+            for field in dataclasses.fields(Counters)
+        }
+        return {
+            **found,
+            "window_sec": after.time_sec - self.time_sec,
+            "num_learner_steps": float(
+                after.num_learner_steps - self.num_learner_steps
+            ),
+            "num_pipelines": float(len(after.counters)),
+            "clipped": clipped,
+            "policy_lag": policy_lag,
+        }
+
+
+def describe(
+    processes: Sequence[dict[str, float]], *, global_batch_size: int
+) -> tuple[QualityMetric, ...]:
+    """Returns the figures of a trial from those of its processes.
+
+    Args:
+      processes: What ``Window.until`` returned in each of them.
+      global_batch_size: Transitions per learner step.
+
+    Returns:
+      Nothing where no learner step was run. Figures of actors only where there are any.
+    """
+
+    def total(name: str) -> float:
+        return sum(process[name] for process in processes)
+
+    window_sec = max(process["window_sec"] for process in processes)
+    num_steps = int(processes[0]["num_learner_steps"])
+    if not num_steps or window_sec <= 0:
+        return ()
+    figures = [
+        ("learner_steps_per_sec", num_steps / window_sec, "learner steps/s"),
+        (
+            "transitions_per_sec",
+            num_steps * global_batch_size / window_sec,
+            "transitions/s",
+        ),
+        ("clipped_target_share", total("clipped") / len(processes), "ratio"),
+    ]
+    if total("num_pipelines"):
+        steps = total("num_environment_steps")
+        figures += [
+            ("environment_steps_per_sec", steps / window_sec, "environment steps/s"),
+            (
+                "learner_wait_share",
+                total("wait_sec") / total("num_pipelines") / window_sec,
+                "ratio",
+            ),
+            ("finished_episodes", total("num_episodes"), "episodes"),
+            ("policy_lag", total("policy_lag") / len(processes), "learner steps"),
+            ("refused_environment_steps", total("num_refused"), "environment steps"),
+            ("replaced_actors", total("num_restarts"), "actors"),
+        ]
+        if steps:
+            figures.append(
+                ("replay_ratio", total("num_sampled") / steps, "transitions/step")
+            )
+        if total("elapsed_sec"):
+            share = total("idle_sec") / total("elapsed_sec")
+            figures.append(("actor_idle_share", share, "ratio"))
+    return tuple(
+        quality.counted(name, value, unit=unit, num_examples=num_steps)
+        for name, value, unit in figures
+    )

@@ -1,0 +1,316 @@
+"""D4PG as a workload: actors, replay and a replicated learner."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import json
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+import replicator
+from workloads.d4pg import capacity, synthetic, tasks
+from workloads.d4pg import config as config_lib
+from workloads.d4pg.environments import FRAME_SIZE
+from workloads.d4pg.evaluator_client import EvaluatorClient
+from workloads.d4pg.experience import Experience
+from workloads.d4pg.learner import Learner
+from workloads.d4pg.policy import PolicySpec
+from workloads.d4pg.window import Counters, Window, describe
+from workloads.replicated import CatalogWorkload, ReplicatedProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from workloads.d4pg.environments import EnvironmentSpec
+    from workloads.spec import QualityMetric
+
+# Above this share of clipped targets, the atoms are said to be badly chosen.
+_MOST_CLIPPED = 0.05
+# Learner steps whose clipping and policy lag are kept for a window's figures.
+_NUM_RECENT = 1_000
+_NUM_CHANNELS = 3
+
+
+class D4PGProgram(ReplicatedProgram):
+    """D4PG on one replicator; a step is a learner step.
+
+    Attributes:
+      learner: Networks and their updates.
+      experiences: Actors and replay of each pipeline of this process; none where data
+        is synthetic.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: config_lib.D4PGConfig,
+        *,
+        name: str | None,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        """Makes networks, and starts the actors.
+
+        Args:
+          repl: The replicator.
+          config: Of everything.
+          name: Of the environment, or None for synthetic data.
+          per_replica_batch_size: Transitions of a replica and learner step.
+          seed: Of networks, environments and noise.
+        """
+        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
+        if name is not None:
+            capacity.check_learning(config, global_batch_size=self.global_batch_size)
+        self._config = config
+        self._name = name
+        self._seed = seed
+        self._evaluator = (
+            None if name is None else EvaluatorClient(name, config, seed=seed)
+        )
+        self._spec = _policy_spec(
+            config, None if self._evaluator is None else self._evaluator.spec
+        )
+        if self._evaluator is not None:
+            self._evaluator.load(self._spec)
+        self.learner = Learner(repl, config, self._spec, seed=seed)
+        self.num_parameters = self.learner.num_parameters
+        self.experiences: list[Experience] = []
+        self._inputs = repl.make_input_iterator(self._input_fn, _input_mode(repl, name))
+        atexit.register(self.close)
+        self._clipped: collections.deque[Any] = collections.deque(maxlen=_NUM_RECENT)
+        self._lags: collections.deque[float] = collections.deque(maxlen=_NUM_RECENT)
+        self._window = Window(time.monotonic(), 0, self._count())
+
+    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        count = self.per_replica_batch_size
+        if self._name is None or self._evaluator is None:
+            transitions = synthetic.make_transitions(
+                self._spec,
+                discount=self._config.discount,
+                num_return_steps=self._config.num_return_steps,
+                seed=self._seed,
+            )
+            return synthetic.dataset(
+                transitions, context, per_replica_batch_size=count, seed=self._seed
+            )
+        experience = Experience(
+            self._name,
+            self._config,
+            self._evaluator.spec,
+            self._spec,
+            context=context,
+            seed=self._seed,
+        )
+        self.experiences.append(experience)
+        batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+        return experience.dataset(
+            per_replica_batch_size=count, num_prefetched=max(batches_per_step, 1)
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """Reads the batches of all replicas without learning from them."""
+        while True:
+            yield self._inputs.get_next()
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs learner steps and returns the critic's last loss, over the global batch.
+
+        The value is a cross-entropy in nats: the logarithm of the number of atoms where
+        nothing is known.
+
+        Raises:
+          RuntimeError: Actors died too often, or wrote nothing for too long.
+          FloatingPointError: The policy is not finite; names the learner step.
+        """
+        loss = math.nan
+        for _ in range(num_steps):
+            loss = self._run_one()
+        return loss
+
+    def _learn(self) -> dict[str, Any]:
+        """Runs a learner step; what sampling fails with is raised as it is."""
+        for experience in self.experiences:
+            experience.check()
+        try:
+            outputs: dict[str, Any] = self.learner.run(self._inputs)
+        except tf.errors.OpError:
+            for experience in self.experiences:
+                experience.explain_failure()
+            raise
+        return outputs
+
+    def _run_one(self) -> float:
+        outputs = self._learn()
+        loss = self._keep_losses(outputs["loss"])
+        self._num_steps += 1
+        if not math.isfinite(loss):
+            # Whoever measures ends this; actors keep the last weights that were sound.
+            return loss
+        if not all(math.isfinite(float(value)) for value in outputs["value"]):
+            # The critic's loss would not show it before the targets are copied.
+            raise FloatingPointError(
+                "the policy's actions have no finite value in learner step "
+                f"{self._num_steps - 1}: lower option policy_learning_rate="
+                f"{self._config.policy_learning_rate!r}"
+            )
+        self._clipped.append(outputs["clipped"])
+        for experience in self.experiences:
+            self._lags.append(self._num_steps - experience.policy_version())
+        if self._config.replay == "prioritized":
+            for experience in self.experiences:
+                for index, error in zip(
+                    outputs["index"], outputs["divergence"], strict=True
+                ):
+                    experience.replay.update_priorities(index.numpy(), error.numpy())
+        if self._num_steps % self._config.publish_period == 0:
+            self._publish()
+        return loss
+
+    def _publish(self) -> None:
+        if self.experiences:
+            weights = self.learner.policy_weights()
+            for experience in self.experiences:
+                experience.publish(weights, self._num_steps)
+
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Measures the mean return of episodes without noise.
+
+        Every process plays its own; synthetic data has no episodes.
+        """
+        if self._evaluator is None:
+            return ()
+        return self._evaluator.score(self.learner.policy_weights())
+
+    def samples(self) -> bytes | None:
+        """Returns a film of one episode, as animated PNG, or None without OpenGL."""
+        if self._evaluator is None:
+            return None
+        return self._evaluator.film(self.learner.policy_weights())
+
+    def _trackables(self) -> Mapping[str, Any]:
+        return self.learner.trackables
+
+    def start_window(self) -> None:
+        """Begins a window; see ``StepProgram.start_window``."""
+        self._clipped.clear()
+        self._lags.clear()
+        self._window = Window(time.monotonic(), self._num_steps, self._count())
+
+    def window_metrics(self) -> tuple[QualityMetric, ...]:
+        """Returns rates of learner and actors since ``start_window``.
+
+        Warns where the atoms cannot hold a good part of the targets.
+        """
+        after = Window(time.monotonic(), self._num_steps, self._count())
+        values = [float(v) for clipped in self._clipped for v in clipped]
+        clipped = sum(values) / max(len(values), 1)
+        if clipped > _MOST_CLIPPED:
+            low, high = self._config.lowest_return, self._config.highest_return
+            warnings.warn(
+                f"{clipped:.0%} of the target distributions' probability lies outside "
+                f"the atoms, from {low:g} to {high:g}: set options lowest_return and "
+                "highest_return to what discounted returns can be",
+                stacklevel=2,
+            )
+        policy_lag = sum(self._lags) / max(len(self._lags), 1)
+        counted = self._window.until(after, clipped=clipped, policy_lag=policy_lag)
+        mine = json.dumps(counted).encode("ascii")
+        found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
+        return describe(found, global_batch_size=self.global_batch_size)
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of all actors of the trial so far."""
+        if self._name is None:
+            return None
+        mine = sum(counters.num_environment_steps for counters in self._count())
+        found = self._repl.gather_bytes(str(mine).encode("ascii"))
+        return sum(int(text) for text in found)
+
+    def _count(self) -> list[Counters]:
+        return [experience.counters() for experience in self.experiences]
+
+    def close(self) -> None:
+        """Ends actors and environments; the end of the process does so too."""
+        for experience in self.experiences:
+            experience.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+        atexit.unregister(self.close)
+
+
+def _policy_spec(
+    config: config_lib.D4PGConfig, environment: EnvironmentSpec | None
+) -> PolicySpec:
+    shape: tuple[int, ...] = (synthetic.STATE_SIZE,)
+    action_size = synthetic.ACTION_SIZE
+    if environment is not None:
+        shape, action_size = environment.observation_shape, environment.action_size
+    if config.observations == "pixels":
+        size = FRAME_SIZE
+        shape = (size, size, _NUM_CHANNELS * config.num_stacked_frames)
+    return PolicySpec(
+        observation_shape=shape,
+        action_size=action_size,
+        hidden_sizes=config.policy_layers,
+        kind=config.network,
+        num_conv_filters=config.num_conv_filters,
+        num_features=config.num_features,
+    )
+
+
+def _input_mode(
+    repl: replicator.Replicator, name: str | None
+) -> replicator.InputReplicationMode:
+    """Returns how often there are actors and replay: once per process that learns.
+
+    Raises:
+      ValueError: Workers read their own data, but no program of ours runs there.
+    """
+    modes = replicator.InputReplicationMode
+    if name is None or repl.num_programs == repl.num_workers:
+        return modes.PER_WORKER
+    kinds = (
+        replicator.MultiWorkerAsyncReplicator,
+        replicator.ParameterServerReplicator,
+    )
+    if isinstance(repl, kinds):
+        raise ValueError(  # noqa: TRY004 - the choice of data is wrong, not a type
+            f"data {name!r} needs actors beside each learner, but the workers of "
+            f"{type(repl).__name__} only serve TensorFlow: use --data synthetic there, "
+            "or a backend such as multi_worker"
+        )
+    return modes.SINGLE
+
+
+class D4PGWorkload(CatalogWorkload):
+    """The catalogue's ``d4pg``."""
+
+    def build(
+        self,
+        replicator: replicator.Replicator,
+        *,
+        preset: str,
+        data: str,
+        per_replica_batch_size: int,
+        seed: int,
+        options: Mapping[str, Any],
+    ) -> D4PGProgram:
+        """Builds D4PG on ``replicator``; see ``Workload.build``."""
+        config = config_lib.make_config(preset, options)
+        if data != tasks.SYNTHETIC:
+            tasks.check(data)
+        return D4PGProgram(
+            replicator,
+            config,
+            name=None if data == tasks.SYNTHETIC else data,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+        )
+
+
+WORKLOAD = D4PGWorkload("d4pg")

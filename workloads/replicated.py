@@ -1,0 +1,127 @@
+"""What all workloads of the catalogue, and their programs, have in common."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import replicator
+from workloads import catalog
+from workloads.spec import SanityCheck, StepProgram, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.checkpoint.manager import CheckpointManager
+
+
+class CatalogWorkload(Workload):
+    """A workload with the name, version and unit that the catalogue has of it."""
+
+    def __init__(self, name: str) -> None:
+        info = catalog.WORKLOADS[name]
+        self.name = info.name
+        self.version = info.version
+        self.example_unit = info.example_unit
+
+
+class ReplicatedProgram(StepProgram):
+    """What programs on a replicator do alike: agree, explain, and check themselves."""
+
+    def __init__(
+        self, repl: replicator.Replicator, *, per_replica_batch_size: int
+    ) -> None:
+        """Takes note of the sizes of batches.
+
+        Raises:
+          ValueError: A batch of no examples.
+        """
+        if per_replica_batch_size < 1:
+            raise ValueError(
+                f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
+            )
+        self.per_replica_batch_size = per_replica_batch_size
+        self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
+        self._repl = repl
+        self._num_steps = 0
+        self._last_loss = math.nan
+        # Of this process's replicas; on their devices until somebody asks.
+        self._replica_losses: tuple[Any, ...] = ()
+        self._checkpoints: CheckpointManager | None = None
+
+    def _keep_losses(self, losses: Any) -> float:
+        """Waits for the losses of a step and returns their mean over replicas."""
+        self._replica_losses = tuple(losses)
+        self._last_loss = float(self._repl.reduce("mean", losses))
+        return self._last_loss
+
+    def losses_of_replicas(self) -> tuple[float, ...]:
+        """Returns the losses of the last step, one per replica of the whole trial."""
+        own = [float(loss) for loss in self._replica_losses]
+        # JSON as Python writes it has words for NaN and infinity.
+        of_workers = self._repl.gather_bytes(json.dumps(own).encode("ascii"))
+        return tuple(loss for text in of_workers for loss in json.loads(text))
+
+    def _trackables(self) -> Mapping[str, Any]:
+        """Returns what a checkpoint holds, by name; empty if there is nothing."""
+        return {}
+
+    def save(self, directory: str) -> str | None:
+        """Writes a checkpoint of models and optimizers; see ``StepProgram.save``.
+
+        The position in the data is not part of it.
+        """
+        trackables = self._trackables()
+        if not trackables:
+            return None
+        if self._checkpoints is None:
+            self._checkpoints = self._repl.make_checkpoint_manager(
+                directory, max_to_keep=1, **trackables
+            )
+        self._check_variables(trackables)
+        return self._checkpoints.save(self._num_steps)
+
+    def _check_variables(self, trackables: Mapping[str, Any]) -> None:
+        """Raises if a model has come to a value that is not finite.
+
+        The loss of a step is from before its update, so it says nothing of that.
+        """
+        for name, trackable in trackables.items():
+            for variable in getattr(trackable, "trainable_variables", ()):
+                if not np.isfinite(variable.numpy()).all():
+                    raise FloatingPointError(
+                        f"variable {variable.path!r} of {name!r} is not finite after "
+                        f"{self._num_steps} steps"
+                    )
+
+    def sanity(self) -> tuple[SanityCheck, ...]:
+        """Checks the loss and the copies of the variables."""
+        return (self._check_loss(), self._check_sync())
+
+    def _check_loss(self) -> SanityCheck:
+        return SanityCheck(
+            name="loss_is_finite",
+            is_passed=math.isfinite(self._last_loss),
+            detail=f"last loss {self._last_loss}",
+        )
+
+    def _check_sync(self) -> SanityCheck:
+        count = self._repl.num_replicas
+        try:
+            self._repl.assert_in_sync()
+        except replicator.ReplicatorError as error:
+            is_passed, detail = False, str(error)
+        else:
+            is_passed, detail = True, f"variables of {count} replicas are identical"
+        return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
+
+    def agree(self, value: int) -> int:
+        """Returns the value of worker 0, on all of them."""
+        return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
+
+    def explain(self) -> str:
+        """Returns the replicator's account of the collectives in one step."""
+        return self._repl.explain()
