@@ -20,7 +20,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@# The lock is complete, so nothing is resolved: old versions of pip trip over extras.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
-	$(BIN)/python -m pip check
+	@# Python 3.13 has no labmaze; pyproject.toml says why that is no loss.
+	@$(BIN)/python -m pip check > $(VENV)/pip-check.txt || ! grep -v ' requires labmaze, ' $(VENV)/pip-check.txt
 	@touch $@
 
 sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the report's path.

@@ -135,6 +135,9 @@ def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Tria
         quality=tuple(
             QualityMetric.model_validate(metric) for metric in logs[0].quality
         ),
+        window_metrics=tuple(
+            QualityMetric.model_validate(metric) for metric in logs[0].window_metrics
+        ),
         curve=tuple(QualityPoint.model_validate(point) for point in logs[0].curve),
         collectives=logs[0].collectives,
     )

@@ -40,6 +40,7 @@ __all__ = [
     "WorkloadInfo",
     "backend",
     "check_data",
+    "check_machine",
     "check_options",
     "code_digest",
     "preset",
@@ -53,6 +54,7 @@ SYNTHETIC = "synthetic"
 
 _MEASURED_PACKAGES = ("replicator", "workloads")
 _MEASURED_HARNESS_FILES = (
+    "checkpoints.py",
     "measure.py",
     "memory.py",
     "rank_file.py",
@@ -60,7 +62,14 @@ _MEASURED_HARNESS_FILES = (
     "training.py",
     "worker.py",
 )
-_MEASURED_DISTRIBUTIONS = ("keras", "numpy", "tensorflow", "tensorflow-datasets")
+_MEASURED_DISTRIBUTIONS = (
+    "dm-control",
+    "keras",
+    "mujoco",
+    "numpy",
+    "tensorflow",
+    "tensorflow-datasets",
+)
 
 
 def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
@@ -109,16 +118,20 @@ def preset(info: WorkloadInfo, name: str) -> PresetInfo:
     return _look_up(presets, name, what=f"preset of {info.name}")
 
 
-def check_data(info: WorkloadInfo, name: str) -> None:
+def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:
     """Checks that the workload can read the data set, before anything is written.
+
+    Returns:
+      The name that holds in any working directory.
 
     Raises:
       PlanError: Unknown or unprepared data set; the message says what to do.
     """
     try:
-        workload_catalog.check_data(info.name, name)
+        workload_catalog.check_data(info.name, name, data_dir)
     except ValueError as error:
         raise PlanError(str(error)) from error
+    return workload_catalog.absolute_data(name)
 
 
 def check_options(
@@ -131,6 +144,31 @@ def check_options(
     """
     try:
         workload_catalog.check_options(info.name, preset_name, options)
+    except ValueError as error:
+        raise PlanError(str(error)) from error
+
+
+def check_machine(
+    info: WorkloadInfo,
+    preset_name: str,
+    options: Mapping[str, OptionValue],
+    *,
+    data: str,
+    global_batch_size: int,
+) -> None:
+    """Checks that this machine can run the workload, before anything is written.
+
+    Raises:
+      PlanError: Something is missing here; the message says what to do.
+    """
+    try:
+        workload_catalog.check_machine(
+            info.name,
+            preset_name,
+            options,
+            data=data,
+            global_batch_size=global_batch_size,
+        )
     except ValueError as error:
         raise PlanError(str(error)) from error
 

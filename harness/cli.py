@@ -17,6 +17,7 @@ import click
 from harness import exit_codes
 from harness.errors import HarnessError, Interrupted
 from harness.sweep_options import (
+    data_dir_option,
     json_option,
     make_request,
     request_options,
@@ -53,11 +54,18 @@ _retry_option = click.option(
     type=click.Choice(["failed"]),
     help="Run the trials again whose failure is recorded.",
 )
+_keep_option = click.option(
+    "--keep-checkpoints",
+    "are_checkpoints_kept",
+    is_flag=True,
+    help="Keep the last checkpoint of quality runs that end well, too.",
+)
 
 
 @cli.command()
 @request_options
 @_retry_option
+@_keep_option
 @click.option(
     "--dry-run", is_flag=True, help="Print the trials and a time estimate only."
 )
@@ -70,6 +78,7 @@ def sweep(
     runs_dir: Path,
     is_json: bool,
     retry: str | None,
+    are_checkpoints_kept: bool,
     dry_run: bool,
     **settings: Any,
 ) -> int:
@@ -83,6 +92,7 @@ def sweep(
         is_json=is_json,
         is_dry_run=dry_run,
         is_failed_retried=retry == "failed",
+        are_checkpoints_kept=are_checkpoints_kept,
         overrides=ctx.obj,
     )
 
@@ -132,6 +142,8 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
 @click.argument("study")
 @runs_dir_option
 @_retry_option
+@_keep_option
+@data_dir_option
 @click.option(
     "--timeout",
     "timeout_sec",
@@ -148,6 +160,8 @@ def resume(
     study: str,
     runs_dir: Path,
     retry: str | None,
+    are_checkpoints_kept: bool,
+    data_dir: Path | None,
     timeout_sec: float | None,
     is_json: bool,
 ) -> int:
@@ -160,6 +174,8 @@ def resume(
         is_json=is_json,
         timeout_sec=timeout_sec,
         is_failed_retried=retry == "failed",
+        are_checkpoints_kept=are_checkpoints_kept,
+        data_dir=data_dir,
         overrides=ctx.obj,
     )
 

@@ -49,6 +49,7 @@ def sweep(
     is_json: bool,
     is_dry_run: bool,
     is_failed_retried: bool = False,
+    are_checkpoints_kept: bool = False,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
@@ -96,6 +97,8 @@ def sweep(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
+            are_checkpoints_kept=are_checkpoints_kept,
+            data_dir=reconciled.plan.data_dir,
             **(overrides or {}),
         )
         return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
@@ -108,6 +111,8 @@ def resume(
     is_json: bool,
     timeout_sec: float | None = None,
     is_failed_retried: bool = False,
+    are_checkpoints_kept: bool = False,
+    data_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
     """Runs what is missing of a study's plan.
@@ -126,6 +131,8 @@ def resume(
             timeout_sec=timeout_sec or plan.timeout_sec,
             topology=topology.read_topology(),
             is_failed_retried=is_failed_retried,
+            are_checkpoints_kept=are_checkpoints_kept,
+            data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
             **(overrides or {}),
         )
         return _run(store, plan.trials, settings, root.parent, is_json=is_json)

@@ -29,7 +29,9 @@ RECORDED_PREFIXES = (
     "XLA_",
 )
 _PACKAGES = (
+    "dm-control",
     "keras",
+    "mujoco",
     "numpy",
     "nvidia-nccl-cu12",
     "replicator-harness",

@@ -67,6 +67,7 @@ def trial_variables(
     trial_dir: Path,
     *,
     gpu_ids: Sequence[str] = (),
+    data_dir: str | None = None,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Returns the environment variables of a trial's processes.
@@ -76,6 +77,7 @@ def trial_variables(
       placement: Its threads.
       trial_dir: Its directory, which marks its processes.
       gpu_ids: The GPUs it may see.
+      data_dir: Where TFDS sets are, if not where TFDS looks.
       base: The harness's own variables.
     """
     source_root = str(Path(__file__).resolve().parent.parent)
@@ -95,6 +97,7 @@ def trial_variables(
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
+        **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 
 

@@ -16,6 +16,7 @@ def _workloads() -> list[dict[str, Any]]:
             "description": info.description,
             "version": info.version,
             "data": [*info.builtin_data],
+            "other_data": info.other_data,
             "default_preset": info.default_preset,
         }
         for info in WORKLOADS.values()
@@ -71,4 +72,5 @@ def _remark(row: dict[str, Any]) -> str:
         )
     if "kind" in row:
         return f"{row['description']} ({row['kind']})"
-    return f"{row['description']}; data: {', '.join(row['data'])} or a TFDS name"
+    data = ", ".join(row["data"])
+    return f"{row['description']}; data: {data}, {row['other_data']}"

@@ -18,12 +18,12 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness import training
+from harness import checkpoints, training
 from harness.rank_file import one_line
 from results.records import Phase
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from harness.rank_file import RankWriter
     from results.records import TrialSpec
@@ -47,6 +47,21 @@ class StepProgram(Protocol):
 
     def samples(self) -> bytes | None:
         """Returns a picture of what the program makes, as PNG, or None."""
+
+    def losses_of_replicas(self) -> Sequence[float]:
+        """Returns the losses of the last step, one per replica of the trial."""
+
+    def save(self, directory: str) -> str | None:
+        """Writes a checkpoint; returns its prefix, or None where there is none."""
+
+    def start_window(self) -> None:
+        """Begins the window that ``window_metrics`` speaks of."""
+
+    def window_metrics(self) -> Any:
+        """Returns what the program counted since ``start_window``."""
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of the whole trial so far, or None."""
 
     def agree(self, value: int) -> int:
         """Returns the value of the first process, in all of them."""
@@ -120,59 +135,51 @@ def measure_trial(
         example_unit=example_unit,
         global_batch_size=program.global_batch_size,
     )
-    losses: list[float] = []
-    progress = training.Progress(
-        step_time_sec=[], global_batch_size=program.global_batch_size
-    )
-
-    def step() -> int:
-        start_ns = clock()
-        loss = program.run(1)
-        end_ns = clock()
-        writer.step(len(losses), start_ns, end_ns, loss)
-        losses.append(loss)
-        progress.step_time_sec.append((end_ns - start_ns) / 1e9)
-        return end_ns
+    steps = _Steps(program, writer, clock)
+    last_good = checkpoints.LastGood(writer.directory)
 
     def training_step() -> None:
-        step()
-        if not _is_finite(losses[-1]):
+        steps.run()
+        if steps.bad_loss:
             # Hours of it would only heat the room.
             raise FloatingPointError(
-                f"the loss is {losses[-1]} in step {len(losses) - 1} of training: "
-                "lower the learning rate, or look at the data of that step"
+                f"the loss became {steps.bad_loss}, in training: lower the learning "
+                f"rate, or look at the data of that step; {last_good}"
             )
 
     writer.enter(Phase.FIRST_STEP)
-    first_end_ns = step()
+    first_end_ns = steps.run()
     writer.write(
         "first_step_done",
         time_to_first_step_sec=(first_end_ns - build_start_ns) / 1e9,
     )
     writer.enter(Phase.WARMUP)
     for _ in range(spec.num_warmup_steps - 1):
-        step()
+        steps.run()
     writer.enter(Phase.MEASURE)
     with quiet_collector():
         memory.start()
+        program.start_window()
         for _ in range(spec.num_measured_steps):
-            step()
+            steps.run()
             memory.sample()
         peak_memory_bytes = memory.peak_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
+    _write_all(writer, "window_metric", program.window_metrics())
     quality: list[dict[str, Any]] | None = None
     if spec.budget is not None:
         writer.enter(Phase.TRAIN)
         quality = training.train(
             program,
             spec.budget,
-            progress,
+            steps.progress,
             training_step,
             functools.partial(writer.write, "point"),
             writer.attach,
+            lambda: last_good.save(program, steps.progress.num_steps),
         )
     writer.enter(Phase.SANITY)
-    is_sane = _check_sanity(program, losses, writer)
+    is_sane = _check_sanity(program, steps, writer)
     writer.enter(Phase.REPORT)
     writer.write("explain", collectives=program.explain())
     if spec.is_evaluated and is_sane:
@@ -183,6 +190,45 @@ def measure_trial(
     writer.write("done", ns=clock())
 
 
+class _Steps:
+    """Runs single steps, times and records them.
+
+    Attributes:
+      progress: Of the steps so far.
+      bad_loss: The first loss that is not finite, with its step and who saw it, or "".
+    """
+
+    def __init__(
+        self, program: StepProgram, writer: RankWriter, clock: Callable[[], int]
+    ) -> None:
+        self._program = program
+        self._writer = writer
+        self._clock = clock
+        self.progress = training.Progress(
+            step_time_sec=[], global_batch_size=program.global_batch_size
+        )
+        self.bad_loss = ""
+
+    def run(self) -> int:
+        """Runs a step; returns its end in nanoseconds."""
+        index = self.progress.num_steps
+        start_ns = self._clock()
+        loss = self._program.run(1)
+        end_ns = self._clock()
+        self._writer.step(index, start_ns, end_ns, loss)
+        if not math.isfinite(loss) and not self.bad_loss:
+            # Asked at once: the update carries it to all replicas.
+            where = _replicas_of_bad_losses(self._program.losses_of_replicas())
+            self.bad_loss = f"{loss} in step {index}{where}"
+        self.progress.step_time_sec.append((end_ns - start_ns) / 1e9)
+        return end_ns
+
+
+def _write_all(writer: RankWriter, kind: str, records: Iterable[Any]) -> None:
+    for record in records:
+        writer.write(kind, **training.fields_of(record))
+
+
 def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
     for name in ("per_replica_batch_size", "global_batch_size"):
         got, expected = getattr(program, name), getattr(spec, name)
@@ -190,25 +236,28 @@ def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
 
 
-def _check_sanity(
-    program: StepProgram, losses: list[float], writer: RankWriter
-) -> bool:
-    bad = [f"step {i}: {loss}" for i, loss in enumerate(losses) if not _is_finite(loss)]
+def _check_sanity(program: StepProgram, steps: _Steps, writer: RankWriter) -> bool:
+    bad_loss = steps.bad_loss
     writer.write(
         "sanity",
         name="every_loss_is_finite",
-        is_passed=not bad,
-        detail=bad[0] if bad else f"{len(losses)} losses, all steps",
+        is_passed=not bad_loss,
+        detail=bad_loss or f"{steps.progress.num_steps} losses, all steps",
     )
-    is_sane = not bad
+    is_sane = not bad_loss
     for check in program.sanity():
         writer.write("sanity", **training.fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
 
 
-def _is_finite(loss: float) -> bool:
-    return math.isfinite(loss)
+def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
+    """Returns which replicas saw a loss that is not finite, for a message."""
+    bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
+    if not bad or len(losses) == 1:
+        return ""
+    replicas = "replica" if len(bad) == 1 else "replicas"
+    return f", seen by {replicas} {', '.join(bad)} of {len(losses)}"
 
 
 def write_failure(writer: RankWriter, error: BaseException) -> None:

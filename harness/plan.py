@@ -28,6 +28,7 @@ from results.records import PlannedTrial, ScalingMode, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from pathlib import Path
 
     from harness.catalog import BackendInfo, PresetInfo
     from harness.request import SweepRequest
@@ -88,9 +89,9 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     backends = [catalog.backend(name) for name in request.backends]
     preset_name = request.preset or _default_preset(info, request.device)
     preset = catalog.preset(info, preset_name)
-    data = request.data or preset.data
+    _check_data_dir(request.data_dir)
     _check_counts(request)
-    catalog.check_data(info, data)
+    data = catalog.check_data(info, request.data or preset.data, request.data_dir)
     if request.options:
         catalog.check_options(info, preset_name, request.options)
 
@@ -114,6 +115,15 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "options": dict(request.options),
     }
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
+    catalog.check_machine(
+        info,
+        preset_name,
+        request.options,
+        data=data,
+        global_batch_size=max(
+            case.num_replicas * case.per_replica_batch_size for case in cases
+        ),
+    )
     trials = _trials(cases, request.repeats, request.seed, common)
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
     if learning is not None:
@@ -159,6 +169,14 @@ def _trials(
 def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
     names = {preset.name for preset in info.presets}
     return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
+
+
+def _check_data_dir(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.is_dir():
+        raise PlanError(
+            f"--data-dir {str(data_dir)!r} is not a directory; give the one that"
+            " 'tfds build --data_dir' prepared sets in"
+        )
 
 
 def _check_counts(request: SweepRequest) -> None:

@@ -10,6 +10,7 @@ which all processes of a machine share.
   text such as ``nan``). The index counts over all phases from 0.
 - ``first_step_done``: ``time_to_first_step_sec``.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
+- ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
 - ``sanity``: ``name``, ``is_passed``, ``detail``.
 - ``quality``: the fields of ``QualityMetric``, of what was reached in the end.
@@ -70,6 +71,11 @@ class RankWriter:
         self._clock = clock
         self.phase = Phase.LAUNCH
         self.write("phase", phase=self.phase.value, ns=clock())
+
+    @property
+    def directory(self) -> Path:
+        """The directory of the trial."""
+        return self._path.parent
 
     def write(self, kind: str, **fields: Any) -> None:
         """Appends one line."""
@@ -148,6 +154,7 @@ class RankLog:
       facts: Fields of the ``facts`` line, empty before the build is done.
       time_to_first_step_sec: None before the first step is done.
       memory: Fields of the ``memory`` line, empty before the window has ended.
+      window_metrics: Fields of the ``window_metric`` lines.
       collectives: The backend's account of the collectives in a step.
       sanity: Fields of the ``sanity`` lines.
       quality: Fields of the ``quality`` lines.
@@ -162,6 +169,7 @@ class RankLog:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_to_first_step_sec: float | None = None
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
+    window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     collectives: str = ""
     sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
@@ -199,6 +207,15 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
     return log
 
 
+# Kinds of which there can be many, and the list that keeps them.
+_LISTS = {
+    "sanity": "sanity",
+    "quality": "quality",
+    "point": "curve",
+    "window_metric": "window_metrics",
+}
+
+
 def _apply(log: RankLog, fields: dict[str, Any]) -> None:
     kind = fields.pop("kind")
     if kind == "phase":
@@ -213,10 +230,8 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
                 loss=float(fields["loss"]),
             )
         )
-    elif kind in ("sanity", "quality"):
-        getattr(log, kind).append(fields)
-    elif kind == "point":
-        log.curve.append(fields)
+    elif kind in _LISTS:
+        getattr(log, _LISTS[kind]).append(fields)
     elif kind in ("facts", "memory", "failure"):
         setattr(log, kind, fields)
     elif kind == "first_step_done":

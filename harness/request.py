@@ -9,6 +9,7 @@ from results.records import OptionValue, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 DEFAULT_BACKENDS = ("in_graph", "tf_mirrored")
 DEFAULT_MODES = (ScalingMode.WEAK, ScalingMode.STRONG)
@@ -29,6 +30,7 @@ class SweepRequest:
       repeats: Repetitions of each case.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
+      data_dir: Where TFDS sets are; by default where TFDS looks.
       per_replica_batch_size: Weak scaling's constant; by default the preset's.
       global_batch_size: Strong scaling's constant; by default
         ``per_replica_batch_size`` times the baseline's replicas.
@@ -53,6 +55,7 @@ class SweepRequest:
     repeats: int = DEFAULT_REPEATS
     preset: str | None = None
     data: str | None = None
+    data_dir: Path | None = None
     per_replica_batch_size: int | None = None
     global_batch_size: int | None = None
     num_warmup_steps: int | None = None

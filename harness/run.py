@@ -15,6 +15,7 @@ from harness import (
     aggregate,
     canary,
     catalog,
+    checkpoints,
     environment,
     foreign_load,
     gpus,
@@ -49,6 +50,9 @@ class RunSettings:
       is_failed_retried: Whether recorded failures are run again.
       worker_command: The process of a trial; its directory is appended.
       canary: Returns the seconds of the fixed computation on a core.
+      are_checkpoints_kept: Whether the last checkpoint of a quality run stays when it
+        came to its end; that of one that failed always stays.
+      data_dir: Where TFDS sets are; by default where TFDS looks.
     """
 
     timeout_sec: float
@@ -56,6 +60,8 @@ class RunSettings:
     is_failed_retried: bool = False
     worker_command: Sequence[str] = launch.WORKER_COMMAND
     canary: Callable[[int | None], float] = canary.run_canary
+    are_checkpoints_kept: bool = False
+    data_dir: str | None = None
 
 
 @contextlib.contextmanager
@@ -151,7 +157,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     if processes.is_cluster:
         command = (*launch.CLUSTER_COMMAND, *command)
     gpu_ids = _gpu_ids(spec.num_replicas) if spec.device == "gpu" else ()
-    variables = launch.trial_variables(spec, place, trial_dir, gpu_ids=gpu_ids)
+    variables = launch.trial_variables(
+        spec, place, trial_dir, gpu_ids=gpu_ids, data_dir=settings.data_dir
+    )
     env = environment.read_environment(
         place, variables, gpus=gpus.gpu_names() if gpu_ids else ()
     )
@@ -176,6 +184,9 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     conclusion = aggregate.conclude(
         trial_id, spec, trial_dir, trial_exit, num_ranks=processes.num_ranks
     )
+    is_ok = conclusion.status is TrialStatus.OK
+    if is_ok and not settings.are_checkpoints_kept:
+        checkpoints.remove(trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
     status = StatusRecord(

@@ -87,6 +87,7 @@ def make_plan(
         repeats=request.repeats,
         seed=request.seed,
         timeout_sec=request.timeout_sec,
+        data_dir=None if request.data_dir is None else str(request.data_dir.absolute()),
         trials=sweep.trials,
     )
 
@@ -157,6 +158,7 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
             "command": new.command if num_added else existing.command,
             "repeats": max(existing.repeats, new.repeats),
             "timeout_sec": new.timeout_sec,
+            "data_dir": new.data_dir,
             "trials": tuple(known.values()),
         }
     )

@@ -26,6 +26,11 @@ runs_dir_option = click.option(
     show_default=True,
     help="Where studies are.",
 )
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where TFDS sets are.  [default: TFDS_DATA_DIR, or TFDS' own place]",
+)
 json_option = click.option(
     "--json", "is_json", is_flag=True, help="Print data as JSON on stdout."
 )
@@ -65,7 +70,12 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"
             ),
-            click.option("--data", help="Data set.  [default: the preset's]"),
+            click.option(
+                "--data",
+                help="Data set: digits, synthetic, a TFDS name, or folder:PATH."
+                "  [default: the preset's]",
+            ),
+            data_dir_option,
             click.option(
                 "--per-replica-batch-size",
                 type=click.IntRange(min=1),

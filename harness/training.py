@@ -33,6 +33,9 @@ class Trainable(Protocol):
     def samples(self) -> bytes | None:
         """Returns a picture of what the program makes, as PNG, or None."""
 
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of the whole trial so far, or None."""
+
     def agree(self, value: int) -> int:
         """Returns the value of the first process, in all of them."""
 
@@ -89,6 +92,7 @@ def train(
     step: Callable[[], None],
     record: Callable[..., None],
     attach: Callable[[str, bytes], None],
+    save: Callable[[], None],
 ) -> list[dict[str, Any]]:
     """Trains until the budget is used up, and measures quality on the way.
 
@@ -99,6 +103,7 @@ def train(
       step: Runs a step.
       record: Takes the fields of a ``QualityPoint``.
       attach: Keeps a picture under a name.
+      save: Keeps a checkpoint.
 
     Returns:
       The fields of the quality metrics in the end.
@@ -111,6 +116,8 @@ def train(
         # At least one: every point is that of another model.
         for _ in range(program.agree(max(num_steps, 1))):
             step()
+        # Before the evaluation, during which actors may go on.
+        num_environment_steps = program.num_environment_steps()
         quality = [fields_of(metric) for metric in program.evaluate()]
         samples = program.samples()
         name = f"samples_{progress.num_steps:08}.png" if samples else ""
@@ -120,9 +127,11 @@ def train(
             num_steps=progress.num_steps,
             num_examples=progress.num_examples,
             train_time_sec=progress.train_time_sec,
+            num_environment_steps=num_environment_steps,
             quality=quality,
             samples=name,
         )
+        save()
     return quality
 
 

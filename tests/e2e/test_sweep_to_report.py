@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from results import frame
 from results.records import TrialStatus
 from results.store import Store
 
@@ -67,3 +68,51 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
         assert "replicas_in_sync" in {check.name for check in result.sanity}
         assert trial.trial_id[:8] in page
     assert "http://" not in page.replace("http://www.w3.org/", "")
+
+
+def test_a_sweep_with_actors_ends_in_learning_curves(tmp_path: Path) -> None:
+    """Two seeds of D4PG: environment steps, counts of the window, returns, profile."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "harness",
+            "sweep",
+            "--workload=d4pg",
+            "--preset=smoke",
+            "--data=cartpole:balance",
+            "--backends=in_graph",
+            "--replicas=1",
+            "--mode=strong",
+            "--repeats=1",
+            "--budget=60steps",
+            "--evaluations=2",
+            "--quality-repeats=2",
+            "--study=s",
+            f"--runs-dir={tmp_path / 'runs'}",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_SEC,
+    )
+    assert done.returncode == 0, done.stderr
+    store = Store.open(tmp_path / "runs" / "s")
+    trials = frame.trials_frame(store)
+    curves = frame.curves_frame(store)
+    page = store.report_path.read_text(encoding="utf-8")
+
+    assert ["ok"] * 3 == trials.status.tolist()
+    assert (trials.window_environment_steps_per_sec > 0).all()
+    assert (trials.window_replaced_actors == 0).all()
+    assert {"episode_return"} == set(curves.metric)
+    assert 2 * 2 == len(curves)
+    for _, run in curves.groupby("trial_id"):
+        assert [30, 60] == run.num_steps.tolist()
+        first, last = run.num_environment_steps
+        assert 200 <= first < last
+        assert run.value.between(0.0, 1000.0).all()
+    assert "environment steps of all actors" in page
+    assert "Seeds together" in page

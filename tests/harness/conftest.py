@@ -20,13 +20,12 @@ from results.store import Store
 ROOT = Path(__file__).resolve().parents[2]
 FAKE_WORKER = (sys.executable, str(Path(__file__).with_name("fake_worker.py")))
 
-SMALL_SWEEP = (
+SMALL = (
     "--workload=resnet50",
     "--preset=smoke",
     "--replicas=1,2",
     "--mode=weak",
     "--repeats=2",
-    "--study=s",
 )
 
 _DRIVER = f"""
@@ -153,13 +152,40 @@ def start_harness(tmp_path: Path) -> Any:
     return start
 
 
+@pytest.fixture
+def harness(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that runs the command line in an empty directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*args: Any, overrides: Any = None) -> Any:
+        code = cli.main(args, run_overrides=overrides)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def small() -> tuple[str, ...]:
+    """Returns the options of a sweep of 8 trials."""
+    return SMALL
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Any:
+    """Returns a function that lists everything below the test's directory."""
+    return lambda: sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")
+    )
+
+
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
     """Returns a directory with a finished study, made once."""
     root = tmp_path_factory.mktemp("template")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        code = cli.main(("sweep", *SMALL_SWEEP), run_overrides=overrides)
+        code = cli.main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
     assert exit_codes.OK == code
     return root
 

@@ -73,6 +73,7 @@ class Program:
     def __init__(self, spec: TrialSpec, behavior: str, clock: Clock) -> None:
         self.per_replica_batch_size = spec.per_replica_batch_size
         self.global_batch_size = spec.global_batch_size
+        self._num_replicas = spec.num_replicas
         self._behavior = behavior
         self._clock = clock
         self._num_steps = 0
@@ -89,8 +90,25 @@ class Program:
             misbehave(self._behavior)
         time.sleep(self._trial_sec)
         self._clock.now_ns += self._step_ns + 1_000 * self._num_steps
-        is_bad = (self._behavior, self._num_steps) in (("nan", 4), ("late_nan", 9))
+        is_bad = (self._behavior, self._num_steps) in (
+            ("nan", 4),
+            ("late_nan", 9),
+            ("last_nan", 15),
+        )
         return float("nan") if is_bad else 2.3 / self._num_steps
+
+    def losses_of_replicas(self) -> list[float]:
+        """Says that the last replica saw it."""
+        return [2.3] * (self._num_replicas - 1) + [float("nan")]
+
+    def save(self, directory: str) -> str:
+        """Writes a file that says after how many steps; all ranks may."""
+        if self._behavior == "bad_weights" and self._num_steps > 10:
+            raise FloatingPointError("variable 'stem/kernel' is not finite")
+        Path(directory).mkdir(exist_ok=True)
+        prefix = Path(directory) / "ckpt-1"
+        prefix.with_suffix(".index").write_text(str(self._num_steps), encoding="utf-8")
+        return str(prefix)
 
     def sanity(self) -> list[Check]:
         """Passes, unless it is to be insane."""
@@ -106,6 +124,19 @@ class Program:
     def samples(self) -> bytes:
         """Returns what stands for a picture."""
         return f"picture after {self._num_steps}".encode()
+
+    def start_window(self) -> None:
+        """Remembers where the window begins."""
+        self._first_of_window = self._num_steps
+
+    def window_metrics(self) -> list[Metric]:
+        """Returns how many steps the window had."""
+        count = self._num_steps - self._first_of_window
+        return [Metric("steps_in_window", count, "", count, count, count, 0.95, "")]
+
+    def num_environment_steps(self) -> int:
+        """Every step has seven."""
+        return 7 * self._num_steps
 
     def agree(self, value: int) -> int:
         """There is one process, or all have the same clock."""

@@ -29,6 +29,14 @@ class Check:
     detail: str
 
 
+@dataclasses.dataclass
+class Count:
+    """The part of a metric that matters here."""
+
+    name: str
+    value: int
+
+
 class FakeProgram:
     """Takes a second per step and two between steps; looks at the collector."""
 
@@ -50,6 +58,13 @@ class FakeProgram:
         self.was_collecting.append(gc.isenabled())
         return 1.0 / self.num_steps
 
+    def losses_of_replicas(self) -> Any:
+        """None of this program is bad."""
+        return ()
+
+    def save(self, directory: str) -> None:
+        """Has nothing to keep."""
+
     def sanity(self) -> Any:
         """One check."""
         return (Check("in_sync", self.is_sane, "said so"),)
@@ -58,6 +73,14 @@ class FakeProgram:
         """No metric."""
         self.num_evaluations += 1
         return ()
+
+    def start_window(self) -> None:
+        """Remembers the moment."""
+        self.window_start = self.clock.now, self.num_steps
+
+    def window_metrics(self) -> Any:
+        """The steps since then."""
+        return (Count("steps", self.num_steps - self.window_start[1]),)
 
     def explain(self) -> str:
         """A text."""
@@ -126,6 +149,18 @@ def test_steps_are_apart_by_phase(tmp_path: Path, make_spec: Any) -> None:
     assert {1.0} == {step.time_sec for step in log.steps}
     assert log.is_done
     assert log.phase is Phase.REPORT
+
+
+def test_what_a_program_counts_is_of_the_measured_window(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """It begins right before the first measured step, and ends after the last."""
+    program, log = measured(
+        tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4)
+    )
+
+    assert [{"name": "steps", "value": 4}] == log.window_metrics
+    assert (log.steps[3].start_ns, 3) == program.window_start
 
 
 def test_one_warmup_step_is_the_first_step(tmp_path: Path, make_spec: Any) -> None:

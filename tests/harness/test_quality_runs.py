@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import pytest
@@ -137,6 +138,10 @@ class FakeProgram:
     def samples(self) -> None:
         """Makes no pictures."""
 
+    def num_environment_steps(self) -> int:
+        """Returns ten for each time it was told how far to go."""
+        return 10 * len(self.said)
+
     def agree(self, value: int) -> int:
         """Returns what the first process said."""
         self.said.append(value)
@@ -152,6 +157,7 @@ def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
         global_batch_size=program.global_batch_size,
     )
     points: list[dict] = []
+    saved_after: list[int] = []
     training.train(
         program,
         budget,
@@ -159,7 +165,10 @@ def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
         lambda: progress.step_time_sec.append(program.step_time_sec),
         lambda **fields: points.append(fields),
         lambda name, content: pytest.fail(f"{name} of {content}"),
+        lambda: saved_after.append(progress.num_steps),
     )
+    # A checkpoint at every point.
+    assert saved_after == [point["num_steps"] for point in points]
     return points
 
 
@@ -182,6 +191,7 @@ def test_evaluations_split_the_budget_evenly(unit, amount, steps):
     assert [0.5 * (n - 1) for n in steps] == [
         point["train_time_sec"] for point in points
     ]
+    assert [10, 20, 30, 40] == [point["num_environment_steps"] for point in points]
     assert [{"name": "top_1", "value": 4.0}] == points[-1]["quality"]
 
 
@@ -242,18 +252,86 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
         assert 1 - 3 / 20 == result.quality[0].value
 
 
-def test_a_loss_that_is_no_number_ends_a_quality_run(monkeypatch, overrides, tmp_path):
-    """In the step where it appears, and with that step in the reason."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "in_graph:2:late_nan")
+def run_quality_sweep(overrides, tmp_path, *more):
+    """Runs the sweep; returns its code and its quality runs by replicas."""
+    arguments = (*QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
+    code = cli.main(arguments, run_overrides=overrides)
+    store = Store.open(tmp_path / "s")
+    return code, {
+        trial.spec.num_replicas: (trial, store.trial_dir(trial.trial_id) / "checkpoint")
+        for trial in store.trials()
+        if trial.spec.budget is not None
+    }
 
-    code = cli.main((*QUALITY_SWEEP, f"--runs-dir={tmp_path}"), run_overrides=overrides)
-    failures = [
-        trial.status.failure
-        for trial in Store.open(tmp_path / "s").trials()
-        if trial.status.failure is not None
-    ]
+
+_NAN = (
+    "the loss became nan in step {step}, seen by replica 1 of 2, in training: lower "
+    "the learning rate, or look at the data of that step; "
+)
+_KEPT = (
+    "the last good checkpoint, after 10 steps, is trials/{id}/checkpoint/ckpt-1 in the "
+    "study"
+)
+_NONE_YET = "there is no checkpoint yet: none was due before"
+
+
+@pytest.mark.parametrize(
+    ("behavior", "step", "reason"),
+    [
+        ("late_nan", 8, _NAN + _NONE_YET),
+        ("last_nan", 14, _NAN + _KEPT),
+        ("bad_weights", None, "variable 'stem/kernel' is not finite; " + _KEPT),
+    ],
+)
+def test_a_value_that_is_no_number_ends_a_quality_run(
+    monkeypatch, overrides, tmp_path, behavior, step, reason
+):
+    """In the step where it appears, with who saw it and where to go on from."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
+    code, trials = run_quality_sweep(overrides, tmp_path)
+    trial, checkpoint = trials[2]
+    failure = trial.status.failure
 
     assert exit_codes.SOME_TRIALS_FAILED == code
-    (failure,) = failures
-    assert "train" == failure.phase.value
-    assert "the loss is nan in step 8 of training" in failure.reason
+    assert ("train", "FloatingPointError") == (
+        failure.phase.value,
+        failure.exception_type,
+    )
+    assert reason.format(id=trial.trial_id, step=step) == failure.reason
+    if "ckpt-1" in reason:
+        assert "10" == (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
+
+
+def test_a_run_that_ended_well_leaves_a_checkpoint_only_where_asked(
+    overrides, tmp_path
+):
+    """They are as large as the model; the last one is that of the end."""
+    _, plain = run_quality_sweep(overrides, tmp_path / "plain")
+    code, kept = run_quality_sweep(overrides, tmp_path / "kept", "--keep-checkpoints")
+
+    assert exit_codes.OK == code
+    assert not any(checkpoint.exists() for _, checkpoint in plain.values())
+    assert {"20"} == {
+        (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
+        for _, checkpoint in kept.values()
+    }
+
+
+def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
+    """Also those of a study that is resumed without saying it again."""
+    (tmp_path / "sets").mkdir()
+    seen = tmp_path / "seen"
+    code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['TFDS_DATA_DIR'])"
+    command = (sys.executable, "-c", code, str(seen))
+    overrides = {**overrides, "worker_command": command}
+    arguments = (f"--runs-dir={tmp_path}", "--budget=none", "--replicas=1")
+    cli.main(
+        (*QUALITY_SWEEP, *arguments, f"--data-dir={tmp_path / 'sets'}"),
+        run_overrides=overrides,
+    )
+    cli.main(
+        ("resume", "s", f"--runs-dir={tmp_path}", "--retry=failed"),
+        run_overrides=overrides,
+    )
+
+    assert 2 * str(tmp_path / "sets") == seen.read_text(encoding="utf-8")

@@ -53,6 +53,8 @@ def test_an_ok_trial_has_everything(store: Store, settings: run.RunSettings) -> 
     assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
     assert rank.time_to_first_step_sec > 5.0
     assert [metric.num_examples for metric in trial.result.quality] == [359]
+    (counted,) = trial.result.window_metrics
+    assert ("steps_in_window", 4) == (counted.name, counted.value)
     assert trial.env.canary_before_sec == trial.env.canary_after_sec == 0.2
     assert trial.env.environment_variables["CUDA_VISIBLE_DEVICES"] == "-1"
     assert not trial.env.placement.is_oversubscribed
@@ -69,7 +71,7 @@ def test_an_ok_trial_has_everything(store: Store, settings: run.RunSettings) -> 
         ("exit3", "failed", "measure", "exit code 3"),
         ("exit0", "failed", "measure", "exit code 0"),
         ("insane", "insane", "sanity", "in_sync: variables of replica 1 differ"),
-        ("nan", "insane", "sanity", "every_loss_is_finite: step 3: nan"),
+        ("nan", "insane", "sanity", "every_loss_is_finite: nan in step 3"),
     ],
 )
 def test_each_way_to_fail_is_recorded(

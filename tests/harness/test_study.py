@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness import plan, study
-from harness.errors import MatchStudyError, StudyError
+from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.request import SweepRequest
 from results.records import Plan, ScalingMode
 
@@ -174,3 +174,27 @@ def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None
 def test_an_empty_directory_can_become_a_study(tmp_path: Path) -> None:
     """There is nothing to lose in it."""
     assert study.read_existing_plan(tmp_path) is None
+
+
+def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same trials run where the sets have moved to; resuming finds them again."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    first, moved = plan_of(data_dir=Path("here")), plan_of(data_dir=Path("there"))
+    reconciled = study.reconcile(first, moved)
+
+    assert str(tmp_path / "here") == first.data_dir
+    assert plan_of().data_dir is None
+    assert ids_of(first) == ids_of(moved) == ids_of(plan_of())
+    assert str(tmp_path / "there") == reconciled.plan.data_dir
+
+
+def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(
+        PlanError, match=r"--data-dir '.*nowhere' is not a directory; g"
+    ):
+        plan_of(data_dir=tmp_path / "nowhere")
