@@ -20,8 +20,10 @@ COMMANDS = (
     ),
     ("workers", [sys.executable, "-m", "benchmarks.bench_multi_worker"]),
     ("input pipelines", [sys.executable, "-m", "benchmarks.bench_input"]),
+    ("metrics", [sys.executable, "-m", "benchmarks.bench_metrics"]),
     ("precision", [sys.executable, "-m", "benchmarks.bench_precision"]),
     ("parameter servers", [sys.executable, "-m", "benchmarks.bench_async"]),
+    ("actors and replay", [sys.executable, "-m", "benchmarks.bench_d4pg"]),
 )
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import replicator
 from replicator import devices
-from replicator.engine import body, optimize, plan, program, trace
+from replicator.engine import analysis, body, optimize, plan, program, trace
 from replicator.engine.variables import VariableTable
 from replicator.topology import make_topology
 
@@ -64,14 +64,14 @@ def test_link_500_collectives_over_8_replicas(benchmark: Any, monkeypatch: Any) 
     topology = make_topology(
         [[name] for name in devices.split_cpu(NUM_REPLICAS)], is_mirrored=True
     )
-    monkeypatch.setattr(program, "trace", lambda *_: traced)
+    monkeypatch.setattr(analysis, "trace", lambda *_: traced)
 
     def read_optimized(_traced: Any) -> Any:
         copy = type(optimized)()
         copy.CopyFrom(optimized)
         return copy
 
-    monkeypatch.setattr(program, "optimize", read_optimized)
+    monkeypatch.setattr(analysis, "optimize", read_optimized)
     benchmark.pedantic(
         lambda: program.Program(lambda: None, [], topology, VariableTable(topology)),
         rounds=5,

@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 from typing import Any
 
 from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
+from benchmarks.children import run_child
 
 WORKLOADS = ("resnet50", "sngan")
 KINDS = ("input", "step")
@@ -41,7 +40,10 @@ def main() -> None:
         print(json.dumps(_measure(name, KINDS if order == "0" else KINDS[::-1])))
         return
     for name in WORKLOADS:
-        found = [_run_child(name, repeat) for repeat in range(arguments.repeats)]
+        found = [
+            run_child(__spec__.name, name, str(repeat % 2))
+            for repeat in range(arguments.repeats)
+        ]
         for repeat, rates in enumerate(found):
             print(
                 f"repeat {repeat} {name:10} input {rates['input']:7.1f} images/s, "
@@ -50,18 +52,6 @@ def main() -> None:
             )
         ratio = paired_ratio([(rates["input"], rates["step"]) for rates in found])
         print_figure(f"{name}: input / training", ratio, TARGET, is_more_better=True)
-
-
-def _run_child(name: str, repeat: int) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, "--child", name, str(repeat % 2)],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def _measure(name: str, kinds: tuple[str, ...]) -> dict[str, float]:

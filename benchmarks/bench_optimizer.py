@@ -15,12 +15,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
+from benchmarks.children import run_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,21 +42,7 @@ def main() -> None:
     if options.child:
         print(json.dumps(_measure(options.blocks)))
         return
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            __spec__.name,
-            "--child",
-            "--blocks",
-            str(options.blocks),
-        ],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    measured = json.loads(done.stdout.strip().splitlines()[-1])
+    measured = run_child(__spec__.name, "--blocks", str(options.blocks))
     for name, result in measured.items():
         pairs = [(b["sharded"], b["unsharded"]) for b in result["blocks"]]
         title = f"{name}: optimizer time per step, sharded / not"

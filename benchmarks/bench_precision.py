@@ -15,12 +15,11 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from typing import Any
 
 from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
+from benchmarks.children import run_child
 
 TYPES = ("mixed_bfloat16", "float32")
 NUM_IMAGES = 16
@@ -43,7 +42,7 @@ def main() -> None:
     measured: dict[str, list[dict[str, float]]] = {name: [] for name in TYPES}
     for repeat in range(arguments.repeats):
         for name in TYPES if repeat % 2 == 0 else TYPES[::-1]:
-            figures = _run_child(name)
+            figures = run_child(__spec__.name, name)
             measured[name].append(figures)
             print(
                 f"repeat {repeat} {name:15} {figures['images_per_sec']:5.2f} images/s, "
@@ -56,18 +55,6 @@ def main() -> None:
     rates = [(a["images_per_sec"], b["images_per_sec"]) for a, b in pairs]
     title = f"throughput: {TYPES[0]} / {TYPES[1]}"
     print_figure(title, paired_ratio(rates), TARGET, is_more_better=True)
-
-
-def _run_child(name: str) -> dict[str, float]:
-    done = subprocess.run(
-        [sys.executable, "-m", __spec__.name, "--child", name],
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
 
 
 def _measure(compute_dtype: str) -> dict[str, float]:

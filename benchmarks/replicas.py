@@ -89,7 +89,6 @@ def _plain_loop() -> Any:
         num_classes=config.num_classes,
         version=config.version,
         zero_gamma=config.zero_gamma,
-        symmetric_padding=config.symmetric_padding,
         compute_dtype=config.compute_dtype,
         seed=0,
     )

@@ -15,7 +15,7 @@ from harness.cli import cli
 
 VERBS = sorted(cli.commands)
 # Verbs whose document refers to that of another one: verb -> (the other, left out).
-SHARED = {"plan": ("sweep", {"--dry-run", "--retry"})}
+SHARED = {"plan": ("sweep", {"--dry-run", "--keep-checkpoints", "--retry"})}
 EVERYWHERE = {"-h", "--help"}
 
 _OPTION = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")

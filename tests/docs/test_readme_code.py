@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -66,7 +65,9 @@ def run_document(path: str, text: str, folder: Path) -> Any:
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(
+                [str(ROOT), os.environ.get("PYTHONPATH", "")]
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
         timeout=TIMEOUT_SEC,
@@ -74,17 +75,9 @@ def run_document(path: str, text: str, folder: Path) -> Any:
 
 
 @pytest.fixture
-def folder_with_study(tmp_path: Path) -> Path:
+def folder_with_study(tmp_path: Path, synthetic: Any) -> Path:
     """A folder in which ``runs/example`` is a study."""
-    source = ROOT / "benchmarks" / "synthetic.py"
-    spec = importlib.util.spec_from_file_location("synthetic_for_documents", source)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses look their module up while it is executed.
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    module.make_store(tmp_path / "runs" / EXAMPLE_STUDY)
+    synthetic.make_store(tmp_path / "runs" / EXAMPLE_STUDY)
     return tmp_path
 
 

@@ -1,0 +1,250 @@
+"""What one trial recorded that never ran: plausible figures, and every failure.
+
+Figures follow a fixed table of throughputs with lognormal noise, seeded by the trial.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from results.records import (
+    Environment,
+    Failure,
+    Phase,
+    Placement,
+    QualityMetric,
+    QualityPoint,
+    RankTimes,
+    SanityCheck,
+    ScalingMode,
+    TrialResult,
+    TrialStatus,
+)
+
+if TYPE_CHECKING:
+    from results.records import TrialSpec
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+NUM_CORES = 2
+SHARE_OF_SLOW_STEPS = 0.08
+
+# Images per second on two cores by backend, mode and number of replicas.
+THROUGHPUT = {
+    ("single", WEAK, 1): 26.3,
+    ("in_graph", WEAK, 1): 26.1,
+    ("in_graph", WEAK, 2): 47.2,
+    ("in_graph", WEAK, 4): 48.0,
+    ("in_graph", STRONG, 2): 41.0,
+    ("in_graph", STRONG, 4): 33.5,
+    ("tf_mirrored", WEAK, 1): 24.9,
+    ("tf_mirrored", WEAK, 2): 37.4,
+    ("tf_mirrored", WEAK, 4): 29.9,
+    ("tf_mirrored", STRONG, 2): 31.2,
+    ("tf_mirrored", STRONG, 4): 21.0,
+}
+START_SEC = {"single": 6.0, "in_graph": 7.5, "tf_mirrored": 14.0}
+
+TRACEBACK = """Traceback (most recent call last):
+  File "harness/worker.py", line 88, in main
+    program = workload.build(replicator, **options)
+  File "workloads/resnet50/workload.py", line 41, in build
+    raise ValueError("<script>alert('unescaped')</script>")
+ValueError: <script>alert('unescaped')</script>
+"""
+
+
+FAILURES = {
+    TrialStatus.FAILED: Failure(
+        phase=Phase.BUILD,
+        reason="ValueError: <script>alert('unescaped')</script>",
+        exception_type="ValueError",
+        traceback=TRACEBACK,
+    ),
+    TrialStatus.TIMEOUT: Failure(
+        phase=Phase.MEASURE, reason="no end after 300 s; process tree was killed"
+    ),
+    TrialStatus.OUT_OF_MEMORY: Failure(
+        phase=Phase.FIRST_STEP, reason="the kernel killed the process (SIGKILL)"
+    ),
+    TrialStatus.INSANE: Failure(
+        phase=Phase.SANITY, reason="replicas_in_sync: replica 1 differs by 3e-2"
+    ),
+    TrialStatus.SKIPPED: Failure(
+        phase=Phase.LAUNCH, reason="the backend runs one replica only"
+    ),
+}
+# One grey pixel.
+PICTURE = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNoAAAAggCBd81ytgAAAABJRU5ErkJggg=="
+)
+
+
+def result(
+    spec: TrialSpec,
+    mode: ScalingMode,
+    trial_id: str,
+    *,
+    noise: float,
+    has_actors: bool,
+) -> TrialResult:
+    """Makes the observations of a trial.
+
+    Args:
+      spec: What would have run.
+      mode: The row of the table of throughputs.
+      trial_id: Seeds the noise.
+      noise: Standard deviation of log throughput between repetitions.
+      has_actors: Whether the program counts environment steps.
+    """
+    generator = np.random.default_rng(int(trial_id[:15], 16))
+    # All cases of one repetition drift together, as on a shared machine.
+    drift = np.random.default_rng(spec.seed).normal(0, noise)
+    rate = _throughput(spec, mode) * math.exp(drift + generator.normal(0, noise / 2))
+    step = spec.global_batch_size / rate
+    times = step * np.exp(generator.normal(0, 0.03, spec.num_measured_steps))
+    times += (
+        step
+        * generator.exponential(0.15, times.size)
+        * (generator.random(times.size) < SHARE_OF_SLOW_STEPS)
+    )
+    start = START_SEC.get(spec.backend, 9.0) * spec.num_replicas**0.6
+    start *= math.exp(generator.normal(0, 0.05))
+    window = float(times.sum()) * 1.002
+    quality = _quality(generator, 0.31)
+    curve: tuple[QualityPoint, ...] = ()
+    if spec.budget is not None:
+        curve = _curve(generator, spec, step, has_actors=has_actors)
+        (quality,) = curve[-1].quality
+    return TrialResult(
+        trial_id=trial_id,
+        example_unit="images",
+        num_parameters=23_528_522,
+        global_batch_size=spec.global_batch_size,
+        num_measured_steps=spec.num_measured_steps,
+        window_sec=window,
+        ranks=(
+            RankTimes(
+                rank=0,
+                time_to_first_step_sec=start,
+                warmup_step_time_sec=(start * 0.6, step * 1.4, step * 1.1),
+                step_time_sec=tuple(float(value) for value in times),
+                window_start_ns=0,
+                window_end_ns=int(window * 1e9),
+                losses=tuple(2.4 - 0.01 * k for k in range(spec.num_measured_steps)),
+                peak_memory_bytes=int((1.1 + 0.55 * spec.num_replicas) * 2**30),
+            ),
+        ),
+        sanity=(SanityCheck(name="finite_loss", is_passed=True, detail="all finite"),),
+        quality=(quality,) if spec.is_evaluated else (),
+        curve=curve,
+        window_metrics=_counts(generator) if has_actors else (),
+        collectives="214 all_mean in 3 buckets over 2 owners",
+    )
+
+
+def environment(spec: TrialSpec, fingerprint: str) -> Environment:
+    """Makes the record of a machine that nobody has."""
+    is_oversubscribed = spec.num_replicas > NUM_CORES
+    cores = tuple(range(min(spec.num_replicas, NUM_CORES)))
+    return Environment(
+        fingerprint=fingerprint,
+        cpu_model="Synthetic CPU @ 2.00GHz",
+        num_physical_cores=NUM_CORES,
+        num_logical_cores=NUM_CORES,
+        memory_bytes=24 * 2**30,
+        kernel="Linux 6.1",
+        python_version="3.11.9",
+        packages={"tensorflow": "2.21.0", "keras": "3.15.1", "numpy": "2.4.6"},
+        load_average_before=0.4,
+        load_average_after=1.7,
+        canary_before_sec=0.2,
+        canary_after_sec=0.2,
+        placement=Placement(
+            cpusets=(cores,),
+            cores_per_replica=1,
+            num_intra_op_threads=1,
+            num_inter_op_threads=spec.num_replicas,
+            num_available_cores=NUM_CORES,
+            is_oversubscribed=is_oversubscribed,
+            device_sharing="shared",
+        ),
+    )
+
+
+def _wilson(successes: int, n: int) -> tuple[float, float]:
+    """Returns the 95 % Wilson interval of a proportion."""
+    z = 1.959964
+    centre = (successes + z * z / 2) / (n + z * z)
+    half = z / (n + z * z) * math.sqrt(successes * (n - successes) / n + z * z / 4)
+    return centre - half, centre + half
+
+
+def _throughput(spec: TrialSpec, mode: ScalingMode) -> float:
+    key = (spec.backend, mode, spec.num_replicas)
+    weak = THROUGHPUT.get((spec.backend, WEAK, spec.num_replicas))
+    return THROUGHPUT.get(key) or weak or 40.0 * spec.num_replicas**0.5
+
+
+def _quality(generator: np.random.Generator, share: float) -> QualityMetric:
+    correct = int(generator.binomial(359, share))
+    low, high = _wilson(correct, 359)
+    return QualityMetric(
+        name="top_1",
+        value=correct / 359,
+        unit="",
+        num_examples=359,
+        low=low,
+        high=high,
+        method="Wilson score interval",
+    )
+
+
+def _counts(generator: np.random.Generator) -> tuple[QualityMetric, ...]:
+    rate = float(generator.normal(900, 30))
+    return tuple(
+        QualityMetric(
+            name=name,
+            value=value,
+            unit=unit,
+            num_examples=16,
+            low=value,
+            high=value,
+            method="counted, not estimated",
+        )
+        for name, value, unit in (
+            ("environment_steps_per_sec", rate, "environment steps/s"),
+            ("actor_idle_share", 0.25, "ratio"),
+        )
+    )
+
+
+def _curve(
+    generator: np.random.Generator,
+    spec: TrialSpec,
+    step_sec: float,
+    *,
+    has_actors: bool,
+) -> tuple[QualityPoint, ...]:
+    """Quality that comes closer to 97 % with every example."""
+    budget = spec.budget
+    assert budget is not None
+    points = []
+    for number in range(1, budget.num_evaluations + 1):
+        num_steps = math.ceil(budget.amount * number / budget.num_evaluations)
+        num_examples = num_steps * spec.global_batch_size
+        share = 0.97 - 0.87 * math.exp(-num_examples / 700)
+        points.append(
+            QualityPoint(
+                num_steps=num_steps,
+                num_examples=num_examples,
+                train_time_sec=(num_steps - 1) * step_sec,
+                num_environment_steps=10 * num_steps if has_actors else None,
+                quality=(_quality(generator, share),),
+                samples=f"samples_{num_steps:08}.png",
+            )
+        )
+    return tuple(points)
