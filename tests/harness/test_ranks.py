@@ -108,6 +108,6 @@ def test_a_stuck_rank_is_killed_with_all_others(
     left = [
         process
         for process in psutil.process_iter(["cmdline"])
-        if str(store.path) in " ".join(process.info["cmdline"] or [])
+        if str(store.root) in " ".join(process.info["cmdline"] or [])
     ]
     assert not left
