@@ -12,7 +12,8 @@ import tensorflow as tf
 
 _ROW, _MATRIX = 1, 2  # ranks
 _FEWEST_ATOMS = 2
-_RIM = 1e-3  # in units of the spacing
+RIM = 1e-3
+"""How far beyond the last atom a return may lie and not count as lost, in spacings."""
 
 
 def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
@@ -92,7 +93,7 @@ def backup(
     places = (returns - atoms[0]) / spacing
     last = tf.cast(num_atoms - 1, tf.float32)
     # Rounding puts an atom on the rim a little outside, which is no lost return.
-    is_outside = (places < -_RIM) | (places > last + _RIM)
+    is_outside = (places < -RIM) | (places > last + RIM)
     clipped = tf.reduce_sum(
         tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1
     )
