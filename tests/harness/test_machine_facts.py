@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
-from typing import TYPE_CHECKING, Any
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import canary, environment, gpus, launch
-from harness.die_with_parent import request_death_signal
 from results.records import Placement
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
+ROOT = Path(__file__).resolve().parents[2]
 PLACE = Placement(
     cpusets=((0, 1),),
     cores_per_replica=2,
@@ -34,7 +35,11 @@ def test_the_record_has_versions_and_no_host_name() -> None:
     assert {"OMP_NUM_THREADS": "2", "TF_X": "1"} == record.environment_variables
     assert "tensorflow" in record.packages
     assert record.memory_bytes > 2**28
-    assert socket.gethostname() not in record.model_dump_json()
+    host = socket.gethostname()
+    # A short name may be a word of the record.
+    assert len(host) < 6 or not re.search(
+        rf"\b{re.escape(host)}\b", record.model_dump_json()
+    )
 
 
 def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
@@ -138,9 +143,7 @@ def test_out_of_memory_kills_are_counted_where_the_kernel_does(
 
 def test_the_death_signal_can_be_asked_for() -> None:
     """In a child, since the request would hold for the test process too."""
-    pid = os.fork()
-    if pid == 0:
-        request_death_signal()
-        os._exit(0)
+    code = "from harness import die_with_parent as d; d.request_death_signal()"
+    command = [sys.executable, "-c", code]
 
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0
