@@ -11,7 +11,7 @@ from replicator.deadline import Deadline
 def waited(deadline: Deadline, expired: threading.Event, sec: float) -> bool:
     """Whether a block that waits for its end gets one."""
     with deadline.limit(sec):
-        return expired.wait(10.0)
+        return expired.wait(60.0)
 
 
 def test_a_block_that_is_too_long_expires_once() -> None:
@@ -39,11 +39,15 @@ def test_blocks_in_time_do_not_expire() -> None:
     deadline = Deadline(expired.set)
     before = threading.active_count()
     start = time.monotonic()
+    longest_sec = 0.0
     while time.monotonic() - start < 0.5:
+        entered = time.monotonic()
         with deadline.limit(0.2):
             time.sleep(0.001)
+        longest_sec = max(longest_sec, time.monotonic() - entered)
 
-    assert not expired.wait(0.3)
+    # On a machine that stands still, a block may not be in time.
+    assert not expired.wait(0.3) or longest_sec >= 0.2
     assert before + 1 >= threading.active_count()
 
 
@@ -51,9 +55,9 @@ def test_a_shorter_limit_is_not_slept_through() -> None:
     """The thread sleeps until the end of the longer one before it."""
     expired = threading.Event()
     deadline = Deadline(expired.set)
-    with deadline.limit(60.0):
+    with deadline.limit(600.0):
         time.sleep(0.05)
     start = time.monotonic()
 
     assert waited(deadline, expired, 0.1)
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < 50.0
