@@ -83,8 +83,10 @@ def _expected(op, xs):
 
 @hypothesis.settings(
     max_examples=12,
-    deadline=None,
-    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+    suppress_health_check=[
+        hypothesis.HealthCheck.function_scoped_fixture,
+        hypothesis.HealthCheck.too_slow,
+    ],
 )
 @hypothesis.given(data=st.data())
 def test_collectives_of_any_nest_are_numpys(in_graph, data):

@@ -36,7 +36,7 @@ def _collective(shapes, *, kind="all_reduce", op="sum", n=2, dtypes=None, index=
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     calls=st.lists(
         st.lists(st.integers(1, 5000), min_size=1, max_size=12), min_size=1, max_size=4
@@ -61,7 +61,7 @@ def test_no_owner_combines_more_than_its_share_and_one_tensor(calls, n):
     assert max(load) <= sum(sizes) / n + max(sizes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=60),
     is_double=st.lists(st.booleans(), min_size=60, max_size=60),

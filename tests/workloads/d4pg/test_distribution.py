@@ -88,7 +88,7 @@ def test_the_backup_is_that_of_rlax():
     assert 0 < np.count_nonzero(clipped) < len(clipped)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num_atoms=st.sampled_from([2, 3, 7, 20]),

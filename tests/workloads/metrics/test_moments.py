@@ -29,7 +29,7 @@ def test_moments_are_numpys(rng: np.random.Generator) -> None:
     assert (moments.num_examples, moments.num_features) == (9000, 5)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=6),
     seed=st.integers(0, 2**16),

@@ -110,7 +110,7 @@ def test_a_new_transition_has_the_largest_priority(
         assert before == replay._tree.total
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.lists(st.integers(0, 130), min_size=1, max_size=12), st.integers(0, 2**31))
 def test_the_tree_follows_whatever_is_written(
     make_streams, write_episodes, transition_of, lengths, seed

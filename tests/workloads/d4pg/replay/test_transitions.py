@@ -23,7 +23,7 @@ def stack_of(records, number, num_frames):
 episodes = st.lists(st.tuples(st.integers(1, 30), st.booleans()), max_size=14)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(episodes, st.integers(1, 6), st.sampled_from([1.0, 0.99, 0.5]), st.data())
 def test_transitions_are_those_of_the_definition(
     make_streams, write_episodes, transition_of, pattern, n, discount, data
