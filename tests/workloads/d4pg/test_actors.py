@@ -26,7 +26,7 @@ from workloads.d4pg.streams import StepStreams, StreamsSpec
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NAME = "cartpole:swingup"
 # A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
-PATIENCE_SEC = 60.0
+PATIENCE_SEC = 180.0
 POLICY = PolicySpec(
     observation_shape=(5,), action_size=1, hidden_sizes=(8,), kind="mlp"
 )
@@ -36,7 +36,8 @@ def make_streams(settings: ActorSettings, **changes) -> StepStreams:
     """Returns streams for the actors."""
     fields = {
         "num_streams": settings.num_streams,
-        "steps_per_stream": 20_000,
+        # More than actors write that nobody holds back; it is taken when it is used.
+        "steps_per_stream": 1_000_000,
         "observation_shape": (5,),
         "observation_dtype": "float32",
         "action_size": 1,
@@ -54,6 +55,13 @@ def wait_until(holds, pool: ActorPool) -> None:
         time.sleep(0.02)
 
 
+def stop(pid: int, pool: ActorPool) -> None:
+    """Stops a process, and returns when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    stopped = psutil.Process(pid)
+    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, pool)
+
+
 def break_cartpole(folder: pathlib.Path, monkeypatch, code: str) -> None:
     """Runs code in every Python process that starts, before its program."""
     (folder / "sitecustomize.py").write_text(
@@ -63,32 +71,6 @@ def break_cartpole(folder: pathlib.Path, monkeypatch, code: str) -> None:
         encoding="utf-8",
     )
     monkeypatch.setenv("PYTHONPATH", str(folder))
-
-
-@pytest.mark.parametrize(
-    ("num_actors", "expected"),
-    [(1, [0.176777]), (2, [1 / 32, 1.0]), (3, [1 / 32, 0.176777, 1.0])],
-)
-def test_noise_is_spread_over_environments(num_actors, expected) -> None:
-    """From 1/32 to 1, evenly in the logarithm; whatever process they are in."""
-    settings = ActorSettings(name=NAME, num_actors=num_actors)
-    sigmas = [settings.sigma(k) for k in range(num_actors)]
-
-    np.testing.assert_allclose(expected, sigmas, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"num_actors": 0}, "option num_actors=0 must be at least 1"),
-        ({"niceness": -1}, "option niceness=-1 must be at least 0"),
-        ({"sigma_min": 2.0}, "option sigma_min=2.0 must be at most sigma_max=1.0"),
-    ],
-)
-def test_settings_out_of_range_are_refused(changes, message) -> None:
-    """By the name of the option."""
-    with pytest.raises(ValueError, match=message):
-        ActorSettings(name=NAME, **changes)
 
 
 def test_actors_need_streams_of_their_number() -> None:
@@ -148,7 +130,7 @@ def test_actors_write_episodes_and_follow_the_policy() -> None:
         policy = Policy(POLICY)
         policy.load(flat)
         fields = {
-            name: streams.field(name).reshape(4, 20_000, -1)
+            name: streams.field(name).reshape(4, streams.spec.steps_per_stream, -1)
             for name in ("observation", "action", "reward", "is_first", "is_last")
         }
 
@@ -183,24 +165,26 @@ def test_actors_write_episodes_and_follow_the_policy() -> None:
 @pytest.mark.processes
 def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
     """The learner goes on sampling; both are counted."""
-    settings = ActorSettings(name=NAME, num_actors=2, stuck_sec=2.0, action_repeat=4)
+    settings = ActorSettings(name=NAME, num_actors=2, action_repeat=4)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         replay = make_replay(
             streams, ReplaySettings(min_size_to_sample=200), pool.check
         )
-        replay.sample(16)
+        replay.sample(16, timeout_sec=PATIENCE_SEC)
         wait_until(lambda: (streams.num_written - (100)).min() > 0, pool)
         first = pool.process_ids()
+        stop(first[0], pool)
+        broken_off = int(streams.num_written[0])
         os.kill(first[0], signal.SIGKILL)
-        wait_until(lambda: pool.counters().num_restarts == 1, pool)
-        at = int(streams.num_written[0])
-        wait_until(lambda: streams.num_written[0] > at + 50, pool)
-        os.kill(first[1], signal.SIGSTOP)
-        start = time.monotonic()
+        wait_until(lambda: streams.num_written[0] > broken_off + 50, pool)
+        assert 1 == pool.counters().num_restarts
+        stop(first[1], pool)
+        # As if it had been stopped for twice as long as is allowed.
+        long_ago = time.monotonic() - 2 * settings.stuck_sec
+        pool._processes[1].start = streams.heartbeat[1] = long_ago
         wait_until(lambda: not psutil.pid_exists(first[1]), pool)
-        stopped_sec = time.monotonic() - start
         replay.sample(16)
-        wait_until(lambda: pool.counters().num_restarts == 2, pool)
+        wait_until(lambda: pool.counters().num_restarts >= 2, pool)
         at = streams.num_written.copy()
         wait_until(lambda: (streams.num_written - (at + 50)).min() > 0, pool)
         replay.sample(16)
@@ -209,9 +193,10 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
         is_last = streams.field("is_last").reshape(2, -1)[0]
         starts = np.flatnonzero(is_first)[1:]
 
-        assert 1.5 < stopped_sec < 20
+        assert 2 == pool.counters().num_restarts
         # The replacement began an episode where the other one broke off.
-        assert 1 == np.count_nonzero(~is_last[starts - 1])
+        assert broken_off in starts
+        assert {broken_off} >= set(starts[~is_last[starts - 1]])
         last = pool.process_ids()
     assert set(first).isdisjoint(last)
     assert not any(psutil.pid_exists(pid) for pid in (*first, *last))
@@ -238,11 +223,12 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> Non
     settings = ActorSettings(name=NAME)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         wait_until(lambda: streams.num_written[0] > 2000, pool)
-        refused = pool.counters().num_refused
+        refused = pool.counters().num_refused / streams.num_written[0]
         replay = make_replay(streams, ReplaySettings())
         batch = replay.sample(2000)
 
-        assert 40 < refused < 200
+        # 1/50 + 1/77
+        assert 0.02 < refused < 0.1
         assert 0 == pool.counters().num_restarts
         for name in ("observation", "next_observation", "reward", "action"):
             assert np.isfinite(batch[name]).all()
@@ -335,36 +321,3 @@ def test_actors_with_frames_wait_for_the_learner() -> None:
             assert batch["observation"].std() > 5
             found = pool.counters()
             assert found.idle_sec <= found.elapsed_sec
-
-
-@pytest.mark.processes
-def test_no_actor_outlives_its_parent() -> None:
-    """Not even a stopped one, and not even a parent that was killed."""
-    code = (
-        "import time\n"
-        "from workloads.d4pg.actors.pool import ActorPool\n"
-        "from workloads.d4pg.actors.settings import ActorSettings\n"
-        "from workloads.d4pg.streams import StepStreams, StreamsSpec\n"
-        f"settings = ActorSettings(name={NAME!r}, num_actors=2)\n"
-        "streams = StepStreams(StreamsSpec(num_streams=2, steps_per_stream=1000,\n"
-        "    observation_shape=(5,), observation_dtype='float32', action_size=1,\n"
-        "    num_actors=2))\n"
-        "pool = ActorPool(settings, streams)\n"
-        "while streams.num_written.min() < 10: pool.check(); time.sleep(0.02)\n"
-        "print(*pool.process_ids(), flush=True)\n"
-        "time.sleep(600)\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    actors = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
-    actors[1].suspend()
-    parent.kill()
-    parent.wait()
-    _, alive = psutil.wait_procs(actors, timeout=PATIENCE_SEC)
-
-    assert 2 == len(actors)
-    assert [] == alive

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -105,7 +106,8 @@ def test_memory_has_no_name_and_is_taken_when_it_is_used() -> None:
         after = os.fstat(streams.descriptor).st_blocks
 
         assert streams.memory_bytes > 2**30
-        assert 512 * (after - before) <= 2**17
+        # Where the kernel gives huge pages, one of them.
+        assert 512 * (after - before) <= 2**22
         assert 0 == os.fstat(streams.descriptor).st_nlink
 
 
@@ -151,10 +153,11 @@ def test_what_each_actor_did_is_told_in_a_line() -> None:
         streams.num_refused[:] = 0, 0, 0, 3
         streams.heartbeat[0] = time.monotonic() - 7
 
-        assert (
-            "actor 0: 11 environment steps, 0 refused, last sign of life 7 s ago; "
-            "actor 1: 0 environment steps, 3 refused, no sign of life"
-        ) == streams.describe_actors()
+        assert re.fullmatch(
+            r"actor 0: 11 environment steps, 0 refused, last sign of life \d+ s ago; "
+            r"actor 1: 0 environment steps, 3 refused, no sign of life",
+            streams.describe_actors(),
+        )
 
 
 @pytest.mark.processes
@@ -169,7 +172,7 @@ def test_no_sample_mixes_two_records_while_a_process_writes() -> None:
         )
         writer = start_writer(streams)
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 180
             newest = 0
             while newest < 20 * size and time.monotonic() < end:
                 batch = replay.sample(64)
@@ -202,6 +205,7 @@ def test_a_killed_writer_loses_its_unpublished_record_only() -> None:
             writer = start_writer(streams)
             starts.append(int(writer.stdout.readline().split()[-1]))
             while streams.num_written[0] < starts[-1] + 500:
+                assert writer.poll() is None
                 time.sleep(0.01)
             os.kill(writer.pid, signal.SIGKILL)
             writer.wait()
