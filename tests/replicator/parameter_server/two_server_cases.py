@@ -14,11 +14,22 @@ from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 
 NUM_STEPS = 60
 NUM_CALLS = 3
+MOST_CALLS = 50
 CASES = state_cases.CASES
 
 
-def hammer(repl, optimizer, make_grad, *, mode=InputReplicationMode.PER_WORKER):
-    """Updates four variables by whole-number gradients from all workers at once."""
+def hammer(
+    repl,
+    optimizer,
+    make_grad,
+    *,
+    mode=InputReplicationMode.PER_WORKER,
+    until_one_is_behind=False,
+):
+    """Updates four variables by whole-number gradients from all workers at once.
+
+    Workers that run at once are sometimes behind: not in every call.
+    """
     with repl.context():
         weights = [tf.Variable(tf.zeros([n, 2]), name=f"w{n}") for n in (3, 40, 5, 7)]
         wrapped = repl.wrap_optimizer(optimizer())
@@ -33,15 +44,20 @@ def hammer(repl, optimizer, make_grad, *, mode=InputReplicationMode.PER_WORKER):
     for _ in range(NUM_CALLS):
         repl.schedule(step, inputs, num_steps=NUM_STEPS)
     repl.join()
-    return {
+    found = {
         "weights": [np.unique(w.numpy()).tolist() for w in weights],
         "num_updates": int(wrapped.iterations.numpy()),
         "counter": int(counter.numpy()),
         "servers": sorted({w.device for w in weights}),
         "is_fused": wrapped.uses_fused_update,
         "staleness": dict(repl.staleness().histogram),
-        "max_staleness": repl.staleness().max,
     }
+    for _ in range(MOST_CALLS if until_one_is_behind else 0):
+        if repl.staleness().max:
+            break
+        repl.schedule(step, inputs, num_steps=NUM_STEPS)
+        repl.join()
+    return found | {"max_staleness": repl.staleness().max}
 
 
 def dense(weight, value):
@@ -60,7 +76,10 @@ def slices(weight, value):
 def sums():
     """SGD with rate 1 subtracts every gradient."""
     return hammer(
-        MultiWorkerAsyncReplicator(), lambda: keras.optimizers.SGD(1.0), dense
+        MultiWorkerAsyncReplicator(),
+        lambda: keras.optimizers.SGD(1.0),
+        dense,
+        until_one_is_behind=True,
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 from replicator.local_cluster import LocalCluster
 
 FOLDER = Path(__file__).parent
-CASE_TIMEOUT_SEC = 300
+CASE_TIMEOUT_SEC = 600
 
 
 class Client:

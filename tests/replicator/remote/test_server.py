@@ -17,10 +17,10 @@ def test_a_server_ends_when_its_client_is_killed(client):
     client.make_it_step()
     start = time.monotonic()
     client.cluster.kill("worker", 0)
-    codes = client.cluster.wait(timeout_sec=15)
+    codes = client.cluster.wait(timeout_sec=60)
 
     assert 0 == codes["worker", 1]
-    assert time.monotonic() - start < 15
+    assert time.monotonic() - start < 60
     output = client.cluster.output("worker", 1)
     assert "worker 1 serves at localhost:" in output
     assert output.rstrip().endswith("replicator.server: the client left")

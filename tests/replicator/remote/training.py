@@ -32,7 +32,7 @@ def main():
     repl = replicator.create(
         "multi_worker_in_graph",
         num_replicas=2,
-        connect_timeout_sec=60,
+        connect_timeout_sec=240,
         worker_timeout_sec=WORKER_TIMEOUT_SEC,
     )
     training = cases.Training(repl, "dense", "momentum")
