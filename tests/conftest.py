@@ -117,6 +117,23 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(line)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _ports_of_its_own() -> None:
+    """Gives each of several test processes its share of the ports of clusters.
+
+    A port is found free seconds before TensorFlow takes it.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
+    if not worker:
+        return
+    from replicator import local_cluster
+
+    low, high = local_cluster._PORTS
+    share = (high - low) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    low += int(worker) * share
+    local_cluster._PORTS = (low, low + share - 1)
+
+
 @pytest.fixture(scope="session")
 def synthetic() -> Any:
     """The module ``benchmarks/synthetic.py``, of a package that is not installed."""
