@@ -24,7 +24,7 @@ SPEC = importlib.util.spec_from_file_location("fault_worker", SCRIPT)
 fault_worker = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(fault_worker)
 
-START_SEC = 120.0
+START_SEC = 300.0
 # The heartbeat is 5 where a worker is stopped; diagnosis may take 7 more.
 ERROR_SEC = 120.0
 

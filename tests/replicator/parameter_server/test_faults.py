@@ -21,7 +21,7 @@ fault_member = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(fault_member)
 
 STEPS_PER_CALL = fault_member.NUM_DISPATCHES * fault_member.NUM_STEPS
-START_SEC = 120.0
+START_SEC = 300.0
 # A lost server is told by its closed port within seconds; servers without a client end
 # after 2 s.
 FAULT_SEC = 120.0
