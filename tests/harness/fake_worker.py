@@ -3,7 +3,8 @@
 No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
 separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
-like act on rank 1, and the others lose it.
+like act on rank 1, and the others lose it. With ``FAKE_GATE_FILE`` it waits until there
+is such a file.
 """
 
 from __future__ import annotations
@@ -230,6 +231,9 @@ def main() -> int:
     if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
         with Path(counter).open("a", encoding="utf-8") as file:
             file.write(f"{trial_dir.name}\n")
+    if (gate := os.environ.get("FAKE_GATE_FILE")) is not None:
+        while not Path(gate).exists():
+            time.sleep(0.01)
     clock, behavior = Clock(), behavior_of(spec)
     if behavior.startswith("rank1_"):
         behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"

@@ -155,7 +155,7 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
     wait_until(lambda: len(list(rank.glob("*/rank_0.jsonl"))) == 2)
     time.sleep(0.3)
     process.send_signal(number)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=120)
     store = Store.open(tmp_path / "runs" / "s")
 
     assert exit_codes.INTERRUPTED == process.returncode
@@ -164,8 +164,8 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
 
 
 def wait_until(condition: Any) -> None:
-    """Waits, at most 20 s."""
-    deadline = time.monotonic() + 20
+    """Waits, at most 120 s."""
+    deadline = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -176,11 +176,14 @@ def test_two_harnesses_on_one_study_the_second_is_refused(
     start_harness: Any, tmp_path: Path, small: Any
 ) -> None:
     """The refusal names the holder; the first goes on undisturbed."""
-    first = start_harness("sweep", *small, "--study=s", FAKE_STEP_SEC="0.03")
+    gate = tmp_path / "gate"
+    args = ("sweep", *small, "--replicas=1", "--repeats=1", "--study=s")
+    first = start_harness(*args, FAKE_GATE_FILE=gate)
     wait_until((tmp_path / "runs" / "s" / ".lock-holder").exists)
-    second = start_harness("sweep", *small, "--study=s")
-    _, second_err = second.communicate(timeout=20)
-    first.communicate(timeout=60)
+    second = start_harness(*args)
+    _, second_err = second.communicate(timeout=120)
+    gate.touch()
+    first.communicate(timeout=120)
 
     assert exit_codes.USAGE == second.returncode
     assert re.search(rf"error: study .* is in use by process {first.pid}", second_err)

@@ -102,7 +102,7 @@ def test_a_killed_harness_takes_its_trial_along(
     process = start_harness(*SWEEP, FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
     workers: list[psutil.Process] = []
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not workers or not list(trials.glob("*/rank_0.jsonl")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -110,9 +110,10 @@ def test_a_killed_harness_takes_its_trial_along(
     (trial_dir,) = trials.iterdir()
     process.kill()
     process.communicate()
-    psutil.wait_procs(workers, timeout=5)
-
-    assert not find_tree(str(trial_dir.resolve()), workers[0].pid)
+    deadline = time.monotonic() + 60
+    while left := find_tree(str(trial_dir.resolve()), workers[0].pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
 
 
 def test_resume_runs_what_is_missing_and_only_that(
@@ -125,7 +126,7 @@ def test_resume_runs_what_is_missing_and_only_that(
     (store.trial_dir(trial_id) / "status.json").unlink()
     count = tmp_path / "count"
     resumed = start_harness("resume", "s", FAKE_COUNT_FILE=count)
-    _, err = resumed.communicate(timeout=60)
+    _, err = resumed.communicate(timeout=120)
 
     assert resumed.returncode == 0
     assert [trial_id] == count.read_text().split()
@@ -139,7 +140,7 @@ def test_more_repeats_extend_a_study(
     """What is there is reused; only the new repetition runs."""
     count = tmp_path / "count"
     more = start_harness(*SWEEP, "--repeats=3", FAKE_COUNT_FILE=count)
-    _, err = more.communicate(timeout=60)
+    _, err = more.communicate(timeout=120)
 
     assert more.returncode == 0
     assert len(count.read_text().split()) == 4
