@@ -15,7 +15,7 @@ from results.records import TrialStatus
 from results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 400
+TIMEOUT_SEC = 900
 NUM_PARAMETERS = 25_557_032
 NUM_TEST_IMAGES = 359
 
@@ -85,6 +85,8 @@ def test_a_sweep_with_actors_ends_in_learning_curves(tmp_path: Path) -> None:
             "--replicas=1",
             "--mode=strong",
             "--repeats=1",
+            # So few that actors must act within a window of 20 steps.
+            "--option=samples_per_insert=4",
             "--budget=60steps",
             "--evaluations=2",
             "--quality-repeats=2",
