@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 240
+TIMEOUT_SEC = 600
 EXAMPLE_STUDY = "example"
 
 _BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
