@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat
-from replicator.engine.variables import declare_partial
+from replicator.engine.kinds import declare_partial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator.engine.variables import Kind
+from replicator.engine.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

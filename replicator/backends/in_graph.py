@@ -15,8 +15,9 @@ import tensorflow as tf
 from replicator import base, logical, programs, summary
 from replicator import devices as device_lib
 from replicator.engine import partial, plan
+from replicator.engine.kinds import Kind
 from replicator.engine.program import Program
-from replicator.engine.variables import Kind, VariableTable
+from replicator.engine.variables import VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs import InputIterator, values_of
 from replicator.optimizer import ReplicatedOptimizer

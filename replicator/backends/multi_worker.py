@@ -17,8 +17,8 @@ from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
 from replicator.cluster import ClusterConfig
 from replicator.engine import ownership, partial, worker_values
+from replicator.engine.kinds import Kind
 from replicator.engine.program import Program
-from replicator.engine.variables import Kind
 from replicator.errors import DeviceError, DisagreementError
 from replicator.inputs import InputIterator
 from replicator.topology import make_topology

@@ -25,7 +25,8 @@ from replicator import (
 )
 from replicator import devices as device_lib
 from replicator.backends.strategy_context import StrategyReplicaContext
-from replicator.engine.variables import Kind, LocalState
+from replicator.engine.kinds import Kind
+from replicator.engine.variables import LocalState
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.input_context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs import InputIterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.engine.variables import combine
+from replicator.engine.copy_values import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicator.engine.variables import Kind, LocalState
+from replicator.engine.kinds import Kind
+from replicator.engine.variables import LocalState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,9 +15,9 @@ import tensorflow as tf
 from replicator.engine import body as body_lib
 from replicator.engine import invariance, liveness, placement, plan, shares
 from replicator.engine.effects import READ_OPS
+from replicator.engine.kinds import Kind
 from replicator.engine.optimize import optimize, own_functions
 from replicator.engine.trace import trace
-from replicator.engine.variables import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,15 +9,23 @@ call that a user could forget. Variables that replicas share need neither.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator import _tf_compat
 from replicator.engine import worker_values
-from replicator.engine.variables import Kind, bits, outside_value, replica_value, state
+from replicator.engine.copy_values import (
+    bits,
+    outside_value,
+    replica_value,
+    state,
+    state_of,
+)
+from replicator.engine.kinds import Kind, is_summed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from replicator.engine.group import Group
     from replicator.engine.variables import Entry
@@ -39,6 +47,7 @@ class Coherence:
     ) -> None:
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
+        self._resets: dict[tuple[Any, ...], Any] = {}
         self._over_workers = (
             worker_values.OutsideValues(self.entries, topology, group)
             if group is not None
@@ -64,9 +73,12 @@ class Coherence:
             else [outside_value(entry) for entry in self.entries]
         )
         for entry, value in zip(self.entries, values, strict=True):
-            if not any(copy is entry.variable for copy in entry.copies):
-                entry.variable.assign(value)
-            entry.seen.assign(state(entry.variable, entry.kind))
+            variable, kind = entry.variable, entry.kind
+            if not any(copy is variable for copy in entry.copies):
+                variable.assign(value, read_value=False)
+            is_value = kind in (Kind.LOCAL, Kind.RANDOM)
+            seen = value if is_value else state(variable, kind)
+            entry.seen.assign(seen, read_value=False)
 
     def settle(self) -> None:
         """Emits what makes variables coherent after a run that ended too early.
@@ -85,7 +97,7 @@ class Coherence:
         differs = [
             tf.reduce_any(
                 bits(_pack([state(e.variable, e.kind) for e in entries]))
-                != bits(_pack([tf.identity(e.seen) for e in entries]))
+                != bits(_pack([e.seen.value() for e in entries]))
             )
             for entries in by_type.values()
         ]
@@ -94,28 +106,83 @@ class Coherence:
     def _reset(self) -> tf.Tensor:
         # One variable that changed must leave the copies of the others as they are.
         for entry in self.entries:
-            is_mirrored = entry.kind is Kind.MIRRORED  # its copies are equal anyway
+            resets = {
+                replica: copy
+                for replica, copy in enumerate(entry.copies)
+                if copy is not entry.variable and not self._is_held(entry, replica)
+            }
+            variables = (entry.variable, entry.seen, *resets.values())
+            reset = self._reset_like(entry, tuple(resets))
+            reset(*map(_tf_compat.handle, variables))
+        return tf.constant(0)
+
+    def _is_held(self, entry: Entry, replica: int) -> bool:
+        """Whether a replica shares the copy of another one."""
+        is_mirrored = entry.kind is Kind.MIRRORED
+        return is_mirrored and self._topology.holders[replica] != replica
+
+    def _reset_like(self, entry: Entry, replicas: tuple[int, ...]) -> Any:
+        """Returns the function that resets a variable, one for all that are alike."""
+        variable, kind = entry.variable, entry.kind
+        key = (
+            kind,
+            variable.dtype,
+            variable.device,
+            is_summed(variable),
+            replicas,
+            variable.shape,
+        )
+        if key not in self._resets:
+            self._resets[key] = tf.function(
+                self._make_reset(entry, replicas),
+                autograph=False,
+                input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
+            )
+        return self._resets[key]
+
+    def _make_reset(self, entry: Entry, replicas: Sequence[int]) -> Callable[..., None]:
+        """Returns what resets a variable like this one, given handles."""
+        kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
+        shape = entry.variable.shape
+        is_sum = kind is Kind.LOCAL and is_summed(entry.variable)
+        is_mirrored = kind is Kind.MIRRORED  # its copies are equal anyway
+        topology, seen_dtype = self._topology, entry.seen.dtype
+
+        def reset(own: tf.Tensor, seen: tf.Tensor, *copies: tf.Tensor) -> None:
+            value = _read(own, dtype)
+            value.set_shape(shape)
+            with tf.device(device):
+                now = state_of(value, kind, device)
             is_changed = is_mirrored or tf.reduce_any(
-                bits(state(entry.variable, entry.kind)) != bits(tf.identity(entry.seen))
+                bits(now) != bits(_read(seen, seen_dtype))
             )
             resets = []
-            for replica, copy in enumerate(entry.copies):
-                is_held = is_mirrored and self._topology.holders[replica] != replica
-                if copy is entry.variable or is_held:
-                    continue
+            for replica, copy in zip(replicas, copies, strict=True):
                 fresh = replica_value(
-                    entry.variable,
-                    entry.kind,
-                    self._topology.replica_id(replica),
-                    self._topology.num_replicas,
+                    value,
+                    kind,
+                    topology.replica_id(replica),
+                    topology.num_replicas,
+                    is_sum=is_sum,
                 )
-                value = fresh if is_mirrored else tf.where(is_changed, fresh, copy)
-                resets.append(copy.assign(value).op)
+                if not is_mirrored:
+                    fresh = tf.where(is_changed, fresh, _read(copy, dtype))
+                resets.append(_assign(copy, fresh))
             # Only then, so that a reset which was cut short happens again.
             with tf.control_dependencies(resets):
-                entry.seen.assign(state(entry.variable, entry.kind))
-        return tf.constant(0)
+                _assign(seen, now)
+
+        return reset
 
 
 def _pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.concat([tf.reshape(value, [-1]) for value in values], axis=0)
+    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
+    return tf.concat(flat, axis=0)
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation:
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.engine.variables import Kind, state
+from replicator.engine.copy_values import state
+from replicator.engine.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

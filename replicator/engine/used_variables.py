@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from replicator.engine.variables import Entry, Kind
+    from replicator.engine.kinds import Kind
+    from replicator.engine.variables import Entry
 
 
 class KindTable(Protocol):

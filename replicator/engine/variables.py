@@ -1,28 +1,21 @@
 """Variables: one copy where replicas share memory, one per replica where they do not.
 
-Four kinds. *Mirrored* variables have the same value on every replica; replica 0 uses
-the user's own variable, and so do replicas that share its memory; each other memory
-keeps a copy. *Local* variables
-(batch-norm statistics) have a copy per replica that may differ; outside steps, the
-user's own variable holds their mean. *Random* variables are the state of random
-generators; each replica's copy is the user's state with the replica id folded in, and
-outside steps the user's own variable holds that of replica 0. *Partial* variables
-(gradients that were not averaged yet) have a copy per replica of which only the mean
-counts: replica 0 uses the user's own variable, what it holds is not published, since
-that would communicate after every run, and ``settle`` makes all copies their mean.
+Of *mirrored* variables, replica 0 uses the user's own, and so do replicas that share
+its memory; each other memory keeps a copy. Of the other kinds (``kinds``) each replica
+has a copy; that of *partial* variables is the user's own on replica 0.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import enum
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import _tf_compat, creation
-from replicator import devices as device_lib
+from replicator.engine.copy_values import replica_value, state
+from replicator.engine.kinds import Kind, declared_kind, is_summed
 from replicator.engine.ownership import Ownership, num_bytes
 
 if TYPE_CHECKING:
@@ -30,27 +23,8 @@ if TYPE_CHECKING:
 
     from replicator.topology import Topology
 
-# Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
-_FOLD_31 = 0x1E3779B1
-_FOLD_63 = 0x1E3779B97F4A7C15
-# Odd multipliers of splitmix64 (Steele et al. 2014), less their sign bits.
-_MIX_1 = 0x3F58476D1CE4E5B9
-_MIX_2 = 0x14D049BB133111EB
-# Integer types by width in bytes.
-_BITS = {1: tf.uint8, 2: tf.uint16, 4: tf.int32, 8: tf.int64}
 # Attribute by which a variable holds its entries, by the table they are in.
 _ENTRIES = "_replicator_entries"
-# Attribute that says that the copies of a variable are partial.
-_IS_PARTIAL = "_replicator_is_partial"
-
-
-class Kind(enum.Enum):
-    """How the copies of a variable relate."""
-
-    MIRRORED = "mirrored"
-    LOCAL = "local"
-    RANDOM = "random"
-    PARTIAL = "partial"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -203,8 +177,11 @@ class VariableTable:
         # A variable that was set since the restore is the truth, as always.
         if restored is not None and value == variable.numpy().tobytes():
             return [tf.constant(restored.values[r]) for r in replica_ids]
+        is_sum = kind is Kind.LOCAL and is_summed(variable)
         return [
-            replica_value(variable, kind, replica_id, topology.num_replicas)
+            replica_value(
+                variable.value(), kind, replica_id, topology.num_replicas, is_sum=is_sum
+            )
             for replica_id in replica_ids
         ]
 
@@ -235,113 +212,3 @@ class VariableTable:
                     )
                 )
         return tuple(copies)
-
-
-def declared_kind(variable: Any) -> Kind:
-    """The kind that a variable's own flags ask for, before any step is analyzed."""
-    if getattr(variable, _IS_PARTIAL, False):
-        return Kind.PARTIAL
-    name = variable.name.partition(":")[0].rpartition("/")[2]
-    is_keras_state = name.startswith("seed_generator_state") and variable.shape == (2,)
-    is_generator_state = name == "StateVar" and variable.dtype == tf.int64
-    if is_keras_state or is_generator_state:
-        return Kind.RANDOM
-    if variable.synchronization == tf.VariableSynchronization.ON_READ:
-        return Kind.LOCAL
-    return Kind.MIRRORED
-
-
-def declare_partial(variable: Any) -> None:
-    """Says of a variable that only the mean of its copies counts."""
-    setattr(variable, _IS_PARTIAL, True)
-
-
-def replica_value(
-    variable: Any, kind: Kind, replica_id: int, num_replicas: int
-) -> tf.Tensor:
-    """What a replica's copy becomes when the user has set the variable."""
-    value = tf.identity(variable)
-    if kind is Kind.LOCAL and is_summed(variable):
-        # Copies must sum to the value; replica 0 takes what is left of a division.
-        share = tf.zeros_like(value) if num_replicas == 1 else value // num_replicas
-        return value - share * (num_replicas - 1) if replica_id == 0 else share
-    if kind is not Kind.RANDOM or replica_id == 0:
-        return value
-    # Keras: [seed, counter]; tf.random.Generator: [counter, counter, key].
-    is_keras = value.shape == (2,)
-    limit = 31 if value.dtype.size == 4 else 63  # noqa: PLR2004 (bytes of int32)
-    key = (_FOLD_31 if limit == 31 else _FOLD_63) * replica_id % (1 << limit)  # noqa: PLR2004
-    position = 0 if is_keras else value.shape[0] - 1
-    mask = tf.one_hot(position, value.shape[0], dtype=value.dtype) * tf.constant(
-        key, value.dtype
-    )
-    return tf.bitwise.bitwise_xor(value, mask)
-
-
-def state(variable: Any, kind: Kind) -> tf.Tensor:
-    """What tells whether a variable was changed: its value, or a fingerprint of it."""
-    # Where the variable is: of a remote one, eight bytes travel instead of all.
-    with tf.device(variable.device):
-        value = tf.identity(variable)
-        if kind in (Kind.LOCAL, Kind.RANDOM):
-            return value
-        if device_lib.is_cpu(variable.device):
-            hashed = tf.fingerprint(tf.reshape(value, [1, -1]))
-            return tf.bitcast(hashed[0], tf.int64)
-        return _fingerprint(value)
-
-
-def bits(value: tf.Tensor) -> tf.Tensor:
-    """The value as a vector of integers: equal bits compare equal, even NaN."""
-    flat = tf.reshape(value, [-1])
-    if value.dtype == tf.bool:
-        return tf.cast(flat, tf.int64)
-    if value.dtype == tf.string:
-        return tf.strings.to_hash_bucket_fast(flat, 1 << 62)
-    width = min(value.dtype.size, 8)  # of complex128: two halves
-    return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
-
-
-def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """A checksum of the bits by ops that GPUs have; CPUs hash 20 times faster."""
-    # Scrambled first (as in splitmix64): a sum of plain bits by position would take
-    # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
-    # position, so that exchanged elements change the sum.
-    mixed = bits(value) * _MIX_1
-    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 29))
-    mixed *= _MIX_2
-    mixed = tf.bitwise.bitwise_xor(mixed, tf.bitwise.right_shift(mixed, 32))
-    places = tf.range(tf.size(mixed, out_type=tf.int64), dtype=tf.int64) * 2 + 1
-    return tf.reduce_sum(mixed * places)
-
-
-def outside_value(entry: Entry) -> tf.Tensor:
-    """What the user's own variable reads as between steps: mean, or replica 0."""
-    copies = [tf.identity(copy) for copy in entry.copies]
-    return combine(entry.variable, entry.kind, copies)
-
-
-def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Reads the copies of all replicas as one: sum, mean, or that of replica 0."""
-    if kind is not Kind.LOCAL:
-        return copies[0]
-    if is_summed(variable):
-        return tf.add_n(copies)
-    if not is_averaged(variable):
-        return copies[0]
-    return tf.add_n(copies) / tf.cast(len(copies), copies[0].dtype)
-
-
-def is_averaged(variable: Any) -> bool:
-    """Whether a replica-local variable reads as the mean over replicas outside."""
-    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
-    is_mean = not is_first and not is_summed(variable)
-    return is_mean and bool(variable.dtype.is_floating)
-
-
-def is_summed(variable: Any) -> bool:
-    """Whether a replica-local variable reads as the sum over replicas outside."""
-    dtype = variable.dtype
-    return variable.aggregation == tf.VariableAggregation.SUM and (
-        dtype.is_floating or dtype.is_integer
-    )

@@ -12,14 +12,9 @@ import tensorflow as tf
 
 from replicator import devices as device_lib
 from replicator.engine import wire_types
+from replicator.engine.copy_values import outside_value, replica_value
 from replicator.engine.group import CPU_GROUP_KEY
-from replicator.engine.variables import (
-    Kind,
-    is_averaged,
-    is_summed,
-    outside_value,
-    replica_value,
-)
+from replicator.engine.kinds import Kind, is_averaged, is_summed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -87,7 +82,7 @@ class OutsideValues:
         # The fold is its own inverse: this is the state of replica 0.
         topology = self._topology
         return replica_value(
-            entry.copies[0],
+            entry.copies[0].value(),
             Kind.RANDOM,
             topology.first_replica_id,
             topology.num_replicas,

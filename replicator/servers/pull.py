@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.engine.effects import READ_OPS
 from replicator.engine.emitter import Emitter
+from replicator.engine.kinds import Kind
 from replicator.engine.plan import FUSE_BELOW_BYTES
-from replicator.engine.variables import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

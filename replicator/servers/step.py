@@ -10,8 +10,8 @@ import tensorflow as tf
 from replicator.engine import invariance
 from replicator.engine.analysis import to_body
 from replicator.engine.effects import READ_OPS, EffectTable
+from replicator.engine.kinds import Kind
 from replicator.engine.trace import trace
-from replicator.engine.variables import Kind
 from replicator.errors import UnsynchronisedUpdateError
 from replicator.servers import commit, pull
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import creation
-from replicator.engine.variables import Entry, Kind, VariableTable
+from replicator.engine.kinds import Kind
+from replicator.engine.variables import Entry, VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

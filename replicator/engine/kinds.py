@@ -1,0 +1,64 @@
+"""Kinds of variables, by how the copies that replicas use relate.
+
+*Mirrored* variables have the same value on every replica. *Local* variables
+(batch-norm statistics) have a copy per replica that may differ; outside steps, the
+user's own variable holds their mean. *Random* variables are the state of random
+generators; each replica's copy is the user's state with the replica id folded in, and
+outside steps the user's own variable holds that of replica 0. *Partial* variables
+(gradients that were not averaged yet) have a copy per replica of which only the mean
+counts: what replica 0 holds is not published, since that would communicate after every
+run, and ``partial.settle`` makes all copies their mean.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import tensorflow as tf
+
+# Attribute that says that the copies of a variable are partial.
+_IS_PARTIAL = "_replicator_is_partial"
+
+
+class Kind(enum.Enum):
+    """How the copies of a variable relate."""
+
+    MIRRORED = "mirrored"
+    LOCAL = "local"
+    RANDOM = "random"
+    PARTIAL = "partial"
+
+
+def declared_kind(variable: Any) -> Kind:
+    """The kind that a variable's own flags ask for, before any step is analyzed."""
+    if getattr(variable, _IS_PARTIAL, False):
+        return Kind.PARTIAL
+    name = variable.name.partition(":")[0].rpartition("/")[2]
+    is_keras_state = name.startswith("seed_generator_state") and variable.shape == (2,)
+    is_generator_state = name == "StateVar" and variable.dtype == tf.int64
+    if is_keras_state or is_generator_state:
+        return Kind.RANDOM
+    if variable.synchronization == tf.VariableSynchronization.ON_READ:
+        return Kind.LOCAL
+    return Kind.MIRRORED
+
+
+def declare_partial(variable: Any) -> None:
+    """Says of a variable that only the mean of its copies counts."""
+    setattr(variable, _IS_PARTIAL, True)
+
+
+def is_averaged(variable: Any) -> bool:
+    """Whether a replica-local variable reads as the mean over replicas outside."""
+    is_first = variable.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA
+    is_mean = not is_first and not is_summed(variable)
+    return is_mean and bool(variable.dtype.is_floating)
+
+
+def is_summed(variable: Any) -> bool:
+    """Whether a replica-local variable reads as the sum over replicas outside."""
+    dtype = variable.dtype
+    return variable.aggregation == tf.VariableAggregation.SUM and (
+        dtype.is_floating or dtype.is_integer
+    )
