@@ -59,6 +59,44 @@ class SingleReplicaContext(context.ReplicaContext):
         return tf.device(self._devices[place] if self._devices else None)
 
 
+class TracedStep:
+    """A step function that was traced once, for any number of steps in a dispatch."""
+
+    def __init__(self, traced: Any) -> None:
+        self._traced = traced
+        self._specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
+        self._programs: dict[int, Any] = {}
+
+    def program(self, num_steps: int) -> Any:
+        """Returns the function that runs so many steps on what it is given."""
+        if num_steps not in self._programs:
+            self._programs[num_steps] = self._make_program(num_steps)
+        return self._programs[num_steps]
+
+    def _make_program(self, num_steps: int) -> Any:
+        traced = self._traced
+
+        @tf.function(autograph=False)
+        def program(source: Any) -> Any:
+            def one_step(_: tf.Tensor) -> list[tf.Tensor]:
+                batch = (
+                    [next(source)]
+                    if isinstance(source, tf.data.Iterator)
+                    else ([] if source is None else [source])
+                )
+                with tf.control_dependencies([all_read(batch)]):
+                    leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+                return [leaf for leaf in leaves if leaf is not None]
+
+            flat = iter(loop.repeat(one_step, num_steps, self._specs))
+            return tf.nest.map_structure(
+                lambda leaf: None if leaf is None else next(flat),
+                traced.structured_outputs,
+            )
+
+        return program
+
+
 class SingleDeviceReplicator(base.Replicator):
     """Runs the step on one device; the baseline that others are compared with.
 
@@ -108,11 +146,10 @@ class SingleDeviceReplicator(base.Replicator):
         specs: list[Any],
         num_steps: int,
     ) -> Any:
-        program = self._programs.get(
-            step_fn,
-            (signature, num_steps),
-            lambda: self._build(step_fn, specs, num_steps),
+        step = self._programs.get(
+            step_fn, signature, lambda: self._build(step_fn, specs)
         )
+        program = step.program(num_steps)
         if isinstance(inputs, InputIterator):
             outputs = program(inputs.iterators[0])
         elif inputs is None:
@@ -121,9 +158,7 @@ class SingleDeviceReplicator(base.Replicator):
             outputs = program(tf.nest.map_structure(lambda leaf: leaf[0], inputs))
         return tf.nest.map_structure(lambda value: PerReplica([value]), outputs)
 
-    def _build(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
-    ) -> Any:
+    def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> TracedStep:
         def step(*batch: Any) -> Any:
             with context.enter(self._replica_context()), tf.device(self.device):
                 return programs.check_outputs(step_fn(*batch), step_fn)
@@ -132,27 +167,7 @@ class SingleDeviceReplicator(base.Replicator):
             traced = tf.function(step).get_concrete_function(*specs)
         places = {id(handle): i for i, handle in enumerate(traced.captured_inputs)}
         self._prepare(sorted(traced.variables, key=lambda v: places[id(v.handle)]))
-        flat_specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
-
-        @tf.function(autograph=False)
-        def program(source: Any) -> Any:
-            def one_step(_: tf.Tensor) -> list[tf.Tensor]:
-                batch = (
-                    [next(source)]
-                    if isinstance(source, tf.data.Iterator)
-                    else ([] if source is None else [source])
-                )
-                with tf.control_dependencies([all_read(batch)]):
-                    leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
-                return [leaf for leaf in leaves if leaf is not None]
-
-            flat = iter(loop.repeat(one_step, num_steps, flat_specs))
-            return tf.nest.map_structure(
-                lambda leaf: None if leaf is None else next(flat),
-                traced.structured_outputs,
-            )
-
-        return program
+        return TracedStep(traced)
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()
