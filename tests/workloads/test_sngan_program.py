@@ -60,33 +60,25 @@ def test_measured_windows_hold_both_kinds_of_steps_alike():
         assert 0 == preset.num_measured_steps % every, preset.name
 
 
-def test_the_generator_is_updated_in_every_nth_step():
-    """First, then the discriminator alone."""
-    made = build(num_discriminator_steps=3)
+def test_the_generator_is_updated_in_every_nth_step_and_its_average_with_it():
+    """First, then the discriminator alone; average += (1 - decay) * (weights - it)."""
+    made = build(num_discriminator_steps=3, ema_decay=0.75)
+    average = made._averages[0].numpy()
     changes = []
     for _ in range(4):
         before = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
         made.run()
         after = weights_of(made.generator)[0], weights_of(made.discriminator)[0]
         changes.append([not same for same in are_equal(before, after)])
+        if changes[-1][0]:
+            weights = made.generator.trainable_variables[0].numpy()
+            average = average + 0.25 * (weights - average)
+        np.testing.assert_allclose(
+            made._averages[0].numpy(), average, rtol=1e-5, atol=1e-7
+        )
 
     assert [True, False, False, True] == [generator for generator, _ in changes]
     assert all(discriminator for _, discriminator in changes)
-
-
-def test_the_average_follows_the_weights():
-    """Average += (1 - decay) * (weights - average), at every generator update."""
-    made = build(ema_decay=0.75, num_discriminator_steps=1)
-    before = made._averages[0].numpy()
-    made.run()
-    weights = made.generator.trainable_variables[0].numpy()
-
-    np.testing.assert_allclose(
-        made._averages[0].numpy(),
-        before + 0.25 * (weights - before),
-        rtol=1e-5,
-        atol=1e-7,
-    )
 
 
 def test_pictures_are_made_with_the_average(program):
