@@ -20,7 +20,7 @@ from replicator.catalog import (
     BackendInfo,
 )
 from workloads import catalog as workload_catalog
-from workloads.catalog import WORKLOADS, PresetInfo, WorkloadInfo
+from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -48,9 +48,6 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
-
-SYNTHETIC = "synthetic"
-"""The data set that isolates compute; it has nothing to learn."""
 
 _MEASURED_PACKAGES = ("replicator", "workloads")
 _MEASURED_HARNESS_FILES = (

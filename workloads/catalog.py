@@ -10,6 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+SYNTHETIC = "synthetic"
+"""Random data of the right shapes: it isolates compute, and has nothing to learn."""
+
 _TFDS_NAMES = "workloads.data.names"
 
 
@@ -119,7 +122,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
             ),
             default_preset="laptop",
-            builtin_data=("digits", "synthetic"),
+            builtin_data=("digits", SYNTHETIC),
         ),
         WorkloadInfo(
             name="sngan",
@@ -164,7 +167,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
             ),
             default_preset="laptop",
-            builtin_data=("digits", "synthetic"),
+            builtin_data=("digits", SYNTHETIC),
         ),
         WorkloadInfo(
             name="d4pg",
@@ -220,7 +223,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
             ),
             default_preset="laptop",
-            builtin_data=("cartpole:swingup", "cartpole:balance", "synthetic"),
+            builtin_data=("cartpole:swingup", "cartpole:balance", SYNTHETIC),
             other_data="another domain:task of the control suite",
             data_module="workloads.d4pg.tasks",
             machine_module="workloads.d4pg.requirements",

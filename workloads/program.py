@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from workloads.catalog import SYNTHETIC
 from workloads.data import audit, pipeline
-from workloads.data.names import SYNTHETIC
 from workloads.data.sources import open_source
 from workloads.replicated import CatalogWorkload, ReplicatedProgram
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from workloads.d4pg import capacity, memory, tasks
+from workloads.catalog import SYNTHETIC
+from workloads.d4pg import capacity, memory
 from workloads.d4pg.config import make_config
 from workloads.d4pg.evaluator_client import EvaluatorClient
 
@@ -37,7 +38,7 @@ def check(
         says what to change.
     """
     config = make_config(preset, options)
-    if data == tasks.SYNTHETIC:
+    if data == SYNTHETIC:
         return
     capacity.check_learning(config, global_batch_size=global_batch_size)
     environment = _make_environment(data, config)

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import difflib
 
-SYNTHETIC = "synthetic"
-"""Data without an environment: random transitions."""
-
 _MOST_SUGGESTIONS = 3
 
 _BY_DOMAIN = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 import replicator
+from workloads.catalog import SYNTHETIC
 from workloads.d4pg import capacity, synthetic, tasks
 from workloads.d4pg import config as config_lib
 from workloads.d4pg.environments import FRAME_SIZE
@@ -302,12 +303,12 @@ class D4PGWorkload(CatalogWorkload):
     ) -> D4PGProgram:
         """Builds D4PG on ``replicator``; see ``Workload.build``."""
         config = config_lib.make_config(preset, options)
-        if data != tasks.SYNTHETIC:
+        if data != SYNTHETIC:
             tasks.check(data)
         return D4PGProgram(
             replicator,
             config,
-            name=None if data == tasks.SYNTHETIC else data,
+            name=None if data == SYNTHETIC else data,
             per_replica_batch_size=per_replica_batch_size,
             seed=seed,
         )

@@ -15,10 +15,10 @@ import pathlib
 import re
 from typing import Any
 
+from workloads.catalog import SYNTHETIC
 from workloads.data import folders
 
 DIGITS = "digits"
-SYNTHETIC = "synthetic"
 BUILTIN = (DIGITS, SYNTHETIC)
 
 _NAME = re.compile(

@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from workloads import quality
+from workloads.catalog import SYNTHETIC
 from workloads.common.lars import LARS
 from workloads.data import pipeline
-from workloads.data.names import SYNTHETIC
 from workloads.data.sources import open_source
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib

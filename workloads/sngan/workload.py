@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from workloads.catalog import SYNTHETIC
 from workloads.common import hinge
 from workloads.data import images as image_lib
 from workloads.data import pipeline
-from workloads.data.names import DIGITS, SYNTHETIC
+from workloads.data.names import DIGITS
 from workloads.data.sources import open_source
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
