@@ -1,39 +1,61 @@
-"""Runs every benchmark, one after the other: `make bench`.
+"""Runs benchmarks, one after the other: all with `make bench`, or those asked for.
 
-python -m benchmarks
+python -m benchmarks [NAME ...]
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 
-COMMANDS = (
-    ("command line", [sys.executable, "-m", "benchmarks.bench_cli"]),
-    ("report", [sys.executable, "-m", "benchmarks.bench_report"]),
-    ("engine", [sys.executable, "-m", "pytest", "-q", "benchmarks/bench_engine.py"]),
-    ("optimizer", [sys.executable, "-m", "benchmarks.bench_optimizer"]),
-    ("replicator", [sys.executable, "-m", "benchmarks.bench_replicator"]),
-    (
-        "replicator, memory kept by malloc",
-        [sys.executable, "-m", "benchmarks.bench_replicator", "--malloc", "keep"],
-    ),
-    ("workers", [sys.executable, "-m", "benchmarks.bench_multi_worker"]),
-    ("input pipelines", [sys.executable, "-m", "benchmarks.bench_input"]),
-    ("metrics", [sys.executable, "-m", "benchmarks.bench_metrics"]),
-    ("precision", [sys.executable, "-m", "benchmarks.bench_precision"]),
-    ("parameter servers", [sys.executable, "-m", "benchmarks.bench_async"]),
-    ("actors and replay", [sys.executable, "-m", "benchmarks.bench_d4pg"]),
-)
+_PYTHON = sys.executable
+COMMANDS = {
+    "command-line": [_PYTHON, "-m", "benchmarks.bench_cli"],
+    "report": [_PYTHON, "-m", "benchmarks.bench_report"],
+    "engine": [_PYTHON, "-m", "pytest", "-q", "benchmarks/bench_engine.py"],
+    "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
+    "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],
+    # The same with memory that malloc keeps.
+    "replicator-kept": [
+        _PYTHON,
+        "-m",
+        "benchmarks.bench_replicator",
+        "--malloc",
+        "keep",
+    ],
+    "workers": [_PYTHON, "-m", "benchmarks.bench_multi_worker"],
+    "input": [_PYTHON, "-m", "benchmarks.bench_input"],
+    "metrics": [_PYTHON, "-m", "benchmarks.bench_metrics"],
+    "precision": [_PYTHON, "-m", "benchmarks.bench_precision"],
+    "parameter-servers": [_PYTHON, "-m", "benchmarks.bench_async"],
+    "actors": [_PYTHON, "-m", "benchmarks.bench_d4pg"],
+}
 
 
-def main() -> int:
-    """Runs the commands; returns 1 if one of them could not measure."""
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the benchmarks; returns 1 if one of them could not measure."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures the figures of docs/benchmarks; needs a quiet machine.",
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help=f"what to measure, all by default: {', '.join(COMMANDS)}",
+    )
+    names = parser.parse_args(arguments).names or list(COMMANDS)
+    unknown = [name for name in names if name not in COMMANDS]
+    if unknown:
+        parser.error(
+            f"unknown benchmark {unknown[0]!r}; known are {', '.join(COMMANDS)}"
+        )
     failed = []
-    for title, command in COMMANDS:
-        print(f"\n== {title}", flush=True)
-        if subprocess.run(command, check=False).returncode:
-            failed.append(title)
+    for name in names:
+        print(f"\n== {name}", flush=True)
+        if subprocess.run(COMMANDS[name], check=False).returncode:
+            failed.append(name)
     if failed:
         print(f"\nnot measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
