@@ -152,6 +152,7 @@ def check_machine(
     *,
     data: str,
     global_batch_size: int,
+    num_workers: int,
 ) -> None:
     """Checks that this machine can run the workload, before anything is written.
 
@@ -165,6 +166,7 @@ def check_machine(
             options,
             data=data,
             global_batch_size=global_batch_size,
+            num_workers=num_workers,
         )
     except ValueError as error:
         raise PlanError(str(error)) from error

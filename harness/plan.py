@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from harness import batches, catalog, placement, quality_runs
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
+from harness.processes import processes_of
 from harness.quality_runs import PlannedCase
 from results import identity
 from results.records import PlannedTrial, ScalingMode, TrialSpec
@@ -123,6 +124,7 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases
         ),
+        num_workers=max(_num_workers(case) for case in cases),
     )
     trials = _trials(cases, request.repeats, request.seed, common)
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
@@ -137,6 +139,12 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         notes=(*notes, *backend_notes),
         preset=preset_name,
     )
+
+
+def _num_workers(case: PlannedCase) -> int:
+    """Returns the processes that the replicas of a trial are spread over."""
+    backend = catalog.backend(case.backend)
+    return processes_of(backend, case.num_replicas).count("worker") or 1
 
 
 def _trials(

@@ -293,6 +293,7 @@ def check_machine(
     *,
     data: str,
     global_batch_size: int,
+    num_workers: int,
 ) -> None:
     """Raises unless this machine can run ``workload`` as it is planned.
 
@@ -302,6 +303,7 @@ def check_machine(
       options: Names and values; values have their Python types.
       data: As for ``check_data``.
       global_batch_size: The largest of the plan.
+      num_workers: The most processes that replicas of a trial are spread over.
 
     Raises:
       ValueError: Memory or a library is missing, or options contradict the batch; says
@@ -310,4 +312,10 @@ def check_machine(
     name = WORKLOADS[workload].machine_module
     if name:
         module = importlib.import_module(name)
-        module.check(preset, options, data=data, global_batch_size=global_batch_size)
+        module.check(
+            preset,
+            options,
+            data=data,
+            global_batch_size=global_batch_size,
+            num_workers=num_workers,
+        )

@@ -29,7 +29,12 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         code = cli.main(
             [
                 *("sweep", "--workload=d4pg", f"--preset={preset}", "--budget=none"),
-                *("--backends=in_graph", "--repeats=1", "--runs-dir=runs"),
+                *("--repeats=1", "--runs-dir=runs"),
+                *(
+                    ()
+                    if any("backends" in a for a in args)
+                    else ("--backends=in_graph",)
+                ),
                 *(() if any("replicas" in arg for arg in args) else ("--replicas=1",)),
                 *args,
             ]
@@ -92,6 +97,18 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 "option min_replay_size=30000 is more than the 19558 transitions that "
                 "replay_capacity=20000 holds beside what is being written: use at most "
                 "that, or a replay_capacity of at least 30654"
+            ),
+        ),
+        (
+            (
+                *("--backends=multi_worker", "--replicas=2"),
+                *("--option=num_actors=1", "--option=environments_per_actor=2"),
+                *("--option=replay_capacity=300", "--option=min_replay_size=220"),
+            ),
+            (
+                "option min_replay_size=220 is more than the 212 transitions that "
+                "replay_capacity=300 holds beside what is being written on each of 2 "
+                "workers: use at most that, or a replay_capacity of at least 308"
             ),
         ),
         (

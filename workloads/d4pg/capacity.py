@@ -6,6 +6,7 @@ ring's write head may be overwritten while it is read, so it is never sampled.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -64,42 +65,71 @@ def least_steps_per_stream(
         size += 1
 
 
-def check_rings(
-    config: D4PGConfig, *, num_streams: int, capacity: int, min_size: int
-) -> None:
-    """Raises unless the rings of one replay are large enough.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """What one of several pipelines has of a trial's actors and replay.
+
+    Attributes:
+      num_actors: At least one.
+      capacity: Environment steps that it keeps.
+      min_size: Environment steps before its first batch.
+    """
+
+    num_actors: int
+    capacity: int
+    min_size: int
+
+
+def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
+    """Returns the share of one pipeline, which are as equal as they can be."""
+    until = config.num_actors * (pipeline_id + 1) // num_pipelines
+    return Share(
+        num_actors=max(until - config.num_actors * pipeline_id // num_pipelines, 1),
+        capacity=math.ceil(config.replay_capacity / num_pipelines),
+        min_size=math.ceil(config.min_replay_size / num_pipelines),
+    )
+
+
+def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
+    """Raises unless the rings of each pipeline's replay are large enough.
 
     Args:
       config: Of the trial.
-      num_streams: Rings: environments of all actors of this replay.
-      capacity: Environment steps that they keep together.
-      min_size: Environment steps before the first learner step.
+      num_pipelines: One per worker process.
 
     Raises:
       ValueError: They are too small; names the options, and the least capacity.
     """
+    shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
+    # Capacities are alike, so the largest number of environments has the least each.
+    num_actors = max(found.num_actors for found in shares)
+    num_streams = num_actors * config.environments_per_actor
+    among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
     around = {
         "num_return_steps": config.num_return_steps,
         "num_stacked_frames": config.num_stacked_frames,
     }
-    steps_per_stream = math.ceil(capacity / num_streams)
+    steps_per_stream = math.ceil(shares[0].capacity / num_streams)
     least = least_steps_per_stream(1, **around)
     if steps_per_stream < least:
         raise ValueError(
             f"option replay_capacity={config.replay_capacity!r} keeps "
             f"{steps_per_stream} environment steps of each environment, fewer than the "
             f"{least} that transitions of num_return_steps={config.num_return_steps!r} "
-            f"need beside what is being written: use at least {num_streams * least} "
-            f"with {num_streams} environments, or fewer of them"
+            "need beside what is being written: use at least "
+            f"{num_pipelines * num_streams * least} with {num_streams} environments"
+            f"{among}, or fewer of them"
         )
     held = num_streams * num_transitions(steps_per_stream, **around)
-    if min_size > held:
-        least = least_steps_per_stream(math.ceil(min_size / num_streams), **around)
+    if shares[0].min_size > held:
+        needed = math.ceil(shares[0].min_size / num_streams)
+        least = least_steps_per_stream(needed, **around)
         raise ValueError(
             f"option min_replay_size={config.min_replay_size!r} is more than the "
-            f"{held} transitions that replay_capacity={config.replay_capacity!r} holds "
-            "beside what is being written: use at most that, or a replay_capacity of "
-            f"at least {num_streams * least}"
+            f"{num_pipelines * held} transitions that replay_capacity="
+            f"{config.replay_capacity!r} holds beside what is being written{among}: "
+            "use at most that, or a replay_capacity of at least "
+            f"{num_pipelines * num_streams * least}"
         )
 
 

@@ -154,12 +154,7 @@ class D4PGConfig:
                 f"option noise_low={self.noise_low!r} must be above 0 and at most "
                 f"noise_high={self.noise_high!r}: use for example 0.03125 and 1"
             )
-        capacity.check_rings(
-            self,
-            num_streams=self.num_actors * self.environments_per_actor,
-            capacity=self.replay_capacity,
-            min_size=self.min_replay_size,
-        )
+        capacity.check_rings(self)
 
     @property
     def num_stacked_frames(self) -> int:

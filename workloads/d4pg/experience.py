@@ -7,7 +7,6 @@ kept by what ``samples_per_insert`` asks for.
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -59,19 +58,15 @@ class Experience:
           ValueError: The replay is too small for its environments, or too large for
             this machine's memory.
         """
-        share = _Share(config, context)
+        num_pipelines = context.num_input_pipelines
+        capacity.check_rings(config, num_pipelines=num_pipelines)
+        share = capacity.share(config, context.input_pipeline_id, num_pipelines)
         seed = seed + _SEEDS_PER_PIPELINE * context.input_pipeline_id
         spec = memory.streams_spec(
             config,
             environment,
             num_actors=share.num_actors,
             capacity=share.capacity,
-        )
-        capacity.check_rings(
-            config,
-            num_streams=spec.num_streams,
-            capacity=share.capacity,
-            min_size=share.min_size,
         )
         memory.check(config, spec)
         self._error: BaseException | None = None
@@ -193,14 +188,3 @@ class Experience:
         self._pool.close()
         self._weights.close()
         self._streams.close()
-
-
-class _Share:
-    """What one of several pipelines has of a trial's actors and replay."""
-
-    def __init__(self, config: D4PGConfig, context: replicator.InputContext) -> None:
-        count, index = context.num_input_pipelines, context.input_pipeline_id
-        split = config.num_actors * (index + 1) // count
-        self.num_actors = max(split - config.num_actors * index // count, 1)
-        self.capacity = math.ceil(config.replay_capacity / count)
-        self.min_size = math.ceil(config.min_replay_size / count)

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
 
 def check(
-    preset: str, options: Mapping[str, Any], *, data: str, global_batch_size: int
+    preset: str,
+    options: Mapping[str, Any],
+    *,
+    data: str,
+    global_batch_size: int,
+    num_workers: int = 1,
 ) -> None:
     """Raises unless a trial could act, keep what it saw, and learn from it.
 
@@ -32,6 +37,7 @@ def check(
       options: Fields of ``D4PGConfig`` to override.
       data: ``domain:task`` or ``synthetic``, which needs nothing.
       global_batch_size: Transitions of a learner step.
+      num_workers: Processes that share actors and replay.
 
     Raises:
       ValueError: Something is missing, or numbers contradict each other; one line that
@@ -41,6 +47,7 @@ def check(
     if data == SYNTHETIC:
         return
     capacity.check_learning(config, global_batch_size=global_batch_size)
+    capacity.check_rings(config, num_pipelines=num_workers)
     environment = _make_environment(data, config)
     streams = memory.streams_spec(
         config,

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import replicator
-from workloads.d4pg import config
-from workloads.d4pg.experience import _Share
+from workloads.d4pg import capacity, config
 from workloads.d4pg.replay.replay import StarvedReplayError
 from workloads.d4pg.workload import WORKLOAD
 
@@ -148,13 +147,7 @@ def test_workers_share_actors_and_replay(num_pipelines, num_actors, expected):
         "smoke", {"num_actors": num_actors, "replay_capacity": 1200}
     )
     shares = [
-        _Share(
-            settings,
-            replicator.InputContext(
-                num_input_pipelines=num_pipelines, input_pipeline_id=index
-            ),
-        )
-        for index in range(num_pipelines)
+        capacity.share(settings, index, num_pipelines) for index in range(num_pipelines)
     ]
 
     assert expected == [share.num_actors for share in shares]

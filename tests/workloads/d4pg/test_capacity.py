@@ -99,6 +99,43 @@ def test_a_replay_that_is_too_small_is_refused(options, line) -> None:
 
 
 @pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (
+            {"replay_capacity": 150, "min_replay_size": 20},
+            (
+                "option replay_capacity=150 keeps 38 environment steps of each "
+                "environment, fewer than the 42 that transitions of num_return_steps=5 "
+                "need beside what is being written: use at least 168 with 2 "
+                "environments on each of 2 workers, or fewer of them"
+            ),
+        ),
+        (
+            {"replay_capacity": 200, "min_replay_size": 120},
+            (
+                "option min_replay_size=120 is more than the 112 transitions that "
+                "replay_capacity=200 holds beside what is being written on each of 2 "
+                "workers: use at most that, or a replay_capacity of at least 208"
+            ),
+        ),
+    ],
+)
+def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line) -> None:
+    """Though it would do for one, with a capacity that would do for all."""
+    alone = {"num_actors": 1, "environments_per_actor": 2}
+    config = make_config("smoke", options | alone)
+    least = int(re.findall(r"at least (\d+)", line)[-1])
+
+    with pytest.raises(ValueError, match=f"^{re.escape(line)}$"):
+        capacity.check_rings(config, num_pipelines=2)
+    enough = make_config("smoke", options | alone | {"replay_capacity": least})
+    capacity.check_rings(enough, num_pipelines=2)
+    fewer = make_config("smoke", options | alone | {"replay_capacity": least - 4})
+    with pytest.raises(ValueError, match="use at"):
+        capacity.check_rings(fewer, num_pipelines=2)
+
+
+@pytest.mark.parametrize(
     ("options", "global_batch_size", "line"),
     [
         (
