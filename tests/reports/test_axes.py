@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import axes, build, formats
+from reports import axes, formats
+from reports.sections import learning, quality
+from reports.view import view_store
 from results.records import QualityMetric
 
 if TYPE_CHECKING:
@@ -87,10 +89,9 @@ def test_the_report_draws_protocols_apart(
         changed = {"quality": (metric,), "curve": curve}
         store.write_result(trial.trial_id, trial.result.model_copy(update=changed))
 
-    page = build.build_report(store)
+    view = view_store(store)
 
-    for section in ("quality", "learning"):
-        part = page.partition(f'id="{section}"')[2].partition("</section>")[0]
+    for part in (quality.render(view), learning.render(view)):
         assert 1 == part.count("<h3>fid (protocol 1 of 2)</h3>")
         assert 1 == part.count("<h3>fid (protocol 2 of 2)</h3>")
         assert "here extractor digits aaaa, there extractor digits cccc." in part

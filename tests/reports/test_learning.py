@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build, formats, text
+from reports import formats, text
 from reports.sections import counts, learning, seeds
 from reports.view import view_store
 from results import run_scores
@@ -14,23 +14,29 @@ from results import run_scores
 if TYPE_CHECKING:
     import pathlib
 
+    from reports.view import View
+
 
 @pytest.fixture(scope="module")
-def shape(synthetic: Any) -> Any:
+def view(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
     """Two cases with five quality runs each, by programs with actors."""
-    return synthetic.Shape(
+    shape = synthetic.Shape(
         backends=("in_graph",),
         budget=synthetic.LEARNING,
         num_learning_runs=5,
         has_actors=True,
     )
+    return view_store(synthetic.make_store(tmp_path_factory.mktemp("study"), shape))
 
 
-def test_runs_of_a_case_are_scored_together(
-    tmp_path: pathlib.Path, synthetic: Any, shape: Any
-) -> None:
+@pytest.fixture(scope="module")
+def section(view: View) -> str:
+    """Its learning section."""
+    return str(learning.render(view))
+
+
+def test_runs_of_a_case_are_scored_together(view: View) -> None:
     """What the records say is what the score is made of."""
-    view = view_store(synthetic.make_store(tmp_path / "study", shape))
     (runs,) = learning.collect(view).values()
     found = seeds.collect(runs)
 
@@ -44,48 +50,40 @@ def test_runs_of_a_case_are_scored_together(
         assert 5 == case.score.n
 
 
-def test_the_page_shows_environment_steps_and_seeds(
-    tmp_path: pathlib.Path, synthetic: Any, shape: Any
+def test_environment_steps_and_seeds_are_shown(
+    tmp_path: pathlib.Path, synthetic: Any, section: str
 ) -> None:
     """Three panels and a profile; without actors and repetitions neither."""
-    page = build.build_report(synthetic.make_store(tmp_path / "study", shape))
-    plain_shape = synthetic.Shape(budget=synthetic.LEARNING)
-    plain = build.build_report(synthetic.make_store(tmp_path / "plain", plain_shape))
+    shape = synthetic.Shape(budget=synthetic.LEARNING)
+    plain = learning.render(view_store(synthetic.make_store(tmp_path, shape)))
 
-    assert "environment steps of all actors" in page
-    assert "Seeds together" in page
-    assert "learning-0-profile" in page
-    assert "percentile bootstrap over runs, stratified" in page
+    assert "environment steps of all actors" in section
+    assert "Seeds together" in section
+    assert "learning-0-profile" in section
+    assert "percentile bootstrap over runs, stratified" in section
+    assert "learning-0-time" in plain
     assert "environment steps of all actors" not in plain
     assert "Seeds together" not in plain
 
 
-def test_counts_of_the_window_have_a_column_per_case(
-    tmp_path: pathlib.Path, synthetic: Any, shape: Any
-) -> None:
+def test_counts_of_the_window_have_a_column_per_case(view: View) -> None:
     """Means over the trials of the case; ratios as percentages."""
-    store = synthetic.make_store(tmp_path / "study", shape)
-    view = view_store(store)
     found = counts.collect(view)
-    page = build.build_report(store)
+    section = counts.render(view)
 
     assert ["environment_steps_per_sec", "actor_idle_share"] == list(found)
     assert len(found["actor_idle_share"]) == len(view.measured_cases)
     for case in found["environment_steps_per_sec"]:
         assert sum(case.values) / len(case.trial_ids) == pytest.approx(case.mean)
-    section = page.partition('id="counts"')[2].partition("</section>")[0]
     assert formats.percent(0.25) in section
     rows, columns = section.count('scope="row"'), section.count('scope="col"')
     assert (len(found), 1 + len(view.measured_cases)) == (rows, columns)
     assert section.count("environment steps/s") == 1
 
 
-def test_runs_of_a_case_are_told_apart(
-    tmp_path: pathlib.Path, synthetic: Any, shape: Any
-) -> None:
+def test_runs_of_a_case_are_told_apart(view: View, section: str) -> None:
     """Page and terminal name the repetition, and what all of a case reached."""
-    store = synthetic.make_store(tmp_path / "study", shape)
-    lines = text.quality_lines(view_store(store))
+    lines = text.quality_lines(view)
 
     for replicas in (1, 2):
         for index in range(5):
@@ -94,7 +92,7 @@ def test_runs_of_a_case_are_told_apart(
         start = f"in_graph x{replicas}, 5 runs: interquartile mean of "
         assert 1 == sum(line.startswith(start) for line in lines)
     assert 12 == len(lines)
-    assert "repetition 4" in build.build_report(store)
+    assert "repetition 4" in section
 
 
 @pytest.mark.parametrize(

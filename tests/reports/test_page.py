@@ -57,7 +57,7 @@ def store(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
     shape = dataclasses.replace(
         synthetic.BROKEN,
         budget=synthetic.LEARNING,
-        num_learning_runs=5,
+        num_learning_runs=3,
         has_actors=True,
     )
     return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
@@ -184,16 +184,33 @@ def test_every_series_has_a_colour_in_both_schemes(page: str) -> None:
         assert page.count(f"--series-{index}: #") == 2
 
 
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch, page: str) -> list[Store]:
+    """The studies whose page was built; each gives the page above, in no time."""
+    studies: list[Store] = []
+
+    def build_report(store: Store) -> str:
+        studies.append(store)
+        return page
+
+    monkeypatch.setattr(build, "build_report", build_report)
+    return studies
+
+
 def test_report_lies_where_it_was_asked_for(
-    tmp_path: pathlib.Path, store: Store, page: str
+    tmp_path: pathlib.Path, store: Store, page: str, built: list[Store]
 ) -> None:
     """Default: in the study's own folder."""
     path = build.write_report(store, tmp_path / "a" / "report.html")
 
     assert page == path.read_text(encoding="utf-8")
-    assert store.root / "report" / "index.html" == build.write_report(store)
+    default = build.write_report(store)
+    assert store.root / "report" / "index.html" == default
+    assert page == default.read_text(encoding="utf-8")
+    assert [store, store] == built
 
 
+@pytest.mark.usefixtures("built")
 def test_report_that_cannot_be_written_says_so(
     tmp_path: pathlib.Path, store: Store
 ) -> None:

@@ -10,6 +10,8 @@ import pytest
 import rich.console
 
 from reports import build, formats, text, verdict, view
+from reports.sections import machine, quality, startup
+from reports.sections import verdict as verdict_section
 from results.records import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
@@ -25,11 +27,8 @@ def _plain(told: str) -> str:
 
 
 def _judge(store: Store) -> tuple[str, str, str]:
-    """Headline, all findings and all unknowns; and the page must be buildable."""
+    """Headline, all findings and all unknowns."""
     told = verdict.judge(view.view_store(store))
-    page = build.build_report(store)
-
-    assert page.startswith("<!DOCTYPE html>")
     return (
         _plain(told.headline),
         _plain(" ".join(finding.sentence for finding in told.findings)),
@@ -37,11 +36,22 @@ def _judge(store: Store) -> tuple[str, str, str]:
     )
 
 
-def test_headline_names_speedup_efficiency_and_the_peer(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def _build(store: Store) -> str:
+    """The whole page; figures take most of the time, so only where they differ."""
+    page = build.build_report(store)
+    assert page.startswith("<!DOCTYPE html>")
+    return page
+
+
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> Store:
+    """A study in which every trial is ok; nobody writes to it."""
+    return synthetic.make_store(tmp_path_factory.mktemp("complete"))
+
+
+def test_headline_names_speedup_efficiency_and_the_peer(complete: Store) -> None:
     """The fastest backend leads, each number with its interval."""
-    headline, findings, unknowns = _judge(synthetic.make_store(tmp_path))
+    headline, findings, unknowns = _judge(complete)
     interval = r"\[[\d.]+, [\d.]+\]"
 
     assert re.fullmatch(
@@ -56,15 +66,12 @@ def test_headline_names_speedup_efficiency_and_the_peer(
     assert "share its memory bandwidth" in unknowns
 
 
-def test_numbers_in_words_are_the_numbers_of_the_points(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_numbers_in_words_are_the_numbers_of_the_points(complete: Store) -> None:
     """The sentence is made from the estimate, not beside it."""
-    store = synthetic.make_store(tmp_path)
-    headline, *_ = _judge(store)
+    headline, *_ = _judge(complete)
     (point,) = [
         point
-        for point in view.view_store(store).points
+        for point in view.view_store(complete).points
         if (point.backend, point.mode, point.num_replicas) == ("in_graph", WEAK, 2)
     ]
     speedup = point.speedup
@@ -76,27 +83,28 @@ def test_numbers_in_words_are_the_numbers_of_the_points(
 
 
 def test_nothing_measured_is_the_verdict(
-    tmp_path: pathlib.Path, synthetic: Any
+    tmp_path: pathlib.Path, complete: Store
 ) -> None:
-    """All planned trials are missing."""
-    store = synthetic.make_store(tmp_path / "full")
-    empty = type(store).create(tmp_path / "empty")
-    empty.write_plan(store.read_plan())
+    """All planned trials are missing; the page tells it without figures."""
+    empty = type(complete).create(tmp_path / "empty")
+    empty.write_plan(complete.read_plan())
     headline, findings, unknowns = _judge(empty)
+    page = _build(empty)
 
     assert headline == "Nothing was measured: none of 18 planned trials ended well."
     assert findings == ""
     assert "18 planned trials of 18 gave no number (18 missing)" in unknowns
+    assert 'role="img" aria-labelledby' not in page
 
 
-def test_empty_plan_is_told_too(tmp_path: pathlib.Path, synthetic: Any) -> None:
+def test_empty_plan_is_told_too(tmp_path: pathlib.Path, complete: Store) -> None:
     """A plan without trials: no figure, no crash."""
-    store = synthetic.make_store(tmp_path / "full")
-    empty = type(store).create(tmp_path / "empty")
-    empty.write_plan(store.read_plan().model_copy(update={"trials": ()}))
+    empty = type(complete).create(tmp_path / "empty")
+    empty.write_plan(complete.read_plan().model_copy(update={"trials": ()}))
     headline, *_ = _judge(empty)
 
     assert headline.startswith("Nothing was measured")
+    assert 'role="img" aria-labelledby' not in _build(empty)
 
 
 def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None:
@@ -107,7 +115,7 @@ def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None
 
     assert headline.startswith("in_graph reaches 1.")
     assert "weak" not in findings
-    assert "there is nothing to compare" in build.build_report(store)
+    assert "there is nothing to compare" in _build(store)
 
 
 def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
@@ -117,6 +125,7 @@ def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
 
     assert "as fast as tf_mirrored at 1 replica (weak and strong scaling)" in headline
     assert "reaches" not in findings
+    _build(store)
 
 
 def test_baseline_that_failed_is_named(tmp_path: pathlib.Path, synthetic: Any) -> None:
@@ -131,6 +140,7 @@ def test_baseline_that_failed_is_named(tmp_path: pathlib.Path, synthetic: Any) -
         "in_graph has no speedup at 2 replicas (weak scaling): no trial of the baseline"
     ) in unknowns
     assert "3 planned trials of 18 gave no number (3 timeout)" in unknowns
+    _build(store)
 
 
 def test_one_repetition_has_no_interval_and_no_winner(
@@ -143,6 +153,7 @@ def test_one_repetition_has_no_interval_and_no_winner(
     assert "[one repetition: no interval]" in headline
     assert findings.count("so the comparison is inconclusive") == 2
     assert "is 1." not in findings
+    _build(store)
 
 
 def test_overlap_with_one_is_inconclusive(
@@ -155,7 +166,8 @@ def test_overlap_with_one_is_inconclusive(
     assert "no difference can be told" in findings
     assert "includes 1, inconclusive" in findings
     assert re.search(r"Whether in_graph gains .* is inconclusive: the", findings)
-    assert "inconclusive</b>" in build.build_report(store)
+    told = verdict_section.render(view.view_store(store))
+    assert "inconclusive</b>" in told
 
 
 def test_oversubscribed_points_are_no_part_of_the_verdict(
@@ -178,7 +190,7 @@ def test_different_machines_are_a_warning(
     _, _, unknowns = _judge(store)
 
     assert "2 different environments (fingerprints differ)" in unknowns
-    assert "Environment <code>bbbb</code>" in build.build_report(store)
+    assert "Environment <code>bbbb</code>" in machine.render(view.view_store(store))
 
 
 def test_corrupt_record_is_named_in_the_report(
@@ -189,7 +201,7 @@ def test_corrupt_record_is_named_in_the_report(
     trial_id = store.trial_ids()[0]
     (store.trial_dir(trial_id) / "result.json").write_text("{")
     _, _, unknowns = _judge(store)
-    page = build.build_report(store)
+    page = _build(store)
 
     assert "1 record could not be read" in unknowns
     assert f"<code>{trial_id}/result.json</code>: not JSON" in page
@@ -208,21 +220,20 @@ def test_missing_quality_and_memory_are_not_drawn(
         )
         result = trial.result.model_copy(update={"ranks": ranks})
         store.write_result(trial.trial_id, result)
-    page = build.build_report(store)
+    seen = view.view_store(store)
+    beginning = startup.render(seen)
 
-    assert "No quality was recorded" in page
-    assert 'id="memory-title"' not in page
-    assert 'id="first-step-title"' in page
+    assert "No quality was recorded" in quality.render(seen)
+    assert 'id="memory-title"' not in beginning
+    assert 'id="first-step-title"' in beginning
 
 
-def test_quality_says_how_few_steps_it_is_after(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_quality_says_how_few_steps_it_is_after(complete: Store) -> None:
     """Three warmup and sixteen measured steps train as well."""
-    page = build.build_report(synthetic.make_store(tmp_path))
+    section = quality.render(view.view_store(complete))
 
-    assert "Measured after only 19 training steps" in page
-    assert "Wilson score interval" in page
+    assert "Measured after only 19 training steps" in section
+    assert "Wilson score interval" in section
 
 
 def test_terminal_summary_has_verdict_table_and_unknowns(
@@ -282,12 +293,9 @@ def test_a_busy_machine_is_said(tmp_path: pathlib.Path, synthetic: Any) -> None:
     )
 
 
-def test_the_table_fits_a_terminal_of_80_columns(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
+def test_the_table_fits_a_terminal_of_80_columns(complete: Store) -> None:
     """No number is cut off where a terminal is narrow."""
-    store = synthetic.make_store(tmp_path)
-    table = text.summary_table(view.view_store(store))
+    table = text.summary_table(view.view_store(complete))
     stream = io.StringIO()
 
     rich.console.Console(file=stream, width=80).print(table)
