@@ -64,8 +64,11 @@ def replica_value(
 
 def outside_value(entry: Entry) -> tf.Tensor:
     """What the user's own variable reads as between steps: mean, or replica 0."""
-    copies = [copy.value() for copy in entry.copies]
-    return combine(entry.variable, entry.kind, copies)
+    is_one = entry.kind is not Kind.LOCAL or not (
+        is_averaged(entry.variable) or is_summed(entry.variable)
+    )
+    used = entry.copies[:1] if is_one else entry.copies
+    return combine(entry.variable, entry.kind, [copy.value() for copy in used])
 
 
 def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:

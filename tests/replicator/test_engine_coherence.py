@@ -61,6 +61,26 @@ def test_a_statistic_that_is_not_a_number_stays_where_it_arose(in_graph, per_rep
     assert [1.0, 5.0] == _floats(second)
 
 
+def test_a_run_that_failed_forgets_no_change(in_graph, per_replica):
+    """What was set before it is what all replicas use after it."""
+    with in_graph.context():
+        weight = tf.Variable(1.0)
+        statistic = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        tf.debugging.assert_less(x, 10.0)
+        statistic.assign(x)
+        return weight * x
+
+    in_graph.run(step, per_replica([1.0, 3.0]))
+    weight.assign(5.0)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        in_graph.run(step, per_replica([20.0, 20.0]))
+
+    assert [5.0, 10.0] == _floats(in_graph.run(step, per_replica([1.0, 2.0])))
+    in_graph.assert_in_sync()
+
+
 @pytest.mark.parametrize(
     ("before", "after"),
     [
