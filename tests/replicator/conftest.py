@@ -65,6 +65,9 @@ VARIANTS = {
     )
 }
 CASES = [(v.name, n) for v in VARIANTS.values() for n in v.num_replicas]
+# Each backend once, and in_graph with one copy of variables and with four: for steps
+# that take long to build. Conformance cases run on every backend as well.
+ONCE = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 4), ("tf_mirrored", 2)]
 IN_GRAPH = [(name, 2) for name in VARIANTS if name.startswith("in_graph")]
 
 
@@ -76,6 +79,12 @@ def make(name: str, num_replicas: int) -> Any:
 @pytest.fixture(params=CASES, ids=lambda case: f"{case[0]}-{case[1]}")
 def repl(request: Any) -> Any:
     """Every backend at every number of replicas it can run."""
+    return make(*request.param)
+
+
+@pytest.fixture(params=ONCE, ids=lambda case: f"{case[0]}-{case[1]}")
+def repl_once(request: Any) -> Any:
+    """Every backend at one number of replicas."""
     return make(*request.param)
 
 

@@ -47,9 +47,9 @@ def test_shares_that_come_out_even_pass(in_graph, mode):
 
 
 @pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA])
-def test_split_global_batches_are_exact_for_any_number_of_examples(repl, mode):
+def test_split_global_batches_are_exact_for_any_number_of_examples(repl_once, mode):
     """A partial last step and empty parts feed every example once, on all replicas."""
-    num_examples = 17
+    repl, num_examples = repl_once, 17
 
     def input_fn(ctx):
         return replicator.split_global_batches(_examples(num_examples), ctx, 8)

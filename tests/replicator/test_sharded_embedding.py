@@ -34,8 +34,9 @@ def test_lookups_are_those_of_one_table(num_parts):
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_training_on_replicas_is_that_of_one_table(repl, per_replica, optimizer):
+def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optimizer):
     """Gradients are sparse, and the rows come out as in a plain variable."""
+    repl = repl_once
     count = repl.num_replicas
     ids = per_replica(np.resize(IDS, (count, 5)))
     with repl.context():

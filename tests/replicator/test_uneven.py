@@ -59,9 +59,11 @@ def _reference(num_examples):
 
 
 @pytest.mark.parametrize("num_examples", [16, 9])
-def test_an_epoch_with_a_partial_last_step_equals_the_single_device(repl, num_examples):
+def test_an_epoch_with_a_partial_last_step_equals_the_single_device(
+    repl_once, num_examples
+):
     """Losses and weights are those of whole global batches, to 1e-6."""
-    losses, weight = _train(repl, num_examples)
+    losses, weight = _train(repl_once, num_examples)
     expected_losses, expected_weight = _reference(num_examples)
 
     np.testing.assert_allclose(expected_losses, losses, rtol=1e-5)
