@@ -64,22 +64,24 @@ def replica_value(
 
 def outside_value(entry: Entry) -> tf.Tensor:
     """What the user's own variable reads as between steps: mean, or replica 0."""
-    is_one = entry.kind is not Kind.LOCAL or not (
-        is_averaged(entry.variable) or is_summed(entry.variable)
-    )
-    used = entry.copies[:1] if is_one else entry.copies
+    is_from_all = _is_from_all(entry.variable, entry.kind)
+    used = entry.copies if is_from_all else entry.copies[:1]
     return combine(entry.variable, entry.kind, [copy.value() for copy in used])
 
 
 def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """Reads the copies of all replicas as one: sum, mean, or that of replica 0."""
-    if kind is not Kind.LOCAL:
+    if not _is_from_all(variable, kind):
         return copies[0]
+    total = tf.add_n(copies)
     if is_summed(variable):
-        return tf.add_n(copies)
-    if not is_averaged(variable):
-        return copies[0]
-    return tf.add_n(copies) / tf.constant(len(copies), copies[0].dtype)
+        return total
+    return total / tf.constant(len(copies), total.dtype)
+
+
+def _is_from_all(variable: Any, kind: Kind) -> bool:
+    """Whether the copies of all replicas count, and not that of replica 0 alone."""
+    return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
 
 def state(variable: Any, kind: Kind) -> tf.Tensor:
