@@ -53,11 +53,9 @@ def cut(traced: TracedStep) -> Any:
     graph_def = _tf_compat.GraphDef()
     graph_def.CopyFrom(traced.graph_def)
     results = {
-        marker: (dtype, _result_shape(collective, shape))
+        marker: (collective.dtypes[position], collective.result_shape(position))
         for collective in traced.collectives
-        for marker, dtype, shape in zip(
-            collective.markers, collective.dtypes, collective.shapes, strict=True
-        )
+        for position, marker in enumerate(collective.markers)
     }
     for node in graph_def.node:
         if node.name not in results:
@@ -120,9 +118,3 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     for node in itertools.chain(graph_def.node, *functions):
         if node.op in _CONTROL_FLOW_OPS:
             node.attr[_LOWERING].b = is_lowered
-
-
-def _result_shape(collective: Any, shape: Any) -> Any:
-    if collective.kind != "all_gather":
-        return shape
-    return type(shape)([collective.num_replicas]).concatenate(shape)
