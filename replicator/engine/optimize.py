@@ -10,6 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator import _tf_compat
+from replicator.engine.ordering import keep_effects_in_order
 
 if TYPE_CHECKING:
     from replicator.engine.trace import TracedStep
@@ -41,6 +42,7 @@ def optimize(traced: TracedStep) -> Any:
     _mark_lowering(graph_def, is_lowered=False)
     optimized = _tf_compat.optimize_graph(graph_def, keep)
     _mark_lowering(optimized, is_lowered=True)
+    keep_effects_in_order(optimized)
     return optimized
 
 
