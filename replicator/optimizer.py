@@ -50,12 +50,13 @@ _OWN_ATTRIBUTES = frozenset(
 )
 
 
-class ReplicatedOptimizer:
+class ReplicatedOptimizer(_tf_compat.TrackedAsWrapped):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
     optimizer clips or scales them. Everything else (``learning_rate``, ``iterations``,
-    ``variables``...) is the wrapped optimizer's.
+    ``variables``...) is the wrapped optimizer's. Checkpoints take it for that one,
+    wherever it hangs: as an attribute of a ``tf.Module``, in a list, or by itself.
 
     Attributes:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
