@@ -210,7 +210,7 @@ def test_steps_are_counted_by_the_optimizer_or_by_the_caller(tmp_path):
     both = repl.make_checkpoint_manager(tmp_path, generator=one, discriminator=other)
     with pytest.raises(
         ValueError,
-        match=r"there are 2 optimizers under what is saved \(discriminator, generator\)",
+        match=r"2 optimizers under what is saved \(discriminator, generator\)",
     ):
         both.save()
     with pytest.raises(ValueError, match=r"step -1 must be an integer of at least 0"):
