@@ -27,7 +27,7 @@ from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
@@ -151,6 +151,21 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """
     converted = autograph_util.py_func_from_autograph(function)
     return func_graph_from_py_func("replica", converted, tuple(specs), {})
+
+
+@contextlib.contextmanager
+def summaries_if(condition: Callable[[], Any]) -> Iterator[None]:
+    """Lets ``tf.summary`` write only where a condition holds, too (test_summaries).
+
+    This adds to what ``tf.summary.record_if`` says, which is the user's.
+    """
+    state = summary_ops_v2._summary_state  # noqa: SLF001
+    before = state.is_recording_distribution_strategy
+    state.is_recording_distribution_strategy = condition
+    try:
+        yield
+    finally:
+        state.is_recording_distribution_strategy = before
 
 
 def dismantle(graph: Any, graph_def: Any) -> None:

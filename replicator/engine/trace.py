@@ -257,7 +257,11 @@ def trace(
         with context.enter(trace_context):
             return programs.check_outputs(step_fn(*args), step_fn)
 
-    with creation.forbidden_in_steps():
+    def writes_summaries() -> Any:
+        # Every replica would write its value under the same step.
+        return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
+
+    with creation.forbidden_in_steps(), _tf_compat.summaries_if(writes_summaries):
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()
