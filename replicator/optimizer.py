@@ -24,6 +24,7 @@ from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
+from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped
 from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
 
@@ -48,7 +49,7 @@ _OWN_ATTRIBUTES = frozenset(
 )
 
 
-class ReplicatedOptimizer:
+class ReplicatedOptimizer(KerasSpelling):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
@@ -73,6 +74,7 @@ class ReplicatedOptimizer:
         sharded_update: ShardedUpdate | None = None,
         accumulates_apart: bool = False,
     ) -> None:
+        check_is_not_wrapped(optimizer)
         for needed in ("apply", "build", "iterations"):
             if not hasattr(optimizer, needed):
                 raise TypeError(
