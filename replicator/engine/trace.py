@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import _tf_compat, context, creation, logical, programs
 from replicator.errors import CollectiveControlFlowError
+from replicator.keras_random import StepGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -238,7 +239,7 @@ def trace(
         with context.enter(trace_context):
             return programs.check_outputs(step_fn(*args), step_fn)
 
-    with creation.forbidden_in_steps():
+    with creation.forbidden_in_steps(), StepGenerator().installed():
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
