@@ -35,6 +35,12 @@ class _Model:
         self.traced.append(scale)
         return tf.constant(1.0) * scale
 
+    def draw(self):
+        """A step without arguments."""
+        return tf.constant(1.0)
+
+    __call__ = draw
+
 
 def test_partials_of_equal_parts_are_one_step(repl_once):
     """Made anew in each call, traced as often as the same object is."""
@@ -149,9 +155,25 @@ def _lambda(repl):
         repl.run(lambda: tf.constant(1.0))
 
 
+def _method_of_new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model().draw)
+
+
+def _new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model())
+
+
 @pytest.mark.parametrize(
     ("loop", "name"),
-    [(_partial, "step"), (_partial_of_a_method, "step"), (_lambda, "<lambda>")],
+    [
+        (_partial, "step"),
+        (_partial_of_a_method, "step"),
+        (_lambda, "<lambda>"),
+        (_method_of_new_objects, "draw"),
+        (_new_objects, "_Model"),
+    ],
 )
 def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
     """It names the function and the remedy, at the line of the user."""
@@ -175,7 +197,8 @@ def test_steps_of_different_objects_say_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for model in models:
-            repl.run(functools.partial(model.step, 1.0))
+            for _ in range(2):
+                repl.run(functools.partial(model.step, 1.0))
 
 
 def test_an_object_at_the_address_of_another_starts_anew():
@@ -186,7 +209,7 @@ def test_an_object_at_the_address_of_another_starts_anew():
         warnings.simplefilter("error")
         for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
             model = _Model()
-            for scale in range(programs.NUM_FUNCTIONS_TO_WARN - 1):
+            for scale in [*range(programs.NUM_FUNCTIONS_TO_WARN - 1), 0]:
                 repl.run(functools.partial(model.step, float(scale)))
             del model
             gc.collect()
