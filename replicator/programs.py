@@ -38,7 +38,7 @@ class ProgramCache:
         self._num_traced: collections.Counter[Any] = collections.Counter()
         self._owners: dict[Any, Any] = {}
         self._is_reused = False
-        self._num_in_a_row: collections.Counter[Any] = collections.Counter()
+        self._in_a_row: dict[Any, list[Hashable]] = {}
 
     def get(
         self,
@@ -128,14 +128,16 @@ class ProgramCache:
     def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
         """Tells of steps of ever new objects, of which none is run twice.
 
-        Many objects may each have a step, so only those count between which nothing was
-        run that had been traced before.
+        Many objects may each have a step, so only those count that are gone, and
+        between which nothing was run that had been traced before.
         """
         if self._is_reused:
-            self._num_in_a_row.clear()
+            self._in_a_row.clear()
             self._is_reused = False
-        self._num_in_a_row[kind] += 1
-        self._teach(step_fn, self._num_in_a_row[kind])
+        before = self._in_a_row.setdefault(kind, [])
+        num_gone = sum(key not in self._held for key in before)
+        self._teach(step_fn, num_gone + 1)
+        before.append(step_identity.identity(step_fn))
 
     def _teach(
         self, step_fn: Callable[..., Any], num_traced: int, limit: int | None = None
