@@ -271,9 +271,10 @@ class Replicator(CheckpointedBackend, abc.ABC):
           A nest of tensors of the per-replica shapes.
 
         Raises:
-          ValueError: Unknown ``op``, or the mean of integers.
+          TypeError: Values that are no dense tensors.
+          ValueError: Unknown ``op``; values of other shapes, or of a type without it.
         """
-        return output_reduction.reduce_here(op, value)
+        return output_reduction.reduce_here(op, value, self.num_local_replicas)
 
     def wrap_optimizer(
         self,
