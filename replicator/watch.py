@@ -12,16 +12,16 @@ import contextlib
 import os
 import re
 import socket
-import stat
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator.cluster import split_address
 from replicator.errors import WorkerLostError
+from replicator.peer import answers
+from replicator.port_filter import socket_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,9 +30,6 @@ WORKER_TIMEOUT_SEC = 30.0
 _POLL_SEC = 1.0
 _ANSWER_SEC = 2.0
 _MIN_FAILURES = 3
-# What an HTTP/2 client says first (RFC 9113, 3.4): the preface and empty settings. A
-# gRPC server that is alive answers it with its own settings, whatever it computes.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _WHAT_TO_DO = (
     "start the whole cluster again (client and servers), and restore the last "
     "checkpoint; see the end of that worker's output for why"
@@ -124,20 +121,6 @@ class WorkerWatch:
             time.sleep(_POLL_SEC)
 
 
-def answers(address: str, timeout_sec: float) -> bool:
-    """Whether a gRPC server at an address gives a sign of life within a time.
-
-    Its kernel accepts connections for a process that hangs, so the process is asked.
-    """
-    try:
-        with socket.create_connection(split_address(address), timeout_sec) as asked:
-            asked.settimeout(timeout_sec)
-            asked.sendall(_HELLO)
-            return bool(asked.recv(1))
-    except OSError:
-        return False
-
-
 def hang_up(address: str) -> None:
     """Closes all connections of this process to an address.
 
@@ -149,7 +132,7 @@ def hang_up(address: str) -> None:
     except OSError:
         return
     peers = {_plain(info[4]) for info in found}
-    for descriptor in _socket_descriptors():
+    for descriptor, _ in socket_descriptors():
         with contextlib.suppress(OSError):
             copy = os.dup(descriptor)
             try:
@@ -160,16 +143,6 @@ def hang_up(address: str) -> None:
             with connection:
                 if _plain(connection.getpeername()) in peers:
                     connection.shutdown(socket.SHUT_RDWR)
-
-
-def _socket_descriptors() -> list[int]:
-    folder = Path("/proc/self/fd")
-    descriptors = []
-    for entry in (folder if folder.exists() else Path("/dev/fd")).iterdir():
-        with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                descriptors.append(int(entry.name))
-    return descriptors
 
 
 def _plain(address: Any) -> tuple[str, int] | None:
