@@ -33,6 +33,8 @@ _PATH = b"/tensorflow.WorkerService/GetStatus"
 # A machine that vanished is noticed after so long, though it closed nothing.
 _KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
 KEEPALIVE_SEC = 20.0
+_CONNECT_SEC = 1.0
+_ANSWER_SEC = 2.0
 _INCARNATION_FIELD = 6  # of TensorFlow's DeviceAttributes
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
@@ -79,11 +81,14 @@ class Link:
         """Closes the connection."""
         self._socket.close()
 
-    def read(self, timeout_sec: float) -> None:
-        """Takes in what the other end says, for so long at most.
+    def read(self, timeout_sec: float) -> bool:
+        """Takes in what the other end says; returns as soon as something came.
 
-        Returns as soon as something came. Says nothing while the other end is silent:
-        a process that is stopped is still there.
+        Args:
+          timeout_sec: Longest wait for something.
+
+        Returns:
+          Whether something came. A process that is stopped says nothing, but is there.
 
         Raises:
           NotAServerError: The other end does not speak as a TensorFlow server does.
@@ -92,7 +97,7 @@ class Link:
         """
         readable, _, _ = select.select([self._socket], [], [], timeout_sec)
         if not readable:
-            return
+            return False
         received = self._socket.recv(65536)
         if not received:
             raise ConnectionResetError("closed the connection")
@@ -105,10 +110,11 @@ class Link:
                 raise NotAServerError("does not speak HTTP/2")
             end = _FRAME_HEADER_BYTES + length
             if len(self._unread) < end:
-                return
+                break
             stream = int.from_bytes(self._unread[5:9], "big")
             self._take(kind, flags, stream, self._unread[_FRAME_HEADER_BYTES:end])
             self._unread = self._unread[end:]
+        return True
 
     def wait_for_identity(self, timeout_sec: float) -> frozenset[int] | None:
         """Waits until the other end has said who it is; None if it did not in time.
@@ -120,6 +126,15 @@ class Link:
         while self.identity is None and (left_sec := deadline - time.monotonic()) > 0:
             self.read(left_sec)
         return self.identity
+
+    def read_all(self) -> None:
+        """Takes in what the other end has said already.
+
+        Raises:
+          OSError: See ``read``.
+        """
+        while self.read(0.0):
+            pass
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
@@ -136,6 +151,57 @@ class Link:
                 self.identity = _incarnations(self._answer[5:])
                 if not self.identity:
                     raise NotAServerError("is no TensorFlow server")
+
+
+class Peer:
+    """A process of the cluster, as another one remembers it."""
+
+    def __init__(self, address: str) -> None:
+        """Meets it: learns who it is, and holds a connection to it.
+
+        Args:
+          address: Where it listens; it may be slow, or not be there.
+        """
+        self._address = address
+        self._identity: frozenset[int] | None = None
+        self._link: Link | None = None
+        self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Whether it is known that the process that was met has ended.
+
+        Not if it is slow, stopped, or out of reach.
+        """
+        if self._link is not None:
+            try:
+                self._link.read_all()
+            except OSError:
+                self._link.close()
+                self._link = None
+            else:
+                return False
+        try:
+            link = Link(self._address, _CONNECT_SEC)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        is_closed = False
+        try:
+            found = link.wait_for_identity(_ANSWER_SEC)
+        except OSError:
+            found, is_closed = None, True
+        if self._identity is None:
+            self._identity = found
+        if found is not None and found == self._identity:
+            self._link = link
+            return False
+        link.close()
+        if self._identity is None:
+            return False  # never met
+        # One that speaks may be busy. One that only accepts is a stopped process or a
+        # stranger; but the kernel has closed the connection to the process once met.
+        return bool(found) or is_closed or not link.is_greeted
 
 
 def answers(address: str, timeout_sec: float) -> bool:
