@@ -14,30 +14,23 @@ import functools
 import ipaddress
 import os
 import socket
-import stat
 import struct
 import sys
-import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replicator import network
+from replicator import _tf_listen, network
 from replicator.cluster import split_address
 from replicator.errors import ClusterError
 from replicator.network import Reach
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from replicator.cluster import ClusterConfig
     from replicator.network import Network
 
 _SO_ATTACH_FILTER = 26  # <asm-generic/socket.h>; Python has no name for it
-_POLL_SEC = 0.0005
 _TRY_SEC = 0.2
-# So long a connection may have waited in the kernel before TensorFlow took it.
-_ACCEPT_SEC = 0.05
 # Classic BPF (Linux, Documentation/networking/filter.rst).
 _LOAD_BYTE, _LOAD_WORD = 0x30, 0x20
 _AND, _SHIFT_RIGHT, _JUMP_IF_EQUAL, _RETURN = 0x54, 0x74, 0x15, 0x06
@@ -46,21 +39,17 @@ _V4, _V6 = 4, 6
 _V4_SOURCE, _V6_SOURCE = 12, 8
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 
-_NOBODY = ipaddress.ip_network(
-    "192.0.2.1/32"
-)  # no connection of this machine to itself
+# No connection of this machine to itself comes from there.
+_NOBODY = ipaddress.ip_network("192.0.2.1/32")
 
 Instruction = tuple[int, int, int, int]
-Key = tuple[int, int]
-"""Device and inode, which tell one socket from another."""
 
 
 @contextlib.contextmanager
 def guarded(config: ClusterConfig) -> Iterator[None]:
     """Filters the port of this process, which TensorFlow opens inside.
 
-    Sockets are filtered as they appear, within about a millisecond, and connections
-    that a stranger made before are closed.
+    The filter is there before the first connection can be made.
 
     Args:
       config: The cluster; says who may reach the port (``network.reach_of``).
@@ -75,53 +64,22 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
         yield
         return
     _, port = split_address(config.address)
-    is_over = threading.Event()
+    ports = []
 
-    def filter_new() -> None:
-        done: set[Key] = set()
-        while not is_over.wait(_POLL_SEC):
-            for listener, key in _sockets_at(port, is_listening=True, without=done):
-                with listener:
-                    restrict(listener, reach)
-                done.add(key)
+    def filter_it(descriptor: int) -> None:
+        with socket.socket(fileno=os.dup(descriptor)) as opened:
+            ports.append(opened.getsockname()[1])
+            if ports[-1] == port:
+                restrict(opened, reach)
 
-    watching = threading.Thread(target=filter_new, name="port-filter", daemon=True)
-    watching.start()
-    try:
+    with contextlib.ExitStack() as listening:
+        try:
+            listening.enter_context(_tf_listen.before_listen(filter_it))
+        except OSError as error:
+            raise _unprotected(reach, error) from error
         yield
-    finally:
-        is_over.set()
-        watching.join()
-    filter_port(config.address, reach)
-
-
-def filter_port(address: str, reach: Reach) -> None:
-    """Filters the sockets that listen at this process's address now.
-
-    Connections of strangers that exist already are closed.
-
-    Raises:
-      ClusterError: There is no such socket.
-    """
-    if reach is Reach.ANY:
-        return
-    _, port = split_address(address)
-    num_filtered = 0
-    for listener, _ in _sockets_at(port, is_listening=True):
-        with listener:
-            restrict(listener, reach)
-            num_filtered += 1
-    if not num_filtered:
-        raise ClusterError(
-            f"TensorFlow's server does not listen at port {port} of this process "
-            f"({address}), so it is not known whom it answers; where a firewall keeps "
-            f"strangers out, say so: {network.HOW_TO_TRUST}"
-        )
-    time.sleep(_ACCEPT_SEC)
-    for connection, _ in _sockets_at(port, is_listening=False):
-        with connection, contextlib.suppress(OSError):
-            if not network.allows(reach.networks, connection.getpeername()[0]):
-                connection.shutdown(socket.SHUT_RDWR)
+    if port not in ports:
+        raise _unprotected(reach, f"TensorFlow listened at {ports}, not at {port}")
 
 
 def restrict(listener: socket.socket, reach: Reach) -> None:
@@ -205,12 +163,16 @@ def check_system(reach: Reach) -> None:
             if not _accepts(listener):
                 raise OSError("a socket for this machine did not accept")  # noqa: TRY301
     except OSError as error:
-        raise ClusterError(
-            "TensorFlow's server listens on all interfaces, and whoever can reach its "
-            f"port can run any operation there; the filter that lets only "
-            f"{reach.value} reach it does not work on this system ({error}); where a "
-            f"firewall keeps strangers out, say so: {network.HOW_TO_TRUST}"
-        ) from error
+        raise _unprotected(reach, error) from error
+
+
+def _unprotected(reach: Reach, why: object) -> ClusterError:
+    return ClusterError(
+        "TensorFlow's server listens on all interfaces, and whoever can reach its port "
+        f"can run any operation there; the filter that lets only {reach.value} reach "
+        f"it does not work on this system ({why}); where a firewall keeps strangers "
+        f"out, say so: {network.HOW_TO_TRUST}"
+    )
 
 
 def _accepts(listener: socket.socket) -> bool:
@@ -234,51 +196,3 @@ def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
         _SO_ATTACH_FILTER,
         struct.pack("HP", len(code), ctypes.addressof(kept)),
     )
-
-
-def _sockets_at(
-    port: int, *, is_listening: bool, without: Collection[Key] = ()
-) -> list[tuple[socket.socket, Key]]:
-    """Copies of this process's TCP sockets at a port of its own."""
-    sockets = []
-    for descriptor, key in socket_descriptors():
-        if key in without:
-            continue
-        try:
-            copy = os.dup(descriptor)
-        except OSError:
-            continue  # closed meanwhile
-        try:
-            found = socket.socket(fileno=copy)
-        except OSError:
-            os.close(copy)
-            continue
-        if _is_at(found, port, is_listening=is_listening):
-            sockets.append((found, key))
-        else:
-            found.close()
-    return sockets
-
-
-def _is_at(found: socket.socket, port: int, *, is_listening: bool) -> bool:
-    try:
-        if found.family not in (socket.AF_INET, socket.AF_INET6):
-            return False
-        if found.type != socket.SOCK_STREAM or found.getsockname()[1] != port:
-            return False
-        state = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    except OSError:
-        return False
-    return bool(state) == is_listening
-
-
-def socket_descriptors() -> list[tuple[int, Key]]:
-    """Descriptors of this process's sockets, with their keys."""
-    folder = Path("/proc/self/fd")
-    descriptors = []
-    for entry in (folder if folder.exists() else Path("/dev/fd")).iterdir():
-        with contextlib.suppress(OSError):
-            status = os.fstat(int(entry.name))
-            if stat.S_ISSOCK(status.st_mode):
-                descriptors.append((int(entry.name), (status.st_dev, status.st_ino)))
-    return descriptors

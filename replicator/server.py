@@ -28,8 +28,6 @@ from replicator.errors import ClusterConfigError, ReplicatorError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.network import Reach
-
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
 
@@ -61,9 +59,9 @@ def serve(
       UnreachableError: The client did not appear.
     """
     _check_serves(config)
-    reach = port_filter.check(config)
+    port_filter.check(config)
     check_port_is_free(config.address)
-    server = _start(config, reach, num_cpu_devices)
+    server = _start(config, num_cpu_devices)
     print(  # noqa: T201 (launchers wait for this line)
         f"{config.kind} {config.index} serves at {config.address} for the client "
         f"{config.name_of(0)}",
@@ -91,22 +89,19 @@ def _check_serves(config: ClusterConfig) -> None:
         )
 
 
-def _start(config: ClusterConfig, reach: Reach, num_cpu_devices: int) -> Any:
+def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     import tensorflow as tf
 
     num_devices = num_cpu_devices if config.kind == "worker" else 1
-    server = tf.distribute.Server(
-        {kind: list(addresses) for kind, addresses in config.addresses.items()},
-        job_name=config.kind,
-        task_index=config.index,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(device_count={"CPU": num_devices}),
-        start=False,
-    )
-    # It listens already, but carries nothing out before it is started.
-    port_filter.filter_port(config.address, reach)
-    server.start()
-    return server
+    with port_filter.guarded(config):
+        return tf.distribute.Server(
+            {kind: list(addresses) for kind, addresses in config.addresses.items()},
+            job_name=config.kind,
+            task_index=config.index,
+            protocol="grpc",
+            config=tf.compat.v1.ConfigProto(device_count={"CPU": num_devices}),
+            start=True,
+        )
 
 
 def main(argv: Sequence[str] | None = None) -> str:

@@ -12,8 +12,10 @@ import contextlib
 import os
 import re
 import socket
+import stat
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -21,7 +23,6 @@ import tensorflow as tf
 from replicator.cluster import split_address
 from replicator.errors import WorkerLostError
 from replicator.peer import answers
-from replicator.port_filter import socket_descriptors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ def hang_up(address: str) -> None:
     except OSError:
         return
     peers = {_plain(info[4]) for info in found}
-    for descriptor, _ in socket_descriptors():
+    for descriptor in _socket_descriptors():
         with contextlib.suppress(OSError):
             copy = os.dup(descriptor)
             try:
@@ -143,6 +144,16 @@ def hang_up(address: str) -> None:
             with connection:
                 if _plain(connection.getpeername()) in peers:
                     connection.shutdown(socket.SHUT_RDWR)
+
+
+def _socket_descriptors() -> list[int]:
+    folder = Path("/proc/self/fd")
+    descriptors = []
+    for entry in (folder if folder.exists() else Path("/dev/fd")).iterdir():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                descriptors.append(int(entry.name))
+    return descriptors
 
 
 def _plain(address: Any) -> tuple[str, int] | None:
