@@ -3,7 +3,7 @@
 TensorFlow opens its port and answers there in one call, in C++ and with Python's lock
 held, and offers no place in between. So the pointers through which its libraries call
 ``listen`` (their linkage tables, ELF) are replaced for that call. Linux on 64 bits.
-test_servers notices when this breaks. Written for TensorFlow 2.21.
+test_port_filter notices when this breaks. Written for TensorFlow 2.21.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from replicator.peer import Link
 # silent may be unreachable for a moment.
 CLOSED_SEC = 2.0
 SILENT_SEC = 10.0  # on top of what the connection needs to notice it
-_POLL_SEC = 0.5
+_POLL_SEC = 0.2
 _READ_SEC = 60.0
 _CONNECT_SEC = 2.0
 LEFT = "the client left"
