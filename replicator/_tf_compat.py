@@ -284,13 +284,18 @@ def run_independently(op: Any) -> None:
 def connect_to_cluster(
     addresses: Mapping[str, Sequence[str]], kind: str, index: int
 ) -> None:
-    """Makes this process a member of a cluster and the client of it (remote)."""
+    """Makes this process a member of a cluster and the client of it (remote).
+
+    Its server listens on return.
+    """
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec({k: list(v) for k, v in addresses.items()}),
         job_name=kind,
         task_index=index,
         protocol="grpc",
     )
+    # TensorFlow starts its server with its context, which waits until it is needed.
+    tf.config.list_logical_devices()
 
 
 def live_variables() -> list[str]:
