@@ -14,6 +14,7 @@ from harness import estimate, exit_codes, gpus, progress, run, topology
 from harness import plan as plan_module
 from harness import study as study_module
 from harness.errors import Interrupted, StudyError
+from results import atomic
 from results.lock import lock_study
 from results.records import TrialStatus
 from results.store import Store
@@ -33,6 +34,7 @@ def _note(text: str) -> None:
 
 
 def _check_runs_dir(runs_dir: Path) -> None:
+    atomic.check_reachable(runs_dir)
     for path in (runs_dir, *runs_dir.absolute().parents):
         if path.exists() and not path.is_dir():
             raise StudyError(
@@ -124,6 +126,7 @@ def resume(
     root = study_module.find_study(study, runs_dir)
     store = Store.open(root)
     plan = store.read_plan()
+    study_module.check_trials(plan)
     study_module.check_code(plan)
     with lock_study(root):
         _check_readable(store)

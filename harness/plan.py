@@ -15,9 +15,12 @@ Definitions:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
+
+import pydantic
 
 from harness import batches, catalog, placement, quality_runs
 from harness.catalog import SYNTHETIC
@@ -25,10 +28,12 @@ from harness.errors import PlanError
 from harness.processes import processes_of
 from harness.quality_runs import PlannedCase
 from results import identity
+from results.limits import MAX_TRIALS
+from results.record_file import first_complaint
 from results.records import PlannedTrial, ScalingMode, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from harness.catalog import BackendInfo, PresetInfo
@@ -84,8 +89,30 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     """Plans a sweep.
 
     Raises:
-      PlanError: A name is unknown, or settings contradict each other or the machine.
+      PlanError: A name is unknown, settings contradict each other or the machine, or
+        there are too many trials; these are counted before they are made.
     """
+    with refusing_bounds():
+        return _plan_sweep(request, machine)
+
+
+@contextlib.contextmanager
+def refusing_bounds() -> Iterator[None]:
+    """Says of what a record cannot hold that it was asked for.
+
+    Raises:
+      PlanError: Names the field, why its value is wrong, and the value.
+    """
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise PlanError(
+            f"the sweep cannot be recorded: {first_complaint(error)}; choose a value"
+            " within these bounds"
+        ) from error
+
+
+def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     info = catalog.workload(request.workload)
     backends = [catalog.backend(name) for name in request.backends]
     preset_name = request.preset or _default_preset(info, request.device)
@@ -115,6 +142,7 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
     }
+    _check_count(_num_cases(backends, replicas, sizes, request.modes) * request.repeats)
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
     catalog.check_machine(
         info,
@@ -124,14 +152,18 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases
         ),
-        num_workers=max(_num_workers(case) for case in cases),
+        num_workers=max(_num_workers(case) for case in _largest(cases)),
     )
-    trials = _trials(cases, request.repeats, request.seed, common)
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    num_quality_runs = 0
+    if learning is not None:
+        num_quality_runs = len(learning.cases) * request.quality_repeats
+        notes.append(learning.note)
+    _check_count(len(cases) * request.repeats + num_quality_runs)
+    trials = _trials(cases, request.repeats, request.seed, common)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
         trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
-        notes.append(learning.note)
     assert len({trial.trial_id for trial in trials}) == len(trials)
     return PlannedSweep(
         trials=tuple(trials),
@@ -139,6 +171,42 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         notes=(*notes, *backend_notes),
         preset=preset_name,
     )
+
+
+def _num_cases(
+    backends: Sequence[BackendInfo],
+    replicas: Sequence[int],
+    sizes: dict[ScalingMode, int],
+    modes: Sequence[ScalingMode],
+) -> int:
+    """Counts the cases before they are made: two modes of one batch are one case."""
+
+    def count(num_replicas: int) -> int:
+        weak = sizes[ScalingMode.WEAK] * num_replicas
+        return 1 if weak == sizes[ScalingMode.STRONG] else len(modes)
+
+    counts = [(num_replicas, count(num_replicas)) for num_replicas in replicas]
+    return sum(
+        number
+        for backend in backends
+        for num_replicas, number in counts
+        if num_replicas <= (backend.max_replicas or num_replicas)
+    )
+
+
+def _check_count(num_trials: int) -> None:
+    if num_trials > MAX_TRIALS:
+        raise PlanError(
+            f"the sweep has {num_trials} trials, and each is a process; allowed are at"
+            f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
+            " --quality-repeats"
+        )
+
+
+def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """The case of each backend with the most replicas."""
+    by_size = sorted(cases, key=lambda case: case.num_replicas)
+    return list({case.backend: case for case in by_size}.values())
 
 
 def _num_workers(case: PlannedCase) -> int:
@@ -153,6 +221,7 @@ def _trials(
     """Makes the trials of all repetitions, ABBA."""
     trials = []
     for repetition in range(repeats):
+        repetition_seed = trial_seed(seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             spec = TrialSpec(
                 **common,
@@ -161,12 +230,13 @@ def _trials(
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,
                 repetition_index=repetition,
-                seed=trial_seed(seed, repetition),
+                seed=repetition_seed,
             )
+            trial_id, case_id = identity.ids(spec)
             trials.append(
                 PlannedTrial(
-                    trial_id=identity.trial_id(spec),
-                    case_id=identity.case_id(spec),
+                    trial_id=trial_id,
+                    case_id=case_id,
                     modes=case.modes,
                     spec=spec,
                 )
@@ -254,7 +324,7 @@ def _cases(
     backends: Sequence[BackendInfo],
     replicas: Sequence[int],
     sizes: dict[ScalingMode, int],
-    modes: Iterable[ScalingMode],
+    modes: Sequence[ScalingMode],
 ) -> tuple[list[PlannedCase], list[str]]:
     modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
     notes = []

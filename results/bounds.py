@@ -2,69 +2,44 @@
 
 A record can come from anywhere: another machine, a half-written copy, a stranger. It is
 checked against these bounds before anything is computed from it, so that no figure
-overflows, no axis runs to infinity and nothing grows with a number in a file. They are
-far beyond what is measured, and the same as those of the command line.
+overflows, no axis runs to infinity and nothing grows with a number in a file.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-MAX_TRIALS = 100_000
-"""Trials of one study; each is a process, so more would run for weeks."""
-MAX_REPLICAS = 65_536
-MAX_STEPS = 1_000_000
-"""Steps of a measured window, or of the warmup: all of them are recorded."""
-MAX_LOSSES = 100 * MAX_STEPS
-"""Of all steps of a quality run."""
-MAX_BATCH_SIZE = 1_000_000_000
-"""Of one replica, and of a global batch as it is typed."""
-MAX_TOTAL = 10**18
-"""Sums: examples, bytes, parameters. Fits 64 bits, as columns of pandas do."""
-MAX_SEED = 2**63 - 1
-MIN_SEC = 1e-9
-MAX_SEC = 1e9
-"""A nanosecond, as fine as clocks are, to thirty years."""
-MAX_REAL = 1e100
-"""A figure or its negative; its square and sums of it stay floats."""
-MAX_EVALUATIONS = 10_000
-MAX_BUDGET = 1e15
-MAX_NAME = 200
-MAX_LINE = 5_000
-MAX_TEXT = 1_000_000
-MAX_METRICS = 50
-MAX_CHECKS = 200_000
-"""Sanity checks of one trial: a few of each rank."""
-
-_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-_UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
+from results.limits import (
+    MAX_BATCH_SIZE,
+    MAX_LINE,
+    MAX_NAME,
+    MAX_REAL,
+    MAX_REPLICAS,
+    MAX_SEC,
+    MAX_SEED,
+    MAX_STEPS,
+    MAX_TEXT,
+    MAX_TOTAL,
+    MAX_TRIALS,
+    MIN_SEC,
+)
+from results.texts import UNPRINTABLE, UNSTORABLE
 
 
 def _check_printable(text: str) -> str:
-    found = _UNPRINTABLE.search(text)
+    found = UNPRINTABLE.search(text)
     if found is not None:
         raise ValueError(f"holds {found[0]!r}, must be one line of printable text")
     return text
 
 
 def _check_storable(text: str) -> str:
-    found = _UNSTORABLE.search(text)
+    found = UNSTORABLE.search(text)
     if found is not None:
         raise ValueError(f"holds {found[0]!r}, must be text that UTF-8 can hold")
     return text
-
-
-def storable(text: str, limit: int = MAX_TEXT) -> str:
-    """Returns a text as a record can hold it: marks for what it cannot, and its end.
-
-    Args:
-      text: Anything, such as what a library wrote to its log.
-      limit: The most characters; the last ones stay.
-    """
-    return _UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[-limit:]
 
 
 Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_check_printable)]

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from results import bounds
+from results import bounds, limits
 from results.bounds import (
     Amount,
     BatchSize,
@@ -69,13 +69,13 @@ __all__ = [
 SCHEMA_VERSION = 3
 
 CpuSet = Annotated[
-    tuple[Annotated[int, Field(ge=0, le=bounds.MAX_REPLICAS)], ...],
-    Field(max_length=bounds.MAX_REPLICAS),
+    tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
+    Field(max_length=limits.MAX_REPLICAS),
 ]
 StepTimes = Annotated[
-    tuple[Seconds, ...], Field(min_length=1, max_length=bounds.MAX_STEPS)
+    tuple[Seconds, ...], Field(min_length=1, max_length=limits.MAX_STEPS)
 ]
-Metrics = Annotated[tuple["QualityMetric", ...], Field(max_length=bounds.MAX_METRICS)]
+Metrics = Annotated[tuple["QualityMetric", ...], Field(max_length=limits.MAX_METRICS)]
 
 
 class Record(BaseModel):
@@ -126,11 +126,11 @@ class BudgetUnit(str, Enum):
 class Budget(Record):
     """How long a quality run trains, and how often its quality is measured."""
 
-    amount: float = Field(gt=0, le=bounds.MAX_BUDGET)
+    amount: float = Field(gt=0, le=limits.MAX_BUDGET)
     unit: BudgetUnit
     num_evaluations: int = Field(
         ge=1,
-        le=bounds.MAX_EVALUATIONS,
+        le=limits.MAX_EVALUATIONS,
         description="evenly spread, the last at the end",
     )
 
@@ -190,14 +190,14 @@ class Plan(Record):
     data_dir: Line | None = Field(
         default=None, description="where TFDS sets are, if not where TFDS looks"
     )
-    trials: tuple[PlannedTrial, ...] = Field(max_length=bounds.MAX_TRIALS)
+    trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
 class Placement(Record):
     """Which cores and threads a trial's processes were given."""
 
     cpusets: tuple[CpuSet, ...] = Field(
-        max_length=2 * bounds.MAX_REPLICAS,
+        max_length=2 * limits.MAX_REPLICAS,
         description="per process, disjoint where processes run replicas",
     )
     cores_per_replica: Cores
@@ -307,7 +307,7 @@ class QualityPoint(Record):
 class RankTimes(Record):
     """Step times of one process, in order; nothing is dropped."""
 
-    rank: int = Field(ge=0, lt=bounds.MAX_REPLICAS)
+    rank: int = Field(ge=0, lt=limits.MAX_REPLICAS)
     time_to_first_step_sec: Amount
     warmup_step_time_sec: StepTimes
     step_time_sec: StepTimes
@@ -316,7 +316,7 @@ class RankTimes(Record):
     )
     window_end_ns: bounds.Nanoseconds
     losses: tuple[Real, ...] = Field(
-        max_length=bounds.MAX_LOSSES, description="up to the first that is not finite"
+        max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
     )
     peak_memory_bytes: Total
 
@@ -331,12 +331,12 @@ class TrialResult(Record):
     global_batch_size: GlobalBatchSize
     num_measured_steps: Steps
     window_sec: Seconds = Field(description="latest start to latest end over ranks")
-    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=bounds.MAX_REPLICAS)
-    sanity: tuple[SanityCheck, ...] = Field(max_length=bounds.MAX_CHECKS)
+    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
+    sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
     quality: Metrics = Field(default=(), description="at the end")
     curve: tuple[QualityPoint, ...] = Field(
         default=(),
-        max_length=bounds.MAX_EVALUATIONS + 1,
+        max_length=limits.MAX_EVALUATIONS + 1,
         description="of a quality run",
     )
     window_metrics: Metrics = Field(

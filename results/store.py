@@ -28,7 +28,6 @@ from results.records import (
     StatusRecord,
     TrialResult,
     TrialSpec,
-    TrialStatus,
 )
 
 if TYPE_CHECKING:
