@@ -330,14 +330,14 @@ def _cases(
     notes = []
     for backend in backends:
         counts = [n for n in replicas if n <= (backend.max_replicas or n)]
-        left_out = [n for n in replicas if n not in counts]
+        is_any_left_out = len(counts) < len(replicas)
         if not counts:
             raise PlanError(
                 f"backend {backend.name!r} runs at most {backend.max_replicas}"
                 f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
                 f" to --replicas, or leave {backend.name!r} out"
             )
-        if left_out:
+        if is_any_left_out:
             notes.append(
                 f"backend {backend.name}: planned at"
                 f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"

@@ -68,8 +68,11 @@ def upgrade(
       CorruptRecordError: ``data`` names no version, or one nothing leads from.
     """
     version = data.get("schema_version")
-    is_number = isinstance(version, int) and not isinstance(version, bool)
-    if not is_number or not 1 <= version <= MAX_VERSION:
+    if (
+        not isinstance(version, int)
+        or isinstance(version, bool)
+        or not 1 <= version <= MAX_VERSION
+    ):
         raise errors.CorruptRecordError(
             path,
             f"schema_version is {reprlib.repr(version)}, must be a whole number from 1",
