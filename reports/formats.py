@@ -31,6 +31,8 @@ def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return f"{value}"
     # The exponent after rounding: 9.999 is 10.0, not 10.00.
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
     if not SMALLEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
