@@ -135,9 +135,9 @@ def list_(what: str | None, *, is_json: bool) -> int:
 @json_option
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
     """Shows how far a study is, and what failed."""
-    from harness import commands
+    from harness import study_status
 
-    return commands.status(study, runs_dir=runs_dir, is_json=is_json)
+    return study_status.status(study, runs_dir=runs_dir, is_json=is_json)
 
 
 @cli.command()

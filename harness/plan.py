@@ -22,13 +22,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
-from harness import batches, catalog, placement, quality_runs
+from harness import batches, catalog, placement, plan_count, quality_runs
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.processes import processes_of
 from harness.quality_runs import PlannedCase
 from results import identity
-from results.limits import MAX_TRIALS
 from results.record_file import first_complaint
 from results.records import PlannedTrial, ScalingMode, TrialSpec
 
@@ -142,7 +141,9 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
     }
-    _check_count(_num_cases(backends, replicas, sizes, request.modes) * request.repeats)
+    plan_count.check(
+        plan_count.num_cases(backends, replicas, sizes, request.modes) * request.repeats
+    )
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
     catalog.check_machine(
         info,
@@ -159,7 +160,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     if learning is not None:
         num_quality_runs = len(learning.cases) * request.quality_repeats
         notes.append(learning.note)
-    _check_count(len(cases) * request.repeats + num_quality_runs)
+    plan_count.check(len(cases) * request.repeats + num_quality_runs)
     trials = _trials(cases, request.repeats, request.seed, common)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
@@ -171,36 +172,6 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         notes=(*notes, *backend_notes),
         preset=preset_name,
     )
-
-
-def _num_cases(
-    backends: Sequence[BackendInfo],
-    replicas: Sequence[int],
-    sizes: dict[ScalingMode, int],
-    modes: Sequence[ScalingMode],
-) -> int:
-    """Counts the cases before they are made: two modes of one batch are one case."""
-
-    def count(num_replicas: int) -> int:
-        weak = sizes[ScalingMode.WEAK] * num_replicas
-        return 1 if weak == sizes[ScalingMode.STRONG] else len(modes)
-
-    counts = [(num_replicas, count(num_replicas)) for num_replicas in replicas]
-    return sum(
-        number
-        for backend in backends
-        for num_replicas, number in counts
-        if num_replicas <= (backend.max_replicas or num_replicas)
-    )
-
-
-def _check_count(num_trials: int) -> None:
-    if num_trials > MAX_TRIALS:
-        raise PlanError(
-            f"the sweep has {num_trials} trials, and each is a process; allowed are at"
-            f" most {MAX_TRIALS}: use fewer --backends, --replicas, --repeats or"
-            " --quality-repeats"
-        )
 
 
 def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
