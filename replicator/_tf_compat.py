@@ -27,7 +27,7 @@ from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
 from tensorflow.python.grappler import tf_optimizer
-from tensorflow.python.ops import resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
     WhileBodyFuncGraph,
@@ -99,6 +99,35 @@ def is_trackable(value: Any) -> bool:
     return isinstance(value, trackable.Trackable)
 
 
+class TrackedAsWrapped(trackable.Trackable):
+    """Something that checkpoints take for what its ``wrapped`` holds (test_manager).
+
+    TensorFlow sees the children of the object inside, and leaves with it what a
+    restored checkpoint has for variables that are made later.
+    """
+
+    wrapped: Any
+
+
+def _forwarded(name: str) -> property:
+    return property(lambda self: getattr(self.wrapped, name))
+
+
+# What the graph of objects is made of; values are those of the variables in it.
+for _name in (
+    "_deferred_dependencies",
+    "_handle_deferred_dependencies",
+    "_lookup_dependency",
+    "_maybe_initialize_trackable",
+    "_track_trackable",
+    "_trackable_children",
+    "_unconditional_checkpoint_dependencies",
+    "_unconditional_dependency_names",
+    "_update_uid",
+):
+    setattr(TrackedAsWrapped, _name, _forwarded(_name))
+
+
 def current_graph() -> Any:
     """The graph that ops are being added to (test_conformance)."""
     return tf.compat.v1.get_default_graph()
@@ -122,6 +151,21 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """
     converted = autograph_util.py_func_from_autograph(function)
     return func_graph_from_py_func("replica", converted, tuple(specs), {})
+
+
+@contextlib.contextmanager
+def summaries_if(condition: Callable[[], Any]) -> Iterator[None]:
+    """Lets ``tf.summary`` write only where a condition holds, too (test_summaries).
+
+    This adds to what ``tf.summary.record_if`` says, which is the user's.
+    """
+    state = summary_ops_v2._summary_state  # noqa: SLF001
+    before = state.is_recording_distribution_strategy
+    state.is_recording_distribution_strategy = condition
+    try:
+        yield
+    finally:
+        state.is_recording_distribution_strategy = before
 
 
 def dismantle(graph: Any, graph_def: Any) -> None:

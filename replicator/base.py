@@ -214,6 +214,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
           ReplicatorError: Misuse inside the step; the message says how to mend it.
           tf.errors.OutOfRangeError: An input pipeline came to its end.
         """
+        programs.check_caller()
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
         # A profile shows the range "replicator/run" as a step of this number.

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.sparse import sum_duplicates
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,10 +27,7 @@ def by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
     Returns:
       The gradients times ``min(1, limit / norm)``; NaN if the norm is not finite.
     """
-    unique = [
-        _sum_duplicates(grad) if isinstance(grad, tf.IndexedSlices) else grad
-        for grad in grads
-    ]
+    unique = list(map(sum_duplicates, grads))
     return list(tf.clip_by_global_norm(unique, limit)[0])
 
 
@@ -48,9 +47,3 @@ def as_keras(grads: Sequence[Any], clips: dict[str, float]) -> list[Any]:
         limit = clips["clipvalue"]
         return [tf.clip_by_value(grad, -limit, limit) for grad in grads]
     return list(grads)
-
-
-def _sum_duplicates(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    indices, places = tf.unique(slices.indices)
-    values = tf.math.unsorted_segment_sum(slices.values, places, tf.size(indices))
-    return tf.IndexedSlices(values, indices, slices.dense_shape)

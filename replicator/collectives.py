@@ -1,11 +1,8 @@
 """MPI-like primitives for step functions, over nests, with gradients.
 
-Every replica must call the same collectives in the same order. Gradients follow
-Buchlovsky et al. 2019 and ``tf.distribute``: the gradient of an all-sum is an all-sum
-of the gradients, that of an all-mean an all-mean; the gradient of an all-gather is the
-replica's own slice of the summed gradient; that of a broadcast is the sum delivered to
-the source; that of a minimum or maximum is the sum delivered to the replicas that hold
-the extreme, in equal shares.
+Every replica must call the same collectives in the same order. Gradients are those of
+``replicator.differentiable``, of every order; ``tf.vectorized_map``, ``tape.jacobian``
+and ``tf.autodiff.ForwardAccumulator`` work too (``replicator.vectorized``).
 """
 
 from __future__ import annotations
@@ -16,19 +13,13 @@ import tensorflow as tf
 
 from replicator import compression as compression_lib
 from replicator import context as context_lib
-from replicator import reducible
+from replicator import differentiable, reducible
 from replicator.integers import is_integer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from replicator.context import ReplicaContext
-
-    FlatFn = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
-    FlatGradFn = Callable[
-        [Sequence[tf.Tensor], Sequence[tf.Tensor], Sequence[tf.Tensor]],
-        Sequence[tf.Tensor],
-    ]
 
 # AutoGraph would convert every call of the library again: most of the time of tracing a
 # collective. No Python control flow depends on tensors here.
@@ -41,7 +32,8 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
 
     Args:
       value: A nest of tensors of the same structure and shapes on every replica;
-        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``. Numbers of
+        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``, and may
+        have different numbers of rows on every replica. Numbers of
         every type; integer sums wrap around like TensorFlow's; bool under ``min``
         (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
@@ -121,13 +113,8 @@ def all_gather(value: Any) -> Any:
                 "tf.convert_to_tensor on the slices, or gather their values and indices"
             )
 
-    def backward(
-        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        summed = context.all_reduce(dys, "sum")
-        return [tf.gather(dy, context.replica_id_in_sync_group) for dy in summed]
-
-    return _map_flat(context, value, context.all_gather, backward)
+    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+    return tf.nest.pack_sequence_as(value, differentiable.all_gather(context, tensors))
 
 
 @_AS_WRITTEN
@@ -161,15 +148,6 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
             f"{count} replicas; use 0 to {count - 1}"
         )
 
-    def backward(
-        _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        is_source = tf.equal(context.replica_id_in_sync_group, source_replica_id)
-        return [
-            tf.where(is_source, dy, tf.zeros_like(dy))
-            for dy in context.all_reduce(dys, "sum")
-        ]
-
     leaves = tf.nest.flatten(value)
     # Slices travel as their two tensors; their dense shape is known everywhere.
     parts = [
@@ -181,14 +159,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
             else (leaf,)
         )
     ]
-    sent = iter(
-        _flat_with_gradient(
-            context,
-            parts,
-            lambda xs: context.broadcast(xs, source_replica_id),
-            backward,
-        )
-    )
+    sent = iter(differentiable.broadcast(context, parts, source_replica_id))
     received = [
         tf.IndexedSlices(next(sent), next(sent), leaf.dense_shape)
         if isinstance(leaf, tf.IndexedSlices)
@@ -204,21 +175,11 @@ def _all_reduce_dense(
     op: str,
     wire_dtype: tf.DType | None,
 ) -> list[tf.Tensor]:
-    def backward(
-        xs: Sequence[tf.Tensor], ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
-    ) -> Sequence[tf.Tensor]:
-        if op in ("sum", "mean"):
-            return context.all_reduce(dys, op)
-        holds = [tf.cast(tf.equal(x, y), y.dtype) for x, y in zip(xs, ys, strict=True)]
-        counts = context.all_reduce(holds, "sum")
-        totals = context.all_reduce(dys, "sum")
-        return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
-
-    reduced = _flat_with_gradient(
+    reduced = differentiable.all_reduce(
         context,
         [tf.cast(t, reducible.stand_in(t.dtype)) for t in tensors],
-        lambda xs: context.all_reduce(xs, op, wire_dtype),
-        backward,
+        op,
+        wire_dtype,
     )
     return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
 
@@ -229,7 +190,10 @@ def _all_reduce_sparse(
     op: str,
     wire_dtype: tf.DType | None,
 ) -> tf.IndexedSlices:
-    """Joins the slices of all replicas: a sum of sparse tensors is their union."""
+    """Joins the slices of all replicas: a sum of sparse tensors is their union.
+
+    Replicas may have different numbers of slices, as batches of mixed lengths do.
+    """
     if op not in ("sum", "mean"):
         raise ValueError(
             f"all_reduce of tf.IndexedSlices knows 'sum' and 'mean', not {op!r}; "
@@ -237,59 +201,8 @@ def _all_reduce_sparse(
         )
     dtype = slices.values.dtype
     narrow = tf.cast(slices.values, reducible.wire_of(dtype, wire_dtype))
-    values, indices = context.all_gather([narrow, slices.indices])
+    values, indices = differentiable.all_concat(context, [narrow, slices.indices])
     values = tf.cast(values, dtype)
     if op == "mean":
         values /= tf.cast(context.num_replicas_in_sync, values.dtype)
-    return tf.IndexedSlices(
-        tf.reshape(values, tf.concat([[-1], tf.shape(values)[2:]], axis=0)),
-        tf.reshape(indices, [-1]),
-        slices.dense_shape,
-    )
-
-
-def _map_flat(
-    context: ReplicaContext, value: Any, forward: FlatFn, backward: FlatGradFn
-) -> Any:
-    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
-    return tf.nest.pack_sequence_as(
-        value, _flat_with_gradient(context, tensors, forward, backward)
-    )
-
-
-def _flat_with_gradient(
-    context: ReplicaContext,
-    tensors: Sequence[tf.Tensor],
-    forward: FlatFn,
-    backward: FlatGradFn,
-) -> list[tf.Tensor]:
-    """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``.
-
-    ``backward`` sees only tensors that gradients flow through; the others have none.
-    """
-    if not tensors:
-        return []
-    places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
-    if context.num_replicas_in_sync == 1 or not places:
-        # The identity (or a stack of one) needs no special gradient, and integers
-        # have none: keep the graph of the single device as it is.
-        return forward(tensors)
-
-    @tf.custom_gradient
-    def with_gradient(*xs: tf.Tensor) -> Any:
-        ys = forward(xs)
-
-        def gradient(*dys: tf.Tensor) -> Any:
-            grads: list[tf.Tensor | None] = [None] * len(xs)
-            flowing = backward(
-                [xs[i] for i in places],
-                [ys[i] for i in places],
-                [dys[i] for i in places],
-            )
-            for place, grad in zip(places, flowing, strict=True):
-                grads[place] = grad
-            return grads
-
-        return tuple(ys), gradient
-
-    return list(with_gradient(*tensors))
+    return tf.IndexedSlices(values, indices, slices.dense_shape)

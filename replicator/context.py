@@ -70,10 +70,32 @@ class ReplicaContext(abc.ABC):
         """Stacks each tensor over replicas: shape ``[num_replicas] + dims``."""
 
     @abc.abstractmethod
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Joins the rows (first dimension) of all replicas, by ``replica_id``.
+
+        The number of rows may differ between replicas, but not between the tensors of
+        one call.
+        """
+
+    @abc.abstractmethod
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
     ) -> list[tf.Tensor]:
         """Gives every replica the tensors of one replica."""
+
+    def collective_of(self, marker: str) -> Any:
+        """The collective call that a node of the graph stands for.
+
+        Args:
+          marker: Name of a node in the body of a vectorized loop.
+
+        Returns:
+          An ``engine.trace.Collective``, or None if the node stands for none.
+
+        Raises:
+          CollectiveControlFlowError: It stands for one that no loop can vectorize.
+        """
+        del marker
 
     @abc.abstractmethod
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:

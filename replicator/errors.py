@@ -2,6 +2,7 @@
 
 ReplicatorError
 +-- CollectiveContextError     a collective called outside a replica
++-- RunContextError            run() called inside a tf.function or a step
 +-- CollectiveControlFlowError a collective inside tf.cond, tf.while_loop, tf.function
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
@@ -44,6 +45,10 @@ class ReplicatorError(Exception):
 
 class CollectiveContextError(ReplicatorError):
     """A collective was called where no replica is running."""
+
+
+class RunContextError(ReplicatorError):
+    """``run`` was called where a graph is being traced."""
 
 
 class CollectiveControlFlowError(ReplicatorError):

@@ -7,8 +7,9 @@ What happens to gradients, in this order, whatever the options:
    rest is skipped;
 3. they are added up until ``accumulation_steps`` of them make an average (where they
    have far to travel, this comes first: see ``replicator.accumulation``);
-4. they are clipped by ``global_clipnorm``;
-5. the Keras optimizer clips, decays and updates as it was told to.
+4. rows of sparse gradients that several examples or replicas touched are added up;
+5. they are clipped by ``global_clipnorm``;
+6. the Keras optimizer clips, decays and updates as it was told to.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
 from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
+from replicator.sparse import sum_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,12 +50,13 @@ _OWN_ATTRIBUTES = frozenset(
 )
 
 
-class ReplicatedOptimizer:
+class ReplicatedOptimizer(_tf_compat.TrackedAsWrapped):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
     optimizer clips or scales them. Everything else (``learning_rate``, ``iterations``,
-    ``variables``...) is the wrapped optimizer's.
+    ``variables``...) is the wrapped optimizer's. Checkpoints take it for that one,
+    wherever it hangs: as an attribute of a ``tf.Module``, in a list, or by itself.
 
     Attributes:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
@@ -272,6 +275,7 @@ class ReplicatedOptimizer:
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by averaged gradients."""
+        averaged = list(map(sum_duplicates, averaged))
         # A kernel wants a variable and its state on one device; a branch that updates
         # variables of several owners is emitted on one of them.
         is_split = self._sharded_update is not None and self.options.needs_branch

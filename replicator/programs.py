@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.errors import RetraceLimitError
+from replicator import context
+from replicator.errors import RetraceLimitError, RunContextError
 from replicator.inputs import InputIterator, is_per_replica_nest, spec_signature
 from replicator.integers import is_integer
 
@@ -192,6 +193,25 @@ def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
             ) from error
 
     return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)
+
+
+def check_caller() -> None:
+    """Refuses ``run`` inside a function that is being traced.
+
+    Raises:
+      RunContextError: Says where ``run`` was called and what to do.
+    """
+    if context.in_replica_context():
+        raise RunContextError(
+            "run() was called inside a step function; a step is the code of one "
+            "replica: call the other function directly, or run one step after another"
+        )
+    if not tf.executing_eagerly():
+        raise RunContextError(
+            "run() was called inside a tf.function; it is a compiled program by "
+            "itself, and counts steps and the inputs' position in Python: call it from "
+            "plain Python, with num_steps=k for k steps in one dispatch"
+        )
 
 
 def check_num_steps(num_steps: Any, inputs: Any) -> int:

@@ -176,6 +176,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         Raises:
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
         """
+        programs.check_caller()
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_replicas)
         with counted(inputs, num_steps):

@@ -110,13 +110,19 @@ class HorovodReplicaContext(context.ReplicaContext):
         return [self._all_gather(tensor) for tensor in tensors]
 
     def _all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        how, wire = wire_types.moved(tensor.dtype, "all_gather")
-        gathered = self._hvd.allgather(
-            tf.expand_dims(_convert(tensor, how, wire), 0), name=self._name("gather")
-        )
-        stacked = _convert(gathered, how, tensor.dtype)
+        stacked = self._all_concat(tf.expand_dims(tensor, 0))
         shape = tf.TensorShape([self.num_replicas]).concatenate(tensor.shape)
         return tf.ensure_shape(stacked, shape)
+
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates by ``allgather``, which takes any number of rows."""
+        return [self._all_concat(tensor) for tensor in tensors]
+
+    def _all_concat(self, tensor: tf.Tensor) -> tf.Tensor:
+        how, wire = wire_types.moved(tensor.dtype, "all_gather")
+        sent = _convert(tensor, how, wire)
+        gathered = self._hvd.allgather(sent, name=self._name("gather"))
+        return _convert(gathered, how, tensor.dtype)
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int

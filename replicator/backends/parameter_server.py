@@ -146,6 +146,7 @@ class ParameterServerReplicator(StrategyReplicator):
         num_steps: int = 1,
     ) -> None:
         """Gives as many dispatches as there are workers to those that are free."""
+        programs.check_caller()
         programs.check_num_steps(num_steps, inputs)
         signature, _ = programs.split_inputs(inputs, self.num_replicas)
         with counted(inputs, num_steps):

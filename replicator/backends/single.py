@@ -46,6 +46,10 @@ class SingleReplicaContext(context.ReplicaContext):
         """Adds the replica dimension of size one."""
         return [tf.expand_dims(tensor, 0) for tensor in tensors]
 
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the rows of the only replica."""
+        return list(tensors)
+
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
     ) -> list[tf.Tensor]:

@@ -7,13 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import context, logical
+from replicator import _tf_gradients, context, logical
+from replicator.errors import CollectiveControlFlowError
 from replicator.reducible import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _TF_REDUCE = {"sum": tf.distribute.ReduceOp.SUM, "mean": tf.distribute.ReduceOp.MEAN}
+
+_FENCE = "replicator_stock_collective"
+
+
+def _fence(tensor: tf.Tensor) -> tf.Tensor:
+    """A node by which a vectorized loop finds a collective in its body."""
+    return _tf_gradients.marker(tensor, tensor.shape, name=_FENCE)
 
 
 class StrategyReplicaContext(context.ReplicaContext):
@@ -43,6 +51,7 @@ class StrategyReplicaContext(context.ReplicaContext):
         del needed_if
         if self.num_replicas == 1:
             return list(tensors)  # a stock strategy of one replica refuses to reduce
+        tensors = [_fence(tensor) for tensor in tensors]
         if wire_dtype is not None:
             narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
             reduced = self.all_reduce(narrow, op)
@@ -90,6 +99,21 @@ class StrategyReplicaContext(context.ReplicaContext):
             wide.append(tf.where(mask, value, tf.zeros_like(value)))
         return self.all_reduce(wide, "sum")
 
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Sums zeros with the own rows in their place, as ``all_gather`` does."""
+        if self.num_replicas == 1:
+            return list(tensors)
+        num_rows = tf.shape(tensors[0])[0]
+        (counts,) = self.all_gather([num_rows])
+        before = tf.reduce_sum(counts[: self.replica_id])
+        # One row more than there are: TensorFlow crashes on an empty reduction.
+        after = tf.reduce_sum(counts) - before - num_rows + 1
+        placed = [
+            tf.pad(tensor, [[before, after], *([[0, 0]] * (len(tensor.shape) - 1))])
+            for tensor in tensors
+        ]
+        return [rows[:-1] for rows in self.all_reduce(placed, "sum")]
+
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
     ) -> list[tf.Tensor]:
@@ -97,6 +121,18 @@ class StrategyReplicaContext(context.ReplicaContext):
         is_source = tf.equal(self.replica_id, source_replica_id)
         masked = [tf.where(is_source, t, tf.zeros_like(t)) for t in tensors]
         return self.all_reduce(masked, "sum")
+
+    def collective_of(self, marker: str) -> Any:
+        """Refuses collectives in vectorized loops: the stock ones are not rewritten."""
+        if _FENCE in marker:
+            raise CollectiveControlFlowError(
+                "a collective was called inside tf.vectorized_map, tape.jacobian or "
+                "tape.batch_jacobian, which rewrite the graph of one replica; the "
+                "collectives of tf.distribute would be lost: pass "
+                "experimental_use_pfor=False to the Jacobian, move the collective out "
+                "of the loop, or use the in_graph backend"
+            )
+        return None
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Only device 0: a stock strategy does not split a replica."""

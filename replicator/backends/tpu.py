@@ -59,6 +59,12 @@ class TpuReplicaContext(StrategyReplicaContext):
             return reduce(tensors)
         return sum_in_parts(tensors, reduce)
 
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Joins what ``all_gather`` stacks: XLA knows one number of rows for all."""
+        return [
+            tf.reshape(rows, [-1, *rows.shape[2:]]) for rows in self.all_gather(tensors)
+        ]
+
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Places ops on a core of this replica."""
         place = logical.check_index(index, self.num_logical_devices)

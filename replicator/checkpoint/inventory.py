@@ -14,7 +14,7 @@ from replicator import _tf_compat
 from replicator.optimizer import ReplicatedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 NUM_SHOWN = 3
 
@@ -45,6 +45,7 @@ class Inventory:
       objects: The objects that TensorFlow saves, by name: of a wrapped optimizer, the
         one inside.
       variables: The ``tf.Variable`` behind each path.
+      optimizers: The optimizers among and under the objects, wrapped or not, by path.
       extra: By name, variables that the object lists but TensorFlow would not save:
         the states of Keras seed generators.
     """
@@ -52,22 +53,31 @@ class Inventory:
     def __init__(self, trackables: Mapping[str, Any]) -> None:
         self.objects = {n: _unwrap(n, value) for n, value in trackables.items()}
         self.variables: dict[str, Any] = {}
+        self.optimizers: dict[str, Any] = {}
         self.extra: dict[str, list[Any]] = {}
         self._seen: set[int] = set()
         # An optimizer also refers to the weights; their path goes through the model.
-        for name in sorted(self.objects, key=self._is_optimizer):
-            self._walk(name)
+        later: list[tuple[str, Any]] = []
+        self._walk(sorted(trackables.items()), later)
+        for path, optimizer in later:
+            inner = _inside(optimizer)
+            if id(inner) not in self._seen:
+                self.optimizers[path] = optimizer
+                self._walk([(path, inner)], None)
         for name, value in self.objects.items():
             self._add_extra(name, value)
 
-    def _is_optimizer(self, name: str) -> tuple[bool, str]:
-        return _tf_compat.is_optimizer(self.objects[name]), name
-
-    def _walk(self, name: str) -> None:
-        queue = collections.deque([(name, self.objects[name])])
+    def _walk(
+        self, start: Sequence[tuple[str, Any]], later: list[tuple[str, Any]] | None
+    ) -> None:
+        """Names what is under some objects; puts optimizers aside, if for later."""
+        queue = collections.deque(start)
         while queue:
             path, value = queue.popleft()
             if id(value) in self._seen:
+                continue
+            if later is not None and _tf_compat.is_optimizer(value):
+                later.append((path, value))
                 continue
             self._seen.add(id(value))
             if _tf_compat.is_variable(value):
@@ -132,8 +142,7 @@ def summarize(found: list[str]) -> str:
 
 
 def _unwrap(name: str, value: Any) -> Any:
-    if isinstance(value, ReplicatedOptimizer):
-        value = value.wrapped
+    value = _inside(value)
     if not _tf_compat.is_trackable(value):
         raise TypeError(
             f"{name}={value!r} cannot be saved: it is a {type(value).__name__!r}, but "
@@ -141,3 +150,7 @@ def _unwrap(name: str, value: Any) -> Any:
             "and other objects that tf.train.Checkpoint takes"
         )
     return value
+
+
+def _inside(value: Any) -> Any:
+    return value.wrapped if isinstance(value, ReplicatedOptimizer) else value

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat
 from replicator.checkpoint import files, local_state, matching, position
 from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
@@ -242,18 +241,16 @@ class CheckpointManager:
         return path
 
     def _current_step(self) -> int:
-        counters = [
-            value.iterations
-            for value in self._trackables.values()
-            if _tf_compat.is_optimizer(value)
-        ]
-        if len(counters) != 1:
+        found = Inventory(self._trackables).optimizers
+        if len(found) != 1:
+            names = ", ".join(sorted(found) or map(repr, self._trackables))
             raise ValueError(
                 f"save() needs a step: it takes that of the optimizer, but there are "
-                f"{len(counters)} optimizers among "
-                f"{', '.join(map(repr, self._trackables))}; pass save(step)"
+                f"{len(found)} optimizers under what is saved ({names}); pass "
+                "save(step)"
             )
-        return int(tf.convert_to_tensor(counters[0]))
+        (optimizer,) = found.values()
+        return int(tf.convert_to_tensor(optimizer.iterations))
 
     def _payload(self, local: Mapping[str, LocalState]) -> Payload:
         values = {path: state.values for path, state in local.items()}

@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
 
 def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
-    """Paths of the weights that each optimizer updates; None before its first one."""
+    """By path of an optimizer, those of the weights that it updates, once it has."""
     paths = inventory.paths()
     result: dict[str, list[str] | None] = {}
-    for name, value in inventory.objects.items():
-        if _tf_compat.is_optimizer(value):
-            updated = _tf_compat.optimized_variables(value)
-            result[name] = updated and [
-                paths[id(_tf_compat.unwrap(variable))] for variable in updated
-            ]
+    for path, optimizer in inventory.optimizers.items():
+        updated = _tf_compat.optimized_variables(optimizer)
+        result[path] = updated and [
+            paths[id(_tf_compat.unwrap(variable))] for variable in updated
+        ]
     return result
 
 
@@ -38,7 +37,7 @@ def require(
         they were.
     """
     inventory = Inventory(trackables)
-    if _build_optimizers(repl, trackables, metadata, inventory):
+    if _build_optimizers(repl, metadata, inventory):
         inventory = Inventory(trackables)
     found = differences(metadata.variables, inventory.facts())
     if found:
@@ -52,10 +51,7 @@ def require(
 
 
 def _build_optimizers(
-    repl: Replicator,
-    trackables: Mapping[str, Any],
-    metadata: Metadata,
-    inventory: Inventory,
+    repl: Replicator, metadata: Metadata, inventory: Inventory
 ) -> bool:
     """Makes the slots that the checkpoint has values for; tells whether it made any."""
     # As their owners hand them out: Keras variables, where they are Keras'.
@@ -66,7 +62,7 @@ def _build_optimizers(
     }
     has_built = False
     for name, paths in metadata.optimizers.items():
-        value: Any = trackables.get(name)
+        value: Any = inventory.optimizers.get(name)
         is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
         if not is_known or getattr(value, "built", True):
             continue  # what differs is said afterwards

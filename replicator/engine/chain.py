@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator import devices as device_lib
+from replicator.engine.any_size import NUM_LENGTHS
 from replicator.engine.group import CPU_GROUP_KEY
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Chain:
         device: str,
         attrs: dict[str, Any],
         last_inputs: Sequence[Tensor] = (),
+        key_offset: Ref | None = None,
     ) -> Ref:
         """Emits the next op.
 
@@ -66,24 +68,30 @@ class Chain:
           device: Where it runs: rings join CPUs, NCCL joins GPUs.
           attrs: Attributes that not all collective ops have.
           last_inputs: Its inputs behind the keys.
+          key_offset: Which of the instances of an ``any_size`` transfer this is.
 
         Returns:
           Its only output.
         """
-        numbers = [
-            self._emit.const(
-                f"{name}/{what}", np.int32(value), device_lib.cpu_of(device)
-            )
+        num_instances = 1 if key_offset is None else NUM_LENGTHS
+        cpu = device_lib.cpu_of(device)
+        size, group, instance = [
+            self._emit.const(f"{name}/{what}", np.int32(value), cpu)
             for what, value in (
                 ("group_size", self._group.num_workers),
                 ("group_key", _group_key(device)),
-                ("instance_key", next(self._group.keys)),
+                ("instance_key", self._group.keys.draw(num_instances)),
             )
         ]
+        if key_offset is not None:
+            both, attrs_of_sum = [instance, key_offset], {"T": tf.int32}
+            instance = self._emit.add(
+                f"{name}/own_key", "AddV2", both, cpu, "z:0", attrs_of_sum
+            )
         ref = self._emit.add(
             name,
             op,
-            [*data, *numbers, *last_inputs],
+            [*data, size, group, instance, *last_inputs],
             device,
             "data:0",
             {

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.devices import cpu_of
-from replicator.engine import wire_types
+from replicator.engine import any_size, wire_types
 from replicator.engine.body import Ref, make_node
 from replicator.engine.chain import Chain
 from replicator.engine.emitter import Emitter
@@ -46,6 +46,16 @@ class CrossWorker:
         self._group = group
         self._emit = Emitter()
         self._chain = Chain(group, self._emit, first_controls)
+
+    @property
+    def emit(self) -> Emitter:
+        """Emits nodes that belong to this leg."""
+        return self._emit
+
+    @property
+    def num_workers(self) -> int:
+        """Workers whose programs run side by side."""
+        return self._group.num_workers
 
     @property
     def nodes(self) -> list[Any]:
@@ -90,9 +100,15 @@ class CrossWorker:
             "Nordering_token": 0,
         }
 
-        def transfer(value: Tensor) -> Ref:
+        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
             return self._chain.add(
-                name, "CollectiveReduceV2", [value], wire, device, attrs
+                name,
+                "CollectiveReduceV2",
+                [value],
+                wire,
+                device,
+                attrs,
+                key_offset=key_offset,
             )
 
         result = self._transfer(name, sent, wire, shape, device, transfer)
@@ -126,10 +142,16 @@ class CrossWorker:
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _home(wire, device)
 
-        def transfer(value: Tensor) -> Ref:
+        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
             if source == self._group.worker_id:
                 return self._chain.add(
-                    name, "CollectiveBcastSendV2", [value], wire, device, {}
+                    name,
+                    "CollectiveBcastSendV2",
+                    [value],
+                    wire,
+                    device,
+                    {},
+                    key_offset=key_offset,
                 )
             dims = self._emit.dims(f"{name}/shape", value, wire, device)
             return self._chain.add(
@@ -140,6 +162,7 @@ class CrossWorker:
                 device,
                 {"Tshape": tf.int32},
                 last_inputs=[dims],
+                key_offset=key_offset,
             )
 
         result = self._transfer(name, sent, wire, shape, device, transfer)
@@ -246,9 +269,23 @@ class CrossWorker:
         self._emit.nodes.append(node)
         self._chain.go_on_after(check)
 
-    def _gather(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
-        attrs = {"is_stateless": False, "Nordering_token": 0}
-        raw = self._chain.add(name, "CollectiveGatherV2", [ref], dtype, device, attrs)
+    def _gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        key_offset: Ref | None = None,
+    ) -> Ref:
+        raw = self._chain.add(
+            name,
+            "CollectiveGatherV2",
+            [ref],
+            dtype,
+            device,
+            {"is_stateless": False, "Nordering_token": 0},
+            key_offset=key_offset,
+        )
         if self._group.order == tuple(range(self._group.num_workers)):
             return raw
         return self._sort(f"{name}/sorted", raw, dtype, device)
@@ -276,39 +313,34 @@ class CrossWorker:
         dtype: tf.DType,
         shape: tf.TensorShape,
         device: str,
-        transfer: Callable[[Tensor], Ref],
+        transfer: Callable[[Tensor, Ref | None], Ref],
     ) -> Ref:
-        """Transfers a tensor; TensorFlow may crash on one without elements.
-
-        Where the shape is not known, one element more travels.
-        """
+        """Transfers a tensor, also one whose shape is not known."""
         if shape.is_fully_defined():
-            return transfer(ref)
-        longer = transfer(self._emit.longer(name, ref, dtype, device))
+            return transfer(ref, None)
+        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        received = transfer(sent.value, sent.key_offset)
         begin = self._emit.numbers(f"{name}/begin", [0], device)
-        length = self._emit.num_elements(name, ref, dtype, device)
-        kept = self._emit.slice(f"{name}/kept", longer, begin, length, dtype, device)
+        kept = self._emit.slice(
+            f"{name}/kept", received, begin, sent.num_elements, dtype, device
+        )
         dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
         return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
 
     def _gather_unknown(
         self, name: str, ref: Tensor, dtype: tf.DType, device: str
     ) -> Ref:
-        """Gathers what may be empty, as ``_transfer`` does.
-
-        Parts have the same shape on all workers; that was checked before.
-        """
+        """Gathers tensors that have one shape on all workers, checked before."""
         count = self._group.num_workers
-        longer = self._emit.longer(name, ref, dtype, device)
-        part = self._emit.row(f"{name}/part", longer, dtype, device)
-        rows = self._gather(f"{name}/rows", part, dtype, device)
+        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        part = self._emit.row(f"{name}/part", sent.value, dtype, device)
+        rows = self._gather(f"{name}/rows", part, dtype, device, sent.key_offset)
         begin = self._emit.numbers(f"{name}/begin", [0, 0], device)
         num_rows = self._emit.const(
             f"{name}/num_rows", np.array([count], np.int32), device
         )
-        length = self._emit.num_elements(name, ref, dtype, device)
         extent = self._emit.concat(
-            f"{name}/extent", [num_rows, length], tf.int32, device
+            f"{name}/extent", [num_rows, sent.num_elements], tf.int32, device
         )
         kept = self._emit.slice(f"{name}/kept", rows, begin, extent, dtype, device)
         # The first dimension times workers, then the others: what is left of the size

@@ -40,13 +40,6 @@ class Emitter:
         self.nodes: list[Any] = []
         self._home = home
 
-    def longer(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
-        """The elements as a vector, and one more."""
-        everything = self.numbers(f"{name}/flat", [-1], device)
-        flat = self.reshape(f"{name}/vector", ref, everything, dtype, device)
-        extra = self.const(f"{name}/extra", np.zeros([1], dtype.as_numpy_dtype), device)
-        return self.concat(f"{name}/longer", [flat, extra], dtype, device)
-
     def num_elements(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         """The size as a vector of one number."""
         size = self.add(

@@ -19,8 +19,12 @@ class Keys:
         self.value = 1
 
     def __next__(self) -> int:
-        self.value += 1
-        return self.value - 1
+        return self.draw(1)
+
+    def draw(self, count: int) -> int:
+        """The first of some numbers in a row."""
+        self.value += count
+        return self.value - count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

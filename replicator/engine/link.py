@@ -11,6 +11,7 @@ from replicator.engine.body import Ref
 from replicator.engine.emitter import Emitter
 from replicator.engine.gate import Gate
 from replicator.engine.reduction import Reduction
+from replicator.engine.uneven_rows import UnevenRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -49,6 +50,7 @@ class Linker:
         self._prefix = prefix
         self._workers = workers
         self._reduction = Reduction(topology, self._emit, workers)
+        self._rows: dict[int, UnevenRows] = {}
 
     @property
     def nodes(self) -> list[Any]:
@@ -71,9 +73,11 @@ class Linker:
             self._link_fused(plan, bucket, name, operand)
             return
         (position,) = bucket.positions
-        link = {"wire": self._broadcast, "pack": self._gather}.get(
-            plan.algorithm, self._reduce
-        )
+        link = {
+            "wire": self._broadcast,
+            "pack": self._gather,
+            "concat": self._join,
+        }.get(plan.algorithm, self._reduce)
         operands = self._operands(plan.collective, position, operand)
         results = link(plan, bucket, name, operands)
         self.results[plan.collective.markers[position]] = results
@@ -153,6 +157,25 @@ class Linker:
             self._check_shape(shape, name, packed, dtype, device)
             packed = self._workers.gather(name, packed, dtype, shape, device)
         return (packed,) * len(operands)
+
+    def _join(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operands: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Joins the replicas' rows, and those of all workers."""
+        collective, position = plan.collective, bucket.positions[0]
+        dtype, device = collective.dtypes[position], self._devices[bucket.owner]
+        joined = operands[0]
+        if len(operands) > 1:
+            joined = self._emit.concat(f"{name}/rows", operands, dtype, device)
+        if self._workers is not None:
+            rows = self._rows.setdefault(collective.index, UnevenRows(self._workers))
+            shape = collective.shapes[position]
+            joined = rows.gather(name, joined, dtype, shape, len(operands), device)
+        return (joined,) * len(operands)
 
     def _reduce(
         self,

@@ -10,6 +10,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator import _tf_compat
+from replicator.engine.ordering import keep_effects_in_order
 
 if TYPE_CHECKING:
     from replicator.engine.trace import TracedStep
@@ -41,6 +42,7 @@ def optimize(traced: TracedStep) -> Any:
     _mark_lowering(graph_def, is_lowered=False)
     optimized = _tf_compat.optimize_graph(graph_def, keep)
     _mark_lowering(optimized, is_lowered=True)
+    keep_effects_in_order(optimized)
     return optimized
 
 
@@ -53,11 +55,9 @@ def cut(traced: TracedStep) -> Any:
     graph_def = _tf_compat.GraphDef()
     graph_def.CopyFrom(traced.graph_def)
     results = {
-        marker: (dtype, _result_shape(collective, shape))
+        marker: (collective.dtypes[position], collective.result_shape(position))
         for collective in traced.collectives
-        for marker, dtype, shape in zip(
-            collective.markers, collective.dtypes, collective.shapes, strict=True
-        )
+        for position, marker in enumerate(collective.markers)
     }
     for node in graph_def.node:
         if node.name not in results:
@@ -120,9 +120,3 @@ def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
     for node in itertools.chain(graph_def.node, *functions):
         if node.op in _CONTROL_FLOW_OPS:
             node.attr[_LOWERING].b = is_lowered
-
-
-def _result_shape(collective: Any, shape: Any) -> Any:
-    if collective.kind != "all_gather":
-        return shape
-    return type(shape)([collective.num_replicas]).concatenate(shape)

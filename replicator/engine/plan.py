@@ -61,7 +61,8 @@ class CollectivePlan:
     Attributes:
       collective: The call.
       algorithm: ``add_n`` (sum on an owner device), ``nccl``, ``pairwise`` (minimum,
-        maximum), ``pack`` (gather), ``wire`` (broadcast, or nothing to do).
+        maximum), ``pack`` (gather), ``concat`` (joined rows), ``wire`` (broadcast, or
+        nothing to do).
       buckets: Tensors by transfer.
     """
 
@@ -164,9 +165,11 @@ def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
 def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
     if topology.num_programs == 1:
         return ""
-    op = {"all_gather": "gather", "broadcast": "broadcast"}.get(
-        plan.collective.kind, "reduce"
-    )
+    op = {
+        "all_gather": "gather",
+        "all_concat": "gather",
+        "broadcast": "broadcast",
+    }.get(plan.collective.kind, "reduce")
     if op != "reduce":
         way = "ring" if op == "gather" else "tree"
     else:
@@ -189,6 +192,8 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
         return "wire"
     if collective.kind == "all_gather":
         return "pack"
+    if collective.kind == "all_concat":
+        return "concat"
     if collective.kind == "broadcast":
         return "wire"
     if collective.op in ("min", "max"):

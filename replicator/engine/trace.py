@@ -2,7 +2,9 @@
 
 The paper's problem: a replica's step may call a primitive in the middle of graph
 construction and so refer to data of replicas that are not built yet. Its answer is
-kept: a marker node stands for the result until all replicas exist.
+kept: a marker node stands for the result until all replicas exist. Markers are of a
+type whose value TensorFlow never infers from its input, and which a vectorized loop
+hands to ``replicator.vectorized``.
 """
 
 from __future__ import annotations
@@ -12,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, context, creation, logical, programs
+from replicator import (
+    _tf_compat,
+    _tf_gradients,
+    context,
+    creation,
+    logical,
+    programs,
+    vectorized,
+)
+from replicator.engine.body import producer
 from replicator.errors import CollectiveControlFlowError
 
 if TYPE_CHECKING:
@@ -28,7 +39,7 @@ class Collective:
 
     Attributes:
       index: Its place in the order of calls.
-      kind: ``all_reduce``, ``all_gather`` or ``broadcast``.
+      kind: ``all_reduce``, ``all_gather``, ``all_concat`` or ``broadcast``.
       op: The reduction of an all-reduce, else empty.
       source_replica_id: The source of a broadcast, else 0.
       num_replicas: Replicas that take part.
@@ -58,6 +69,10 @@ class Collective:
     def read(self) -> tuple[str, ...]:
         """The nodes whose outputs linking reads."""
         return (*self.operands, *((self.needed_if,) if self.needed_if else ()))
+
+    def result_shape(self, position: int) -> tf.TensorShape:
+        """Static shape of the result for one tensor."""
+        return _result_shape(self.kind, self.shapes[position], self.num_replicas)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,6 +153,10 @@ class TraceContext(context.ReplicaContext):
         """Leaves markers for a gather; see ``ReplicaContext.all_gather``."""
         return self._mark("all_gather", tensors)
 
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Leaves markers for joined rows; see ``ReplicaContext.all_concat``."""
+        return self._mark("all_concat", tensors)
+
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
     ) -> list[tf.Tensor]:
@@ -164,18 +183,13 @@ class TraceContext(context.ReplicaContext):
         operands = [tf.identity(tensor) for tensor in tensors]
         results = []
         for position, tensor in enumerate(operands):
-            name = f"{MARKER_PREFIX}_{index}_{position}"
-            if kind == "all_gather":
-                # A marker must have its result's shape, so that the rest of the trace
-                # sees it: broadcast the operand to one slice per replica.
-                shape = tf.concat(
-                    [[self.num_replicas_in_sync], tf.shape(tensor)], axis=0
+            results.append(
+                _tf_gradients.marker(
+                    _stand_in(kind, tensor, self.num_replicas_in_sync),
+                    _result_shape(kind, tensor.shape, self.num_replicas_in_sync),
+                    name=f"{MARKER_PREFIX}_{index}_{position}",
                 )
-                wide = tf.broadcast_to(tf.expand_dims(tensor, 0), shape)
-                wide.set_shape([self.num_replicas_in_sync, *tensor.shape])
-                results.append(tf.identity(wide, name=name))
-            else:
-                results.append(tf.identity(tensor, name=name))
+            )
         self.collectives.append(
             Collective(
                 index=index,
@@ -192,6 +206,10 @@ class TraceContext(context.ReplicaContext):
             )
         )
         return results
+
+    def collective_of(self, marker: str) -> Collective | None:
+        """The call that a node is a marker of; see ``ReplicaContext``."""
+        return next((c for c in self.collectives if marker in c.markers), None)
 
     def _check_graph(self, kind: str) -> None:
         graph = _tf_compat.current_graph()
@@ -232,20 +250,28 @@ def trace(
       ReplicatorError: Misuse inside the step.
     """
     trace_context = TraceContext(num_replicas, num_logical_devices, num_replicas_in_all)
+    vectorized.register()
 
     def step(*args: Any) -> Any:
         trace_context.graph = _tf_compat.current_graph()
         with context.enter(trace_context):
             return programs.check_outputs(step_fn(*args), step_fn)
 
-    with creation.forbidden_in_steps():
+    def writes_summaries() -> Any:
+        # Every replica would write its value under the same step.
+        return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
+
+    with creation.forbidden_in_steps(), _tf_compat.summaries_if(writes_summaries):
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
+    graph_def = graph.as_graph_def()
+    output_names = tuple(tensor.name for tensor in graph.outputs)
+    effects = tuple(op.name for op in graph.control_outputs)
     captures = {placeholder.op.name: outer for outer, placeholder in graph.captures}
     arguments = list(graph.inputs)[: len(graph.inputs) - len(captures)]
     by_handle = {id(v.handle): v for v in graph.variables}
     traced = TracedStep(
-        graph_def=graph.as_graph_def(),
+        graph_def=graph_def,
         argument_names=tuple(tensor.op.name for tensor in arguments),
         argument_dtypes=tuple(tensor.dtype for tensor in arguments),
         captures=captures,
@@ -254,7 +280,7 @@ def trace(
             for name, outer in captures.items()
             if id(outer) in by_handle
         },
-        output_names=tuple(tensor.name for tensor in graph.outputs),
+        output_names=output_names,
         output_specs=tuple(
             tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in graph.outputs
         ),
@@ -262,10 +288,55 @@ def trace(
         structure=tf.nest.map_structure(
             lambda leaf: None if leaf is None else 0, graph.structured_outputs
         ),
-        control_output_names=tuple(op.name for op in graph.control_outputs),
-        collectives=tuple(trace_context.collectives),
+        control_output_names=effects,
+        collectives=_used(
+            trace_context.collectives, graph_def, [*output_names, *effects]
+        ),
         replica_id_name=None if replica_id is None else replica_id.op.name,
     )
     trace_context.forget_graph()
     _tf_compat.dismantle(graph, traced.graph_def)
     return traced
+
+
+def _used(
+    collectives: Sequence[Collective], graph_def: Any, roots: Sequence[str]
+) -> tuple[Collective, ...]:
+    """Leaves out collectives whose results nobody uses, on any replica.
+
+    Such are those in the body of a loop that was vectorized, and in gradients that
+    forward mode needs for their own gradients only.
+    """
+    inputs = {node.name: node.input for node in graph_def.node}
+    found: set[str] = set()
+    stack = list(roots)
+    while stack:
+        name = producer(stack.pop())
+        if name not in found:
+            found.add(name)
+            stack += inputs[name]
+    kept = [c for c in collectives if any(m in found for m in c.markers)]
+    return tuple(dataclasses.replace(c, index=i) for i, c in enumerate(kept))
+
+
+def _stand_in(kind: str, operand: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """What the rest of a trace sees for a result: a value of its shape."""
+    if kind == "all_gather":
+        return tf.broadcast_to(
+            tf.expand_dims(operand, 0),
+            tf.concat([[num_replicas], tf.shape(operand)], axis=0),
+        )
+    if kind == "all_concat":
+        return tf.concat([operand] * num_replicas, axis=0)
+    return operand
+
+
+def _result_shape(
+    kind: str, shape: tf.TensorShape, num_replicas: int
+) -> tf.TensorShape:
+    if kind == "all_gather":
+        return tf.TensorShape([num_replicas]).concatenate(shape)
+    if kind == "all_concat" and shape.rank is not None:
+        rows = None if shape[0] is None else shape[0] * num_replicas
+        return tf.TensorShape([rows]).concatenate(shape[1:])
+    return shape

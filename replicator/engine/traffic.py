@@ -45,7 +45,7 @@ def _transfers(
     if plan.algorithm == "wire":
         source = plan.collective.source_replica_id
         yield from ((source, memory) for memory in memories)
-    elif plan.algorithm == "pack":
+    elif plan.algorithm in ("pack", "concat"):
         replicas = range(topology.num_local_replicas)
         yield from ((replica, bucket.owner) for replica in replicas)
         # What comes back is one slice per replica.

@@ -16,6 +16,7 @@ from replicator import _tf_compat, fused
 from replicator.errors import DeviceError, OptimizerOptionError
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.servers import commit
+from replicator.sparse import sum_duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -49,6 +50,7 @@ class ServerOptimizer(ReplicatedOptimizer):
             super().build(variables)
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
+        averaged = list(map(sum_duplicates, averaged))
         fused_update = self._find_fused(averaged, variables)
         if fused_update is None:
             self._commit_keras(averaged, variables)

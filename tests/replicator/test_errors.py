@@ -204,3 +204,34 @@ def test_a_stock_strategy_out_of_sync_is_named(per_replica):
         errors.ReplicasOutOfSyncError, match=r"1 mirrored variables differ.*weight"
     ):
         repl.assert_in_sync()
+
+
+@pytest.mark.parametrize("autograph", [True, False])
+def test_run_in_a_function_of_the_user_is_refused(repl_once, autograph):
+    """It would count steps when it is traced, not when it runs."""
+
+    def step():
+        return tf.constant(1.0)
+
+    @tf.function(autograph=autograph)
+    def train():
+        return repl_once.run(step)[0]
+
+    with pytest.raises(
+        errors.RunContextError, match=r"inside a tf\.function.*num_steps"
+    ):
+        train()
+    assert 0 == repl_once.num_steps_run
+
+
+def test_run_in_a_step_is_refused(repl_once):
+    """A step has one replica, and cannot start others."""
+
+    def inner():
+        return tf.constant(1.0)
+
+    def step():
+        return repl_once.run(inner)[0]
+
+    with pytest.raises(errors.RunContextError, match=r"inside a step function"):
+        repl_once.run(step)

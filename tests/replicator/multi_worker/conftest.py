@@ -62,4 +62,5 @@ def two_workers_of_two(tmp_path_factory: pytest.TempPathFactory) -> WorkerResult
     """Two workers of two replicas each, which ran the cases that this changes."""
     folder = tmp_path_factory.mktemp("workers")
     cases = ["topology", "every type", "accumulated"]
+    cases += ["joined rows", "sparse training", "derivatives"]
     return run_script(folder, "worker_cases.py", "4", *cases)

@@ -26,6 +26,8 @@ def _load(name):
 
 worker_training = _load("worker_training")
 worker_types = _load("worker_types")
+worker_programs = _load("worker_programs")
+CLUSTERS = [("two_workers", 2), ("two_workers_of_two", 4)]
 
 
 @pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
@@ -38,6 +40,38 @@ def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
     for result in request.getfixturevalue(fixture).of("accumulated"):
         for mine, reference in zip(result["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("fixture", "num_replicas"), CLUSTERS)
+@pytest.mark.parametrize("case", ["joined rows", "sparse training"])
+def test_rows_of_all_workers_are_those_of_one_process(
+    request, fixture, num_replicas, case
+):
+    """Workers may have different numbers of rows, or none."""
+    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    expected = worker_programs.CASES[case](repl)
+
+    for result in request.getfixturevalue(fixture).of(case):
+        for mine, reference in zip(result, expected, strict=True):
+            for got, want in zip(mine, reference, strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("fixture", "num_replicas"), CLUSTERS)
+def test_derivatives_over_workers_are_those_of_one_process(
+    request, fixture, num_replicas
+):
+    """Second order, Jacobians, vectorized loops and forward mode communicate."""
+    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    expected = worker_programs.derivatives(repl)
+
+    results = request.getfixturevalue(fixture).of("derivatives")
+
+    found = {replica: value for result in results for replica, value in result.items()}
+    assert set(expected) == set(found)
+    for replica, want in expected.items():
+        for got, reference in zip(found[replica], want, strict=True):
+            np.testing.assert_allclose(got, reference, rtol=1e-9)
 
 
 def test_accumulated_gradients_travel_when_they_are_used(two_workers):
@@ -105,8 +139,8 @@ def test_empty_tensors_are_no_danger(two_workers):
 
 
 def test_shapes_that_the_trace_does_not_know_cross(two_workers):
-    """Workers compare them in every run, then communicate."""
-    batches = [[1, 2, 3], [4, 5, 6]]
+    """Workers compare them in every run, then communicate; the last batch is short."""
+    batches = [[1, 2, 3], [4, 5, 6], [7, 8], [1, 2, 3]]
     expected = [[[b, b], [2 * x for x in b], b] for b in batches]
 
     assert [expected] * 2 == two_workers.of("unknown shapes")

@@ -20,6 +20,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import worker_mistakes
+import worker_programs
 from worker_training import ACCUMULATED, share, train, train_split
 from worker_types import TYPES, of_type, ops_of, plain
 
@@ -141,7 +142,7 @@ def unknown_shapes(repl):
             replicator.broadcast(x, repl.num_replicas - 1),
         )
 
-    return [[o[0].numpy().tolist() for o in repl.run(step, inputs)] for _ in range(2)]
+    return [[o[0].numpy().tolist() for o in repl.run(step, inputs)] for _ in range(4)]
 
 
 def state(repl):
@@ -217,6 +218,7 @@ CASES = {
     "exchange": exchange,
     "plans": plans,
     **worker_mistakes.CASES,
+    **worker_programs.CASES,
     "single steps": lambda repl: train(repl, "convolution", "momentum"),
     "several steps": lambda repl: train(repl, "convolution", "momentum", num_steps=4),
     "accumulated": lambda repl: train(repl, "embedding", "adam", **ACCUMULATED),

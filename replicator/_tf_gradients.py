@@ -1,0 +1,64 @@
+"""Private interfaces of TensorFlow about tapes and vectorized loops.
+
+Each function names in brackets the test of tests/replicator that notices when it
+breaks. Written for TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+from tensorflow.python.ops.parallel_for import pfor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
+    """A node that passes a value on without telling what it is (test_vectorized).
+
+    Its type keeps TensorFlow from inferring the value when it traces, and is one for
+    which ``vectorize_markers`` can say what a vectorized loop makes of it.
+    """
+    # Forward mode cannot read the attributes of this type, so it is told the gradient.
+    with record.stop_recording():
+        result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=name)
+    record.record_operation("Identity", [result], [value], lambda gradient: [gradient])
+    return result
+
+
+def call_with_gradient(
+    function: Callable[..., Any],
+    tensors: Sequence[tf.Tensor],
+    gradient: Callable[..., Any],
+) -> list[tf.Tensor]:
+    """Calls a ``tf.custom_gradient`` function for tapes and forward accumulators.
+
+    TensorFlow's decorator ends in an identity that forward accumulators see first, and
+    whose derivative is not that of the function (test_collective_gradients).
+
+    Args:
+      function: Decorated; what ``tf.gradients`` finds in the graph.
+      tensors: Its arguments.
+      gradient: Its gradient: takes those of the results, returns one per argument.
+    """
+    with record.stop_recording():
+        results = list(function(*tensors))
+    record.record_operation("Collective", results, list(tensors), gradient)
+    return results
+
+
+def vectorize_markers(convert: Callable[[str, tf.Tensor], tf.Tensor]) -> None:
+    """Tells vectorized loops what becomes of a marker (test_vectorized).
+
+    Args:
+      convert: Takes the name of a marker and its inputs in all iterations, stacked;
+        returns its results, stacked.
+    """
+
+    @pfor.RegisterPFor("PlaceholderWithDefault")
+    def convert_marker(pfor_input: Any) -> Any:
+        stacked = pfor_input.stacked_input(0)
+        return pfor.wrap(convert(pfor_input.op.name, stacked), True)

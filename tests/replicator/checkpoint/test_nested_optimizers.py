@@ -1,0 +1,167 @@
+"""A wrapped optimizer is saved wherever it hangs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import PerReplica
+
+NUM_STEPS = 3
+
+
+class Trainer(tf.Module):
+    """What a user keeps together: weights, an optimizer, a step."""
+
+    def __init__(self, repl, place="attribute", **options):
+        """Makes a weight and an optimizer with momentum."""
+        super().__init__()
+        with repl.context():
+            self.weight = tf.Variable([1.0, 2.0])
+            optimizer = repl.wrap_optimizer(
+                keras.optimizers.SGD(0.1, momentum=0.9), **options
+            )
+        self.optimizer = {
+            "attribute": optimizer,
+            "list": [optimizer],
+            "dict": {"main": optimizer},
+        }[place]
+        self.apply = optimizer.apply_gradients
+
+    def step(self, x):
+        """One update with a gradient of the replica."""
+        self.apply([(x * self.weight, self.weight)])
+
+
+def _run(repl, trainer, num_steps=NUM_STEPS):
+    x = PerReplica([tf.constant(1.0 + r) for r in range(repl.num_replicas)])
+    for _ in range(num_steps):
+        repl.run(trainer.step, x)
+    return trainer.weight.numpy()
+
+
+def _make(name):
+    if name == "single":
+        return replicator.create("single")
+    if name == "tf_mirrored":
+        return replicator.create(name, num_replicas=2, devices=["CPU:0", "CPU:1"])
+    placement = name.removeprefix("in_graph_")
+    return replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement=placement,
+    )
+
+
+BACKENDS = ["single", "in_graph_shared", "in_graph_mirrored", "tf_mirrored"]
+
+
+@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_plain_checkpoint_keeps_momentum_and_step(backend, place, tmp_path):
+    """Training goes on as if it had never stopped."""
+    repl = _make(backend)
+    trainer = Trainer(repl, place)
+    _run(repl, trainer)
+    path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
+    expected = _run(repl, trainer)
+
+    other = Trainer(repl, place)
+    _run(repl, other, 1)  # makes the slots
+    tf.train.Checkpoint(trainer=other).restore(path).assert_consumed()
+
+    np.testing.assert_array_equal(expected, _run(repl, other))
+
+
+def test_what_is_restored_before_the_slots_exist_reaches_them(tmp_path):
+    """TensorFlow keeps values for variables that are made later."""
+    repl = _make("in_graph_shared")
+    trainer = Trainer(repl)
+    _run(repl, trainer)
+    path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
+    expected = _run(repl, trainer)
+
+    other = Trainer(repl)
+    tf.train.Checkpoint(trainer=other).restore(path)
+
+    np.testing.assert_array_equal(expected, _run(repl, other))
+
+
+def test_a_checkpoint_leaves_the_library(tmp_path):
+    """An optimizer of Keras in the same place reads it, and the other way round."""
+    repl = _make("in_graph_shared")
+    trainer = Trainer(repl)
+    _run(repl, trainer)
+    path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
+    expected = _run(repl, trainer)
+
+    plain = tf.Module()
+    plain.weight = tf.Variable([0.0, 0.0])
+    plain.optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    plain.optimizer.build([plain.weight])
+    tf.train.Checkpoint(trainer=plain).restore(path).assert_existing_objects_matched()
+    for _ in range(NUM_STEPS):
+        # The mean over two replicas of x = 1 and 2.
+        plain.optimizer.apply([1.5 * plain.weight], [plain.weight])
+
+    np.testing.assert_allclose(plain.weight.numpy(), expected, rtol=1e-6)
+
+
+def test_a_wrapped_optimizer_can_be_saved_by_itself(tmp_path):
+    """tf.train.Checkpoint(optimizer=...) takes it as it takes Keras' own."""
+    repl = _make("single")
+    trainer = Trainer(repl)
+    _run(repl, trainer)
+
+    path = tf.train.Checkpoint(optimizer=trainer.optimizer).save(tmp_path / "own")
+
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any("momentum" in name or "_variables" in name for name in names)
+
+
+@pytest.mark.parametrize("place", ["attribute", "list", "dict"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_checkpoint_manager_finds_it_and_its_step(backend, place, tmp_path):
+    """save() needs no step, and slots are made before they are restored."""
+    repl = _make(backend)
+    trainer = Trainer(repl, place)
+    manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)
+    _run(repl, trainer)
+    manager.save()
+    expected = _run(repl, trainer)
+
+    other = Trainer(repl, place)
+    restored = repl.make_checkpoint_manager(tmp_path, trainer=other).restore()
+
+    assert NUM_STEPS == restored.step
+    np.testing.assert_array_equal(expected, _run(repl, other))
+
+
+def test_state_of_options_is_saved_with_it(tmp_path):
+    """Half an accumulation, too."""
+    repl = _make("in_graph_mirrored")
+    trainer = Trainer(repl, accumulation_steps=2)
+    manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)
+    _run(repl, trainer, 3)
+    manager.save()
+    expected = _run(repl, trainer, 1)
+
+    other = Trainer(repl, accumulation_steps=2)
+    repl.make_checkpoint_manager(tmp_path, trainer=other).restore()
+
+    np.testing.assert_array_equal(expected, _run(repl, other, 1))
+
+
+def test_two_optimizers_need_a_step(tmp_path):
+    """The message names what was found."""
+    repl = _make("single")
+    manager = repl.make_checkpoint_manager(
+        tmp_path, a=Trainer(repl), b=Trainer(repl, "list")
+    )
+
+    with pytest.raises(ValueError, match=r"2 optimizers .*a/optimizer.*save\(step\)"):
+        manager.save()

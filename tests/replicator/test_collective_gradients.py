@@ -1,0 +1,237 @@
+"""Gradients of collectives, of orders 1 to 3 and in forward mode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import PerReplica
+
+ORDERS = (1, 2, 3)
+# Values of all replicas are far from each other, so that extremes have one holder.
+VALUES = np.array([[0.5, -1.25], [1.5, 0.75], [-0.25, 2.0], [0.25, -0.5]])
+# Products of a few float64 numbers, in another order.
+EXACT = {"rtol": 1e-11, "atol": 1e-12}
+
+# What a collective does to the values of all replicas, as one replica sees it.
+JOINT = {
+    "all_sum": tf.add_n,
+    "all_mean": lambda xs: tf.add_n(xs) / len(xs),
+    "all_min": lambda xs: tf.reduce_min(tf.stack(xs), axis=0),
+    "all_max": lambda xs: tf.reduce_max(tf.stack(xs), axis=0),
+    "all_gather": tf.stack,
+    "broadcast": lambda xs: xs[-1],
+}
+
+
+def _collective(name, x):
+    if name == "broadcast":
+        last = replicator.get_replica_context().num_replicas_in_sync - 1
+        return replicator.broadcast(x, last)
+    return getattr(replicator, name)(x)
+
+
+def _target(x, y):
+    """A number whose derivatives of all orders depend on all replicas."""
+    return tf.reduce_sum(tf.sin(y) * y * x)
+
+
+def _on_replica(name, order):
+    """The k-th target: of the collective, then of the gradient before."""
+
+    def target(x, k):
+        if k == 0:
+            return _target(x, _collective(name, x * x))
+        return tf.reduce_sum(gradient(x, k) ** 2)
+
+    def gradient(x, k):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = target(x, k - 1)
+        return tape.gradient(value, x)
+
+    def step(x):
+        return gradient(x, order), target(x, order - 1)
+
+    return step
+
+
+def _on_one_device(name, order, values):
+    """The same with the values of all replicas at hand: gradients of sums."""
+    xs = [tf.constant(v) for v in values]
+
+    def targets(k):
+        if k == 0:
+            shared = JOINT[name]([x * x for x in xs])
+            return [_target(x, shared) for x in xs]
+        return [tf.reduce_sum(g**2) for g in gradients(k)]
+
+    def gradients(k):
+        with tf.GradientTape() as tape:
+            tape.watch(xs)
+            value = tf.add_n(targets(k - 1))
+        return tape.gradient(value, xs)
+
+    return [g.numpy() for g in gradients(order)]
+
+
+def _run(repl, step, values):
+    return repl.run(step, PerReplica([tf.constant(v) for v in values]))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", JOINT)
+def test_gradients_are_those_of_one_device(repl_once, name, order):
+    """A replica's gradient is that of all replicas' targets, at every order."""
+    values = VALUES[: repl_once.num_replicas]
+
+    found, _ = _run(repl_once, _on_replica(name, order), values)
+
+    for want, got in zip(_on_one_device(name, order, values), found, strict=True):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("name", JOINT)
+def test_gradients_are_finite_differences(in_graph, name, order):
+    """The definition itself, without any gradient of TensorFlow for this order."""
+    values = VALUES[: in_graph.num_replicas]
+    step = _on_replica(name, order)
+    found, _ = _run(in_graph, step, values)
+    width = 1e-6
+
+    for replica, element in ((0, 1), (1, 0)):
+        moved = []
+        for sign in (1, -1):
+            other = values.copy()
+            other[replica, element] += sign * width
+            _, targets = _run(in_graph, step, other)
+            moved.append(sum(float(target) for target in targets))
+        want = (moved[0] - moved[1]) / (2 * width)
+        # The error of central differences: width**2, and 1e-16 * targets / width.
+        np.testing.assert_allclose(
+            found[replica][element], want, rtol=1e-5, atol=1e-6 * abs(moved[0]) + 1e-6
+        )
+
+
+def test_graph_gradients_communicate_too(in_graph):
+    """``tf.gradients`` finds the same second derivative as nested tapes."""
+
+    def step(x):
+        y = replicator.all_sum(x) ** 2
+        return tf.gradients(tf.gradients(y, x)[0] ** 2, x)[0]
+
+    values = [1.0, 2.0]
+    found = _run(in_graph, step, values)
+
+    assert [192.0, 192.0] == [float(value) for value in found]
+
+
+def test_a_gradient_penalty_through_a_shared_norm_trains_as_one_device(in_graph):
+    """WGAN-GP's term through batch statistics of all replicas: no replica is alone."""
+    batch = np.random.default_rng(1).normal(size=(8, 3))
+    weight = tf.constant(np.random.default_rng(2).normal(size=(3, 1)))
+
+    def penalty(x, mean_of):
+        with tf.GradientTape() as tape:
+            tape.watch(weight)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                mean = mean_of(tf.reduce_mean(x, axis=0))
+                spread = mean_of(tf.reduce_mean((x - mean) ** 2, axis=0))
+                score = tf.tanh((x - mean) * tf.math.rsqrt(spread + 0.1)) @ weight
+                total = tf.reduce_sum(score)
+            slopes = inner.gradient(total, x)
+            norms = tf.sqrt(tf.reduce_sum(slopes**2, axis=1))
+            loss = tf.reduce_mean((norms - 1.0) ** 2)
+        return loss, tape.gradient(loss, weight)
+
+    def step(x):
+        loss, grad = penalty(x, replicator.all_mean)
+        return replicator.all_mean(loss), replicator.all_mean(grad)
+
+    loss, grad = _run(in_graph, step, np.split(batch, 2))
+    want_loss, want_grad = penalty(tf.constant(batch), tf.identity)
+
+    np.testing.assert_allclose(loss[0], want_loss, **EXACT)
+    np.testing.assert_allclose(grad[0], want_grad, **EXACT)
+
+
+FORWARD = {
+    "all_sum": lambda xs, ts: tf.add_n(
+        [2 * x * t for x, t in zip(xs, ts, strict=True)]
+    ),
+    "all_mean": lambda xs, ts: FORWARD["all_sum"](xs, ts) / len(xs),
+    "all_max": lambda xs, ts: tf.reduce_sum(
+        tf.stack([2 * x * t for x, t in zip(xs, ts, strict=True)])
+        * tf.one_hot(
+            tf.argmax(tf.stack([x * x for x in xs])),
+            len(xs),
+            axis=0,
+            dtype=xs[0].dtype,
+        ),
+        axis=0,
+    ),
+    "all_gather": lambda xs, ts: tf.stack(
+        [2 * x * t for x, t in zip(xs, ts, strict=True)]
+    ),
+    "broadcast": lambda xs, ts: 2 * xs[-1] * ts[-1],
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_sees_the_other_replicas(in_graph, name):
+    """The tangent of a result has the tangents of all replicas in it."""
+    values = VALUES[: in_graph.num_replicas]
+    tangents = np.linspace(1.0, 2.0, values.size).reshape(values.shape)
+
+    def step(x, tangent):
+        with tf.autodiff.ForwardAccumulator(x, tangent) as forward:
+            y = _collective(name, x * x)
+        return forward.jvp(y)
+
+    found = in_graph.run(
+        lambda both: step(*both),
+        (
+            PerReplica([tf.constant(v) for v in values]),
+            PerReplica([tf.constant(t) for t in tangents]),
+        ),
+    )
+
+    want = FORWARD[name](
+        [tf.constant(v) for v in values], [tf.constant(t) for t in tangents]
+    )
+    for got in found:
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def test_a_result_that_nobody_uses_is_not_communicated(in_graph):
+    """Replicas send nothing for it, and the collectives that are used keep order."""
+
+    def step(x):
+        replicator.all_sum(x)
+        y = replicator.all_max(x)
+        replicator.all_gather(x)
+        return replicator.all_sum(y)
+
+    found = _run(in_graph, step, [1.0, 2.0])
+
+    assert [4.0, 4.0] == [float(value) for value in found]
+    plan = in_graph.explain()
+    assert "#0 all_reduce(max)" in plan
+    assert "#1 all_reduce(sum)" in plan
+    assert "#2" not in plan
+
+
+def test_the_trace_does_not_take_an_operand_for_the_result(in_graph):
+    """A shape that is computed from a constant's sum is that of the sum."""
+
+    def step(x):
+        size = replicator.all_sum(tf.constant(2))
+        return tf.zeros([size]) + x
+
+    found = _run(in_graph, step, [1.0, 2.0])
+
+    assert [(4,), (4,)] == [value.shape for value in found]

@@ -1,0 +1,175 @@
+"""Collectives in tf.vectorized_map, Jacobians, and what cannot be vectorized."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import PerReplica, create
+from replicator.errors import CollectiveControlFlowError
+
+ROWS = [np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), 10.0 * np.ones((3, 2))]
+EXACT = {"rtol": 1e-12, "atol": 1e-12}
+
+
+def _run(repl, step, values=ROWS):
+    return repl.run(step, PerReplica([tf.constant(v) for v in values]))
+
+
+LOOP_BODIES = {
+    "all_sum": replicator.all_sum,
+    "all_mean": replicator.all_mean,
+    "all_min": replicator.all_min,
+    "all_max": replicator.all_max,
+    "all_gather": replicator.all_gather,
+    "broadcast": lambda row: replicator.broadcast(row, 1),
+    "nest": lambda row: replicator.all_sum({"a": row, "b": 2.0 * row})["b"],
+    "of what does not vary": lambda row: (
+        row + replicator.all_sum(tf.constant(1.0, tf.float64))
+    ),
+    "two in a row": lambda row: replicator.all_max(replicator.all_sum(row) * row),
+    "of integers": lambda row: replicator.all_sum(tf.cast(row, tf.int32)),
+    "sparse": lambda row: tf.convert_to_tensor(
+        replicator.all_sum(
+            tf.IndexedSlices(row, tf.constant([2, 0]), dense_shape=tf.constant([3]))
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOP_BODIES)
+def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph, name):
+    """Every iteration sees the other replicas' values of the same iteration."""
+    body = LOOP_BODIES[name]
+
+    def step(x):
+        looped = tf.stack([body(x[i]) for i in range(3)])
+        return tf.vectorized_map(body, x), looped
+
+    found, looped = _run(in_graph, step)
+
+    for got, want in zip(found, looped, strict=True):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def test_a_vectorized_map_communicates_once(in_graph):
+    """Three iterations are one collective of the stacked rows."""
+
+    def step(x):
+        return tf.vectorized_map(replicator.all_sum, x)
+
+    _run(in_graph, step)
+
+    plan = in_graph.explain()
+    assert "#0 all_reduce(sum): 1 tensors, 48 bytes" in plan
+    assert "#1" not in plan
+
+
+def test_a_vectorized_map_has_a_gradient(in_graph):
+    """The gradient of an all-sum in the loop is an all-sum again."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.vectorized_map(lambda row: replicator.all_sum(row) ** 2, x)
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    found = _run(in_graph, step)
+
+    for got in found:
+        np.testing.assert_allclose(got, 2 * 2 * (ROWS[0] + ROWS[1]), **EXACT)
+
+
+@pytest.mark.parametrize("use_pfor", [True, False])
+def test_a_jacobian_is_that_of_the_rows_one_by_one(in_graph, use_pfor):
+    """Each row is the gradient of one element, on all replicas."""
+
+    def target(x):
+        return replicator.all_sum(x * x) * tf.reduce_sum(replicator.all_max(x))
+
+    def step(x):
+        x = x[0]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = target(x)
+            parts = tf.unstack(y, 2)
+        rows = tf.stack([tape.gradient(part, x) for part in parts])
+        if not use_pfor:
+            return rows, rows
+        return tape.jacobian(y, x), rows
+
+    found, rows = _run(in_graph, step)
+
+    for got, want in zip(found, rows, strict=True):
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def test_a_batch_jacobian_communicates(in_graph):
+    """Per example: the derivative of the examples' sum over replicas."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = replicator.all_sum(x**2)
+        return tape.batch_jacobian(y, x)
+
+    found = _run(in_graph, step)
+
+    for got, own in zip(found, ROWS, strict=True):
+        want = np.stack([np.diag(2 * 2 * row) for row in own])
+        np.testing.assert_allclose(got, want, **EXACT)
+
+
+def test_a_jacobian_in_a_while_loop_is_refused(in_graph):
+    """Without vectorization the gradient is in a loop, which the error names."""
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = replicator.all_sum(x * x)
+        return tape.jacobian(y, x, experimental_use_pfor=False)
+
+    with pytest.raises(CollectiveControlFlowError, match=r"tf\.while_loop"):
+        _run(in_graph, step)
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda x: tf.vectorized_map(replicator.all_sum, x),
+        lambda x: tf.vectorized_map(replicator.all_gather, x),
+        lambda x: tf.vectorized_map(lambda row: replicator.broadcast(row, 0), x),
+    ],
+)
+def test_a_stock_strategy_refuses_collectives_in_vectorized_loops(transform):
+    """Its collectives would be lost without a word; the error names the loop."""
+    repl = create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+
+    with pytest.raises(
+        CollectiveControlFlowError,
+        match=r"inside tf\.vectorized_map.*experimental_use_pfor=False.*in_graph",
+    ):
+        _run(repl, transform)
+
+
+def test_one_replica_needs_no_communication():
+    """On one device a vectorized collective is the identity."""
+    repl = create("single")
+
+    found = _run(repl, lambda x: tf.vectorized_map(replicator.all_sum, x), ROWS[:1])
+
+    np.testing.assert_allclose(found[0], ROWS[0], **EXACT)
+
+
+def test_placeholders_of_users_survive_vectorization(in_graph):
+    """The type of a marker may stand in a loop for something else."""
+
+    def body(row):
+        return tf.compat.v1.placeholder_with_default(row, [2]) + 1.0
+
+    found = _run(in_graph, lambda x: tf.vectorized_map(body, x))
+
+    np.testing.assert_allclose(found[0], ROWS[0] + 1.0, **EXACT)
