@@ -433,7 +433,7 @@ class _Drawer:
         """How the program is run."""
         num_steps = self.number(1, 3)
         feed = self.choose(["values", "values", "iterator", "loop"])
-        names = [variable.name for variable in self.variables]
+        names = [v.name for v in self.variables if v.type.dtype != BOOL]
         is_assigned = num_steps > 1 and feed != "loop" and names and self.number(0, 1)
         return syntax.Setting(
             placement=self.choose(["shared", "mirrored", "separate"]),

@@ -21,7 +21,8 @@ RTOL = 1e-3
 ATOL = 1e-4
 # Two right answers of this share of the tolerance apart leave too little to judge by.
 ILL_CONDITIONED = 0.1
-MAX_MAGNITUDE = 1e4
+MAX_MAGNITUDE = 1e6
+ASSIGNED_OFFSET = np.int32(100)
 
 _TYPES = {
     syntax.FLOAT: np.float32,
@@ -88,7 +89,9 @@ def assigned_value(program: syntax.Program) -> Any:
     """What is assigned from outside before the last step."""
     types = {v.name: v.type for v in program.variables}
     rng = np.random.default_rng([2, program.setting.seed])
-    return value_of(types[program.setting.assigned], rng)
+    # Another value than the variable has: a variable that is assigned what it reads as
+    # counts as unchanged, and its copies stay as they are.
+    return value_of(types[program.setting.assigned], rng) + ASSIGNED_OFFSET
 
 
 def check(program: syntax.Program) -> Verdict:
