@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import sys
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -42,6 +43,10 @@ GraphDef = graph_pb2.GraphDef
 FunctionDef = function_pb2.FunctionDef
 NodeDef = node_def_pb2.NodeDef
 
+# By name, since a program need not import Keras.
+_KERAS_STATE = "keras.src.backend.common.global_state"
+_KERAS_SEEDS = "keras.src.random.seed_generator"
+_KERAS_GENERATOR = "global_seed_generator"
 _STRATEGY_COUNT = itertools.count(1)
 _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGraph)
 
@@ -126,6 +131,25 @@ for _name in (
     "_update_uid",
 ):
     setattr(TrackedAsWrapped, _name, _forwarded(_name))
+
+
+def global_seed_generator() -> Any:
+    """What unseeded random functions of Keras draw from, if any (test_randomness)."""
+    state = sys.modules.get(_KERAS_STATE)
+    return state and state.get_global_attribute(_KERAS_GENERATOR)
+
+
+def set_global_seed_generator(generator: Any) -> None:
+    """Sets it, in this thread (test_randomness)."""
+    state = sys.modules.get(_KERAS_STATE)
+    if state is not None:
+        state.set_global_attribute(_KERAS_GENERATOR, generator)
+
+
+def make_global_seed_generator() -> Any:
+    """Lets Keras make it from its own seed (test_randomness)."""
+    set_global_seed_generator(None)
+    return sys.modules[_KERAS_SEEDS].global_seed_generator()
 
 
 def current_graph() -> Any:

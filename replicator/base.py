@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import audit, logical, output_reduction, prefetch, programs, summary
+from replicator import (
+    audit,
+    logical,
+    output_reduction,
+    prefetch,
+    programs,
+    summary,
+    user_functions,
+)
 from replicator import context as context_lib
 from replicator import devices as device_lib
 from replicator.checkpoint.contract import CheckpointedBackend
@@ -110,10 +118,12 @@ class Replicator(CheckpointedBackend, abc.ABC):
         Raises:
           InputModeError: ``SINGLE``, where no process feeds all replicas; prefetching,
             where the backend cannot.
-          TypeError: ``input_fn`` returned something else than a dataset.
+          TypeError: ``input_fn`` is no function of an ``InputContext``, or returned
+            something else than a dataset.
           ValueError: Pipelines yield different structures or types, or
             ``prefetch_to_device`` is no number of batches.
         """
+        user_functions.check_input_fn(input_fn, "make_input_iterator")
         check_mode(mode)
         num_batches = prefetch.check_num_batches(prefetch_to_device)
         return self._make_input_iterator(input_fn, mode, num_batches)
@@ -181,6 +191,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
           InputAuditError: Examples are missing or repeated; says which pipelines, and
             how to mend it; its ``audit`` has the counts.
         """
+        user_functions.check_input_fn(input_fn, "audit_inputs")
         check_mode(mode)
         return audit.audit(
             input_fn,
@@ -194,8 +205,9 @@ class Replicator(CheckpointedBackend, abc.ABC):
         self,
         step_fn: Callable[..., Any],
         inputs: InputIterator | Any = None,
-        *,
+        *more: Any,
         num_steps: int = 1,
+        **others: Any,
     ) -> Any:
         """Runs the step function once per replica and step.
 
@@ -204,17 +216,22 @@ class Replicator(CheckpointedBackend, abc.ABC):
             ``inputs`` is None), returns a nest of tensors. Pass the same function
             object on every call: it is traced once.
           inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
+          *more: Refused, with what to write for ``strategy.run(step, args=...)``.
           num_steps: Steps to run in this one call; above 1, ``inputs`` must be an
             ``InputIterator`` or None.
+          **others: Refused as well.
 
         Returns:
           The last step's nest of ``PerReplica``.
 
         Raises:
           ReplicatorError: Misuse inside the step; the message says how to mend it.
+          TypeError: A step that cannot be called with one batch, or other arguments.
           tf.errors.OutOfRangeError: An input pipeline came to its end.
         """
         programs.check_caller()
+        if more or others:
+            user_functions.check_no_more("run", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
         # A profile shows the range "replicator/run" as a step of this number.

@@ -108,7 +108,8 @@ _STOCK_LACKS = {
         "communicate"
     ),
     "random_streams": (
-        "a random op in a nested tf.function draws the same on every replica"
+        "a random op in a nested tf.function and an unseeded random function of Keras "
+        "draw the same on every replica"
     ),
     "replica_local_state": (
         "which variables are local is declared, and Keras declares batch-norm "

@@ -28,6 +28,8 @@ ReplicatorError
     +-- WorkerLostError        a worker ended, or came too late to a step
     +-- DisagreementError      workers are about to run different programs
     +-- ServerLostError        a parameter server that does not answer
+
+RetraceWarning                 another step function object in each of several calls
 """
 
 from __future__ import annotations
@@ -116,6 +118,10 @@ class StaticShapeError(ReplicatorError):
 
 class RetraceLimitError(ReplicatorError):
     """A fresh step function object is passed on every call, so each call retraces."""
+
+
+class RetraceWarning(UserWarning):
+    """Several step function objects of one function were traced, each anew."""
 
 
 class InputModeError(ReplicatorError):

@@ -16,15 +16,20 @@ from replicator.input_context import (
 from replicator.per_replica import PerReplica, regroup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.prefetch import DevicePrefetch
+
+    CommonEnd = Callable[["InputIterator", bool], bool]
 
 
 class InputIterator:
     """The pipelines of one job and their position, ready for ``run``.
 
-    Made by ``Replicator.make_input_iterator``; call it in cross-replica context.
+    Made by ``Replicator.make_input_iterator``; call it in cross-replica context. It is
+    an iterator of Python, too: ``for batch in inputs`` and ``next(inputs)`` give one
+    step's batches as a nest of ``PerReplica``, read from the position that ``run`` and
+    checkpoints go on from, and end where the data end; ``reinitialize`` starts again.
 
     Attributes:
       pipelines: The datasets that the input function returned; each element is the
@@ -36,6 +41,8 @@ class InputIterator:
       num_skipped: Of those, the steps that ``start`` skipped.
       num_rewinds: Times that the pipelines were rewound to their first element.
       is_at_end: Whether a step could not be fed.
+      common_end: Lets worker processes that each read their own data end ``next`` with
+        the same step; None where this process reads all.
       stateless_reason: Why the iterators have no state to save; empty where they do.
     """
 
@@ -62,6 +69,7 @@ class InputIterator:
           devices: Where each pipeline reads and computes; by default here.
           prefetch: How batches get ahead of the steps; by default they do not.
         """
+        self.common_end: CommonEnd | None = None
         if contexts is None:
             contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
@@ -160,6 +168,25 @@ class InputIterator:
         with self.count(1):
             return self._get_next()
 
+    def __iter__(self) -> InputIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Reads one step's batches; see the class."""
+        if self.is_at_end:
+            raise StopIteration
+        with self.count(1):
+            try:
+                batch = self._get_next()
+            except (StopIteration, tf.errors.OutOfRangeError):
+                batch = None
+            is_end = batch is None
+            if self.common_end is not None:
+                is_end = self.common_end(self, is_end)
+            if is_end:
+                raise StopIteration
+        return batch
+
     def _get_next(self) -> Any:
         return regroup(deal(self.iterators, self.num_replicas), tf.nest.map_structure)
 
@@ -179,22 +206,6 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     if isinstance(inputs, InputIterator):
         return inputs.count(num_steps)
     return contextlib.nullcontext()
-
-
-def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
-    """Takes the values of some replicas out of a nest of ``PerReplica``.
-
-    Args:
-      inputs: The nest.
-      replicas: Places in its leaves.
-
-    Returns:
-      One nest of tensors per replica.
-    """
-    return [
-        tf.nest.map_structure(lambda leaf, r=r: tf.convert_to_tensor(leaf[r]), inputs)
-        for r in replicas
-    ]
 
 
 def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:

@@ -25,6 +25,7 @@ from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
+from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped
 from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
 from replicator.sparse import sum_duplicates
@@ -50,7 +51,7 @@ _OWN_ATTRIBUTES = frozenset(
 )
 
 
-class ReplicatedOptimizer(_tf_compat.TrackedAsWrapped):
+class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
@@ -76,6 +77,7 @@ class ReplicatedOptimizer(_tf_compat.TrackedAsWrapped):
         sharded_update: ShardedUpdate | None = None,
         accumulates_apart: bool = False,
     ) -> None:
+        check_is_not_wrapped(optimizer)
         for needed in ("apply", "build", "iterations"):
             if not hasattr(optimizer, needed):
                 raise TypeError(

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from replicator import collectives, reducible
 from replicator import context as context_lib
+from replicator.input_values import as_value, is_composite
 from replicator.per_replica import PerReplica
 
 if TYPE_CHECKING:
@@ -21,19 +22,42 @@ def reduce_here(op: str, value: Any) -> Any:
     context_lib.check_reduce_op(op)
 
     def reduce_leaf(leaf: Any) -> Any:
-        if not isinstance(leaf, PerReplica):
-            return leaf
-        if leaf[0] is None:
-            return None
-        if op == "mean":
-            context_lib.check_mean(leaf[0], "reduce")
-        if len(leaf) == 1:
-            return leaf[0]
+        values = _values_of(leaf, op)
+        if values is None:
+            return leaf[0] if isinstance(leaf, PerReplica) else leaf
+        if len(values) == 1:
+            return values[0]
         with tf.device("CPU:0"):
-            stacked = tf.stack([tf.identity(value) for value in leaf.values])
-            return getattr(tf, f"reduce_{op}")(stacked, axis=0)
+            return reducible.combine(values, op)
 
     return tf.nest.map_structure(reduce_leaf, value)
+
+
+def _values_of(leaf: Any, op: str) -> list[tf.Tensor] | None:
+    """The tensors to reduce; None where there is nothing to reduce.
+
+    Raises:
+      TypeError: A value that is no dense tensor.
+      ValueError: Values that differ in shape or type, or have no such reduction.
+    """
+    if not isinstance(leaf, PerReplica) or leaf[0] is None:
+        return None
+    values = [as_value(value, "values to reduce") for value in leaf]
+    for value in values:
+        if is_composite(value):
+            raise TypeError(
+                f"reduce {op!r} of a {type(value).__name__!r} has no meaning; reduce "
+                "what the step computed from it, or take list(per_replica_value)"
+            )
+        reducible.check(value, op, "reduce")
+    kinds = [f"{value.dtype.name}{value.shape}" for value in values]
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            f"reduce {op!r} of values that differ between replicas in shape or type, "
+            f"{', '.join(kinds)}, has no meaning; reduce in the step first (to a mean "
+            "or a sum), or take list(per_replica_value)"
+        )
+    return values
 
 
 def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
@@ -41,12 +65,8 @@ def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     places = [
-        place
-        for place, leaf in enumerate(leaves)
-        if isinstance(leaf, PerReplica) and leaf[0] is not None
+        place for place, leaf in enumerate(leaves) if _values_of(leaf, op) is not None
     ]
-    for place in places:
-        reducible.check(leaves[place][0], op, "reduce")
     if places:
         reduced = repl.run(_REDUCTIONS[op], [leaves[place] for place in places])
         for place, leaf in zip(places, reduced, strict=True):

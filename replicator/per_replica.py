@@ -23,7 +23,13 @@ class PerReplica(Generic[T]):
     __slots__ = ("values",)
 
     def __init__(self, values: Sequence[T]) -> None:
-        self.values = tuple(values)
+        try:
+            self.values = tuple(values)
+        except (TypeError, ValueError) as error:
+            raise TypeError(
+                f"PerReplica takes a sequence with one value per replica, such as "
+                f"PerReplica([a, b]), not a {type(values).__name__!r}"
+            ) from error
 
     def __len__(self) -> int:
         return len(self.values)

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import collections
-import types
+import functools
+import sys
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import context
-from replicator.errors import RetraceLimitError, RunContextError
+from replicator import context, step_identity
+from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
+from replicator.input_values import common_spec
 from replicator.inputs import InputIterator, is_per_replica_nest, spec_signature
 from replicator.integers import is_integer
+from replicator.user_functions import check_step_fn, name_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
-    from replicator.per_replica import PerReplica
-
 MAX_FUNCTIONS_PER_CODE = 16
+NUM_FUNCTIONS_TO_WARN = 5
 
 
 class ProgramCache:
@@ -33,6 +36,7 @@ class ProgramCache:
         self._programs: dict[tuple[Hashable, Hashable], tuple[str, Any]] = {}
         self._held: dict[Hashable, list[Any]] = {}
         self._num_traced: collections.Counter[Any] = collections.Counter()
+        self._owners: dict[Any, Any] = {}
 
     def get(
         self,
@@ -44,8 +48,9 @@ class ProgramCache:
 
         Raises:
           RetraceLimitError: The caller makes a new function object for every call.
+          TypeError: It cannot be called with such inputs.
         """
-        found = self._programs.get((_identity(step_fn), signature))
+        found = self._programs.get((step_identity.identity(step_fn), signature))
         return found[1] if found else self._add(step_fn, signature, build)
 
     def replace(
@@ -67,54 +72,79 @@ class ProgramCache:
         signature: Hashable,
         build: Callable[[], Any],
     ) -> Any:
-        key = _identity(step_fn)
+        key = step_identity.identity(step_fn)
         if key not in self._held:
             self._check_retracing(step_fn)
+        check_step_fn(step_fn, takes_batch=_has_inputs(signature))
         program = build()
-        name = getattr(step_fn, "__qualname__", repr(step_fn))
+        name = name_of(step_fn)
         self._programs[key, signature] = name, program
         if key not in self._held:
             cache = weakref.ref(self)
             self._held[key] = [
-                _hold(part, lambda _: _drop(cache, key)) for part in _parts(step_fn)
+                _hold(part, _then(_drop, cache, key))
+                for part in self._lifetime(step_fn)
             ]
         return program
 
-    def _drop(self, key: tuple[int, ...]) -> None:
+    def _forget(self, key: tuple[Any, int]) -> None:
+        """Forgets how often the step functions of an object were traced."""
+        self._owners.pop(key, None)
+        self._num_traced.pop(key, None)
+
+    def _drop(self, key: Hashable) -> None:
         """Forgets a step function that no longer exists."""
         self._held.pop(key, None)
-        # Another object can have the address of this one later.
-        for origin in [o for o in self._num_traced if o[1] and o[1] == key[0]]:
-            del self._num_traced[origin]
         for program_key in [k for k in self._programs if k[0] == key]:
             del self._programs[program_key]
 
+    def _lifetime(self, step_fn: Callable[..., Any]) -> list[Any]:
+        """The objects without which nobody can run the programs of a step function."""
+        code, owner = step_identity.origin(step_fn) or (None, None)
+        is_one_of_many = self._num_traced[code, id(owner)] > MAX_FUNCTIONS_PER_CODE
+        # A partial of numbers would be kept as long as its function.
+        return step_identity.parts(step_fn) + [step_fn] * is_one_of_many
+
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
-        code = getattr(step_fn, "__code__", None)
-        if code is None:
+        origin = step_identity.origin(step_fn)
+        if origin is None:
             return
-        # Methods of different objects are different functions with the same code.
-        is_method = isinstance(step_fn, types.MethodType)
-        origin = code, _identity(step_fn)[0] if is_method else 0
-        self._num_traced[origin] += 1
-        if self._num_traced[origin] > MAX_FUNCTIONS_PER_CODE:
-            raise RetraceLimitError(
-                f"{self._num_traced[origin]} different function objects of "
-                f"{step_fn.__qualname__!r} were passed to run(), and each is traced "
-                "anew; make the step function once, outside the loop, and pass the "
-                "same object every time"
-            )
+        code, owner = origin
+        key = code, id(owner)
+        if owner is not None and key not in self._num_traced:
+            cache = weakref.ref(self)
+            # Another object can have the address of this one later.
+            self._owners[key] = _hold(owner, _then(_forget, cache, key))
+        self._num_traced[key] += 1
+        self._teach(step_fn, self._num_traced[key])
+
+    def _teach(self, step_fn: Callable[..., Any], num_traced: int) -> None:
+        text = (
+            f"{num_traced} different function objects of "
+            f"{name_of(step_fn)!r} were passed to run(), and each is traced "
+            "anew; make the step function (or functools.partial, or lambda) once, "
+            "outside the loop, and pass the same object every time; what changes from "
+            "call to call goes into inputs or a tf.Variable"
+        )
+        # Partials with other arguments may be other steps on purpose.
+        is_partial = isinstance(step_fn, functools.partial)
+        if num_traced > MAX_FUNCTIONS_PER_CODE and not is_partial:
+            raise RetraceLimitError(text)
+        if num_traced == NUM_FUNCTIONS_TO_WARN:
+            warnings.warn(text, RetraceWarning, stacklevel=_level_of_user())
 
 
-def _parts(step_fn: Callable[..., Any]) -> tuple[Any, ...]:
-    """The objects that make a step function: a method is made anew at each access."""
-    if isinstance(step_fn, types.MethodType):
-        return step_fn.__self__, step_fn.__func__
-    return (step_fn,)
+def _has_inputs(signature: Hashable) -> bool:
+    """Whether a signature is that of inputs, alone or with a number of steps."""
+    first = signature[0] if isinstance(signature, tuple) else signature
+    return first is not None
 
 
-def _identity(step_fn: Callable[..., Any]) -> tuple[int, ...]:
-    return tuple(map(id, _parts(step_fn)))
+def _then(
+    function: Callable[..., None], *arguments: Any
+) -> Callable[[weakref.ref[Any]], None]:
+    """What a weak reference calls; when Python ends, this module may be gone first."""
+    return lambda _: function(*arguments)
 
 
 def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
@@ -125,10 +155,27 @@ def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
         return part
 
 
-def _drop(cache: Callable[[], ProgramCache | None], key: tuple[int, ...]) -> None:
+def _drop(cache: Callable[[], ProgramCache | None], key: Hashable) -> None:
     living = cache()
     if living is not None:
         living._drop(key)  # noqa: SLF001
+
+
+def _forget(cache: Callable[[], ProgramCache | None], key: tuple[Any, int]) -> None:
+    living = cache()
+    if living is not None:
+        living._forget(key)  # noqa: SLF001
+
+
+def _level_of_user() -> int:
+    """How far up the caller of ``warnings.warn`` finds the first line of a user."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001 (documented, in CPython)
+    package = __name__.partition(".")[0]
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(
+        f"{package}."
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
@@ -143,8 +190,8 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
       without inputs, else a list of one nest of ``tf.TypeSpec``.
 
     Raises:
-      TypeError: Anything else.
-      ValueError: A ``PerReplica`` of another length.
+      TypeError: Anything else, or values that are no tensors.
+      ValueError: A ``PerReplica`` of another length, or of different shapes.
     """
     if inputs is None:
         return None, []
@@ -157,22 +204,12 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
                     f"inputs hold {len(leaf)} values per leaf, but there are "
                     f"{num_replicas} replicas; pass one value per replica"
                 )
-        spec = tf.nest.map_structure(_common_leaf_spec, inputs)
+        spec = tf.nest.map_structure(common_spec, inputs)
         return ("values", spec_signature(spec)), [spec]
     raise TypeError(
         f"inputs must be an InputIterator from make_input_iterator(), a nest of "
         f"PerReplica, or None; got {type(inputs).__name__!r}"
     )
-
-
-def _common_leaf_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
-    specs = [tf.type_spec_from_value(tf.convert_to_tensor(v)) for v in leaf]
-    if any(not spec.is_compatible_with(specs[0]) for spec in specs[1:]):
-        raise ValueError(
-            f"inputs differ between replicas in shape or type: {specs}; give every "
-            "replica the same shapes"
-        )
-    return specs[0]
 
 
 def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:

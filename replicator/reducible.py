@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator import context as context_lib
 
-# TensorFlow's reductions have no kernel for these: bool is reduced as integers, 8-bit
-# floats with float32 accumulation and one rounding at the end. (Its graph optimizer
-# does not know float8_e5m2 at all.)
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# TensorFlow's reductions have no kernel for these: bool and 4-bit integers are reduced
+# as wider integers, 8-bit floats with float32 accumulation and one rounding at the end.
 _STAND_INS = {
     tf.bool: tf.uint8,
+    tf.dtypes.experimental.int4: tf.int8,
+    tf.dtypes.experimental.uint4: tf.uint8,
     tf.dtypes.experimental.float8_e4m3fn: tf.float32,
 }
+_UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
 def check(value: Any, op: str, caller: str) -> None:
@@ -28,25 +33,43 @@ def check(value: Any, op: str, caller: str) -> None:
     Raises:
       ValueError: The message says what the type allows.
     """
-    if op == "mean":
-        context_lib.check_mean(value, caller)
     dtype = dtype_of(value)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
-    if dtype == tf.bool and op == "sum":
+    if dtype == tf.bool and op in ("sum", "mean"):
+        number = "tf.int32 first to count" if op == "sum" else "tf.float32 first"
         raise ValueError(
-            f"{caller} 'sum' of bool has no meaning; use 'max' for any, 'min' for all, "
-            "or tf.cast the value to tf.int32 first to count"
+            f"{caller} {op!r} of bool has no meaning; use 'max' for any, 'min' for "
+            f"all, or tf.cast the value to {number}"
         )
     if not is_number and dtype != tf.bool:
         raise ValueError(
             f"{caller} {op!r} of {dtype.name} has no meaning; reductions take numbers "
             "(and bool under 'min' and 'max'); all_gather and broadcast take any type"
         )
+    if op == "mean":
+        context_lib.check_mean(value, caller)
+    if dtype == _UNKNOWN_TO_GRAPHS:
+        raise ValueError(
+            f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
+            "optimizer does not know this type; tf.cast the value to tf.float16 first"
+        )
     if dtype.is_complex and op in ("min", "max"):
         raise ValueError(
             f"{caller} {op!r} of {dtype.name} has no meaning: complex numbers have no "
             "order; reduce tf.abs of the value, or its real and imaginary parts"
         )
+
+
+def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
+    """Reduces dense tensors of one shape and type here and now, as a step does.
+
+    Args:
+      values: One tensor per replica, of a type that ``check`` lets pass.
+      op: One of ``context.REDUCE_OPS``.
+    """
+    dtype = values[0].dtype
+    stacked = tf.stack([tf.cast(value, stand_in(dtype)) for value in values])
+    return tf.cast(getattr(tf, f"reduce_{op}")(stacked, axis=0), dtype)
 
 
 def stand_in(dtype: tf.DType) -> tf.DType:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, prefetch, programs
-from replicator.inputs import counted, values_of
+from replicator import base, keras_random, prefetch, programs, user_functions
+from replicator.input_values import values_of
+from replicator.inputs import counted
 from replicator.per_replica import regroup
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
@@ -163,20 +164,24 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         self,
         step_fn: Callable[..., Any],
         inputs: InputIterator | Any = None,
-        *,
+        *more: Any,
         num_steps: int = 1,
+        **others: Any,
     ) -> None:
         """Gives every worker steps to run, and does not wait for them.
 
         Args:
           step_fn: As in ``run``.
           inputs: As in ``run``.
+          *more: Refused, with what to write for ``schedule(step, args=...)``.
           num_steps: Steps of each worker, in one dispatch.
+          **others: Refused as well.
 
         Raises:
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
         """
         programs.check_caller()
+        user_functions.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_replicas)
         with counted(inputs, num_steps):
@@ -238,14 +243,15 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
         def build() -> WorkerSteps:
-            return WorkerSteps(
-                step_fn,
-                specs,
-                topologies=self._topologies,
-                table=self._table,
-                ledgers=self._ledgers,
-                placement=self._placement,
-            )
+            with keras_random.made_in(self._placement.scope):
+                return WorkerSteps(
+                    step_fn,
+                    specs,
+                    topologies=self._topologies,
+                    table=self._table,
+                    ledgers=self._ledgers,
+                    placement=self._placement,
+                )
 
         step = self._programs.get(step_fn, signature, build)
         if step.is_stale():
@@ -331,4 +337,4 @@ class MultiWorkerAsyncReplicator(base.Replicator):
 def _spec_of(source: Any) -> Any:
     if source is None:
         return None
-    return tf.nest.map_structure(lambda t: tf.TensorSpec(t.shape, t.dtype), source)
+    return tf.nest.map_structure(tf.type_spec_from_value, source)

@@ -13,8 +13,12 @@ from replicator import base, output_reduction, worker_sync
 from replicator.errors import ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
+    import tensorflow as tf
+
+    from replicator.input_context import InputContext, InputReplicationMode
+    from replicator.inputs import InputIterator
     from replicator.worker_sync import Peers
 
 
@@ -29,6 +33,17 @@ class BetweenGraphReplicator(base.Replicator):
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
         """Mirrored variables, each with a number that it has on all workers."""
+
+    def _make_input_iterator(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_prefetched: int,
+    ) -> InputIterator:
+        """Makes the pipelines of this worker, whose ``next`` ends with all others'."""
+        inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
+        inputs.common_end = _CommonEnd(self)
+        return inputs
 
     def reduce(self, op: str, value: Any) -> Any:
         """Combines over all replicas of the job what ``run`` returned here.
@@ -60,3 +75,23 @@ class BetweenGraphReplicator(base.Replicator):
             for number, variable in self._numbered_mirrored()
         }
         worker_sync.compare(self._peers, failure, digests)
+
+
+class _CommonEnd:
+    """Ends ``next(inputs)`` with the same step on all workers, as ``run`` ends.
+
+    Workers exchange a word per step, where the data of any of them may end.
+    """
+
+    def __init__(self, replicator: BetweenGraphReplicator) -> None:
+        self._replicator = replicator
+        self._may_end: bool | None = None
+
+    def __call__(self, inputs: InputIterator, is_end: bool) -> bool:
+        peers = self._replicator._peers  # noqa: SLF001 (the class above)
+        if self._may_end is None:
+            what = "the first next() of an input iterator"
+            self._may_end = any(peers.exchange(what, "1" if inputs.may_end else ""))
+        if not self._may_end:
+            return is_end
+        return any(peers.exchange("next() of an input iterator", "1" if is_end else ""))

@@ -19,7 +19,8 @@ from replicator.engine.kinds import Kind
 from replicator.engine.program import Program
 from replicator.engine.variables import VariableTable
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
-from replicator.inputs import InputIterator, values_of
+from replicator.input_values import values_of
+from replicator.inputs import InputIterator
 from replicator.optimizer import ReplicatedOptimizer
 from replicator.per_replica import regroup
 from replicator.sharded_update import ShardedUpdate

@@ -12,16 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import context, creation, loop, prefetch, programs
+from replicator import context, creation, loop, prefetch, programs, user_functions
 from replicator.backends.strategy import StrategyReplicator
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.errors import ReplicatorError
 from replicator.input_context import InputContext, InputReplicationMode
+from replicator.input_values import values_of
 from replicator.inputs import InputIterator, counted
+from replicator.keras_random import StepGenerator
 from replicator.optimizer import StrategyOptimizer
 from replicator.per_replica import PerReplica
 from replicator.servers import connection as connection_lib
 from replicator.servers.inputs import traced_dataset
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -79,7 +82,7 @@ class CoordinatorInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
-            "get_next() would read on the chief what lives on the workers; pass the "
+            "next() and get_next() would read here what lives on the workers; pass the "
             "iterator to run()"
         )
 
@@ -128,7 +131,7 @@ class ParameterServerReplicator(StrategyReplicator):
         """One: the chief's; workers and parameter servers serve."""
         return 1
 
-    def _make_input_iterator(  # type: ignore[override]
+    def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode,
@@ -142,11 +145,13 @@ class ParameterServerReplicator(StrategyReplicator):
         self,
         step_fn: Callable[..., Any],
         inputs: InputIterator | Any = None,
-        *,
+        *more: Any,
         num_steps: int = 1,
+        **others: Any,
     ) -> None:
         """Gives as many dispatches as there are workers to those that are free."""
         programs.check_caller()
+        user_functions.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
         signature, _ = programs.split_inputs(inputs, self.num_replicas)
         with counted(inputs, num_steps):
@@ -209,20 +214,18 @@ class ParameterServerReplicator(StrategyReplicator):
                 "fixed values cannot be dealt to the replicas in sync of a stock "
                 "worker; pass an iterator from make_input_iterator()"
             )
-        return tf.nest.map_structure(
-            lambda leaf: tf.convert_to_tensor(leaf[worker]), inputs
-        )
+        return values_of(inputs, [worker])[0]
 
     def _build(self, step_fn: Callable[..., Any], num_steps: int) -> Any:
         replica_context = StrategyReplicaContext(self._share)
         local = self.strategy.experimental_local_results
+        generator = StepGenerator()
         structure: list[Any] = [None]  # known once the step is traced
 
         def step(*batch: Any) -> Any:
-            with context.enter(replica_context):
+            with context.enter(replica_context), generator.installed():
                 return programs.check_outputs(step_fn(*batch), step_fn)
 
-        @tf.function
         def function(*source: Any) -> list[tf.Tensor]:
             def one_step() -> list[tf.Tensor]:
                 is_iterator = bool(source) and hasattr(source[0], "__next__")
@@ -237,7 +240,7 @@ class ParameterServerReplicator(StrategyReplicator):
             specs = self._output_specs(one_step)
             return loop.repeat(lambda _: one_step(), num_steps, specs)
 
-        return function, structure
+        return traced_once(function, autograph=True), structure
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions

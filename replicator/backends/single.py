@@ -9,8 +9,11 @@ import tensorflow as tf
 from replicator import base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
 from replicator.errors import DeviceError
+from replicator.input_values import values_of
 from replicator.inputs import InputIterator, all_read
+from replicator.keras_random import StepGenerator
 from replicator.per_replica import PerReplica
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -66,8 +69,9 @@ class SingleReplicaContext(context.ReplicaContext):
 class TracedStep:
     """A step function that was traced once, for any number of steps in a dispatch."""
 
-    def __init__(self, traced: Any) -> None:
+    def __init__(self, traced: Any, generator: StepGenerator) -> None:
         self._traced = traced
+        self._generator = generator  # a function does not keep its variables
         self._specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
         self._programs: dict[int, Any] = {}
 
@@ -80,7 +84,7 @@ class TracedStep:
     def _make_program(self, num_steps: int) -> Any:
         traced = self._traced
 
-        @tf.function(autograph=False)
+        @traced_once
         def program(source: Any) -> Any:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = (
@@ -89,7 +93,9 @@ class TracedStep:
                     else ([] if source is None else [source])
                 )
                 with tf.control_dependencies([all_read(batch)]):
-                    leaves = tf.nest.flatten(traced(*tf.nest.flatten(batch)))
+                    leaves = tf.nest.flatten(
+                        traced(*tf.nest.flatten(batch, expand_composites=True))
+                    )
                 return [leaf for leaf in leaves if leaf is not None]
 
             flat = iter(loop.repeat(one_step, num_steps, self._specs))
@@ -159,7 +165,7 @@ class SingleDeviceReplicator(base.Replicator):
         elif inputs is None:
             outputs = program(None)
         else:
-            outputs = program(tf.nest.map_structure(lambda leaf: leaf[0], inputs))
+            outputs = program(*values_of(inputs, [0]))
         return tf.nest.map_structure(lambda value: PerReplica([value]), outputs)
 
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> TracedStep:
@@ -167,11 +173,12 @@ class SingleDeviceReplicator(base.Replicator):
             with context.enter(self._replica_context()), tf.device(self.device):
                 return programs.check_outputs(step_fn(*batch), step_fn)
 
-        with creation.forbidden_in_steps():
+        generator = StepGenerator()
+        with creation.forbidden_in_steps(), generator.installed():
             traced = tf.function(step).get_concrete_function(*specs)
         places = {id(handle): i for i, handle in enumerate(traced.captured_inputs)}
         self._prepare(sorted(traced.variables, key=lambda v: places[id(v.handle)]))
-        return TracedStep(traced)
+        return TracedStep(traced, generator)
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()

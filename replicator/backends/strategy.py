@@ -29,10 +29,13 @@ from replicator.engine.kinds import Kind
 from replicator.engine.variables import LocalState
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.input_context import InputContext, InputReplicationMode, own_contexts
+from replicator.input_values import as_value
 from replicator.inputs import InputIterator
+from replicator.keras_random import StepGenerator
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -113,7 +116,7 @@ class StrategyReplicator(base.Replicator):
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode,
         num_prefetched: int,
-    ) -> StrategyInputIterator:
+    ) -> InputIterator:
         """Distributes the pipelines; a stock strategy prefetches in its own way."""
         contexts = own_contexts(
             mode, self.num_replicas, self.num_workers, self.worker_id
@@ -178,7 +181,7 @@ class StrategyReplicator(base.Replicator):
 
     def _distribute(self, leaf: PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(
-            lambda value_context: tf.convert_to_tensor(
+            lambda value_context: as_value(
                 leaf[value_context.replica_id_in_sync_group % self.num_local_replicas]
             )
         )
@@ -187,9 +190,10 @@ class StrategyReplicator(base.Replicator):
         replica_context = self.replica_context_class(self.num_replicas)
         replica_context.num_logical_devices = self.logical_devices_per_replica
         local = self.strategy.experimental_local_results
+        generator = StepGenerator()  # of all replicas, each traced in its thread
 
         def step(*batch: Any) -> Any:
-            with context.enter(replica_context):
+            with context.enter(replica_context), generator.installed():
                 return programs.check_outputs(step_fn(*batch), step_fn)
 
         def one_step(source: Any) -> Any:
@@ -204,7 +208,6 @@ class StrategyReplicator(base.Replicator):
 
         structure = [None]  # what a step returns, known once it is traced
 
-        @tf.function
         def flat_program(source: Any) -> Any:
             def flat_step() -> list[tf.Tensor]:
                 outputs = one_step(source)
@@ -217,8 +220,10 @@ class StrategyReplicator(base.Replicator):
             specs = self._output_specs(flat_step)
             return loop.repeat(lambda _: flat_step(), num_steps, specs)
 
+        traced = traced_once(flat_program, autograph=True)
+
         def program(source: Any) -> Any:
-            flat = iter(flat_program(source))
+            flat = iter(traced(source))
             return tf.nest.map_structure(
                 lambda leaf: PerReplica(
                     [

@@ -77,6 +77,11 @@ class StrategyReplicaContext(context.ReplicaContext):
     ) -> list[tf.Tensor]:
         replica = tf.distribute.get_replica_context()
         dtype = tensors[0].dtype
+        if dtype.is_complex:  # which a stock reduction does not know
+            parts = [part(t) for part in (tf.math.real, tf.math.imag) for t in tensors]
+            reduced = self._reduce_one_type(parts, op)
+            count = len(tensors)
+            return list(map(tf.complex, reduced[:count], reduced[count:]))
         # A stock reduction has no group for int32, which TensorFlow keeps on the
         # host, and none for narrower integers; sums wrap the same after the cast.
         wide = tf.int64 if dtype.is_integer else dtype

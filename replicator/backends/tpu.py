@@ -14,10 +14,7 @@ import tensorflow as tf
 
 from replicator import devices as device_lib
 from replicator import logical, tpu_system
-from replicator.backends.strategy import (
-    StrategyInputIterator,
-    StrategyReplicator,
-)
+from replicator.backends.strategy import StrategyReplicator
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.errors import StaticShapeError
 
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from replicator.input_context import InputContext, InputReplicationMode
+    from replicator.inputs import InputIterator
 
 _CHUNK_BITS = 16
 _INT64_BITS = 64
@@ -107,7 +105,7 @@ class TpuReplicator(StrategyReplicator):
         input_fn: Callable[[InputContext], tf.data.Dataset],
         mode: InputReplicationMode,
         num_prefetched: int,
-    ) -> StrategyInputIterator:
+    ) -> InputIterator:
         """Distributes pipelines of static shapes.
 
         Raises:

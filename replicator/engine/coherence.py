@@ -23,6 +23,7 @@ from replicator.engine.copy_values import (
     state_of,
 )
 from replicator.engine.kinds import Kind, is_summed
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -58,9 +59,8 @@ class Coherence:
         """Emits the check for outside changes and the reset that follows one."""
         if self.entries:
             # Not inlined: an untaken branch costs one node a step instead of thousands.
-            reset = tf.function(
+            reset = traced_once(
                 self._reset,
-                autograph=False,
                 experimental_attributes={"_noinline": True},
             )
             tf.cond(self._is_changed(), reset, lambda: tf.constant(0))
@@ -133,9 +133,8 @@ class Coherence:
             variable.shape,
         )
         if key not in self._resets:
-            self._resets[key] = tf.function(
+            self._resets[key] = traced_once(
                 self._make_reset(entry, replicas),
-                autograph=False,
                 input_signature=[tf.TensorSpec([], tf.resource)] * (2 + len(replicas)),
             )
         return self._resets[key]

@@ -93,9 +93,11 @@ def check_trainable(
         raise UnsynchronisedUpdateError(
             f"trainable variable {drifting[0]!r}{more} would be updated with a value "
             "that differs between replicas, so the copies would drift apart; wrap the "
-            "optimizer with repl.wrap_optimizer(), or all_reduce the gradients, or "
-            "make the variable with synchronization="
-            "tf.VariableSynchronization.ON_READ if each replica shall keep its own"
+            "optimizer with repl.wrap_optimizer(), or all_reduce the gradients; if it "
+            "is no weight (a metric, a counter, a statistic), make it with "
+            "trainable=False, which tf.Variable is not by default: then each replica "
+            "keeps its own (or with synchronization="
+            "tf.VariableSynchronization.ON_READ, if it is trained apart on purpose)"
         )
 
 

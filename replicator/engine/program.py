@@ -13,6 +13,7 @@ from replicator.engine.assembly import Assembly
 from replicator.engine.coherence import Coherence
 from replicator.engine.common_end import CommonEnd, read
 from replicator.engine.used_variables import UsedVariables
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +57,7 @@ class Program:
         self._assembly.register()
         self._coherence = Coherence(list(self.entries.values()), topology, group)
         self._functions: dict[tuple[int, bool], Any] = {}
-        self._settle = tf.function(self._coherence.settle, autograph=False)
+        self._settle = traced_once(self._coherence.settle)
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
@@ -103,7 +104,7 @@ class Program:
     def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Any:
         assembly, num_replicas = self._assembly, self._topology.num_local_replicas
 
-        @tf.function(autograph=False)
+        @traced_once
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch, before = read(source, num_replicas, end)

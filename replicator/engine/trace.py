@@ -25,6 +25,7 @@ from replicator import (
 )
 from replicator.engine.body import producer
 from replicator.errors import CollectiveControlFlowError
+from replicator.keras_random import StepGenerator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -261,7 +262,11 @@ def trace(
         # Every replica would write its value under the same step.
         return num_replicas == 1 or tf.equal(trace_context.replica_id, 0)
 
-    with creation.forbidden_in_steps(), _tf_compat.summaries_if(writes_summaries):
+    with (
+        creation.forbidden_in_steps(),
+        _tf_compat.summaries_if(writes_summaries),
+        StepGenerator().installed(),
+    ):
         graph = _tf_compat.trace_to_graph(step, specs)
     replica_id = trace_context.replica_id_tensor
     graph_def = graph.as_graph_def()

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from replicator import _tf_compat
 from replicator.engine.coherence import Coherence
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from replicator.servers.table import ServerTable
@@ -49,8 +48,8 @@ class Copies:
             coherence = Coherence(entries, self._topology)
             self._made = (
                 entries,
-                tf.function(coherence.refresh, autograph=False),
-                tf.function(coherence.publish, autograph=False),
+                traced_once(coherence.refresh),
+                traced_once(coherence.publish),
             )
         self._made[which]()
         _tf_compat.wait_for_remote_ops()

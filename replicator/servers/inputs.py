@@ -11,6 +11,7 @@ from replicator import _tf_compat
 from replicator.errors import ReplicatorError
 from replicator.input_context import InputContext, InputReplicationMode
 from replicator.inputs import InputIterator, deal, to_pipeline
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ class WorkerPipelines:
 def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     """Reads and drops the batches of some steps, on the worker of the iterators."""
 
-    @tf.function(autograph=False)
+    @traced_once
     def skip(source: Any) -> Any:
         def drop(index: tf.Tensor) -> tf.Tensor:
             batch = deal(source, num_replicas)
@@ -154,7 +155,7 @@ class ServerInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
-            "get_next() would read on the chief what lives on the workers; pass the "
+            "next() and get_next() would read here what lives on the workers; pass the "
             "iterator to run(), and return from the step what you want to see"
         )
 

@@ -15,6 +15,7 @@ from replicator.engine.used_variables import UsedVariables
 from replicator.inputs import deal
 from replicator.servers import pull
 from replicator.servers.connection import client_device
+from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ class ServerProgram:
     def _make_runner(self, *, is_loop: bool) -> Any:
         assembly = self._assembly
 
-        @tf.function(autograph=False)
+        @traced_once
         def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
             tickets, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
 

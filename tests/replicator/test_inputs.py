@@ -97,3 +97,77 @@ def test_iterators_are_tuned_only_where_asked_for(backend, asked, monkeypatch):
 
     assert (backend == "in_graph" and asked) == any(is_tuned)
     assert None not in is_tuned
+
+
+def _of_eleven(repl, **options):
+    return repl.make_input_iterator(lambda _: tf.data.Dataset.range(11), **options)
+
+
+def _read(batch):
+    return [int(value) for value in batch]
+
+
+def test_a_loop_over_inputs_is_one_epoch(repl_once):
+    """Batches that do not make a whole step are left, as run() leaves them."""
+    inputs, num_replicas = _of_eleven(repl_once), repl_once.num_replicas
+    num_steps = 11 // num_replicas
+
+    epochs = []
+    for _ in range(2):
+        epochs.append([x for batch in inputs for x in _read(batch)])
+        assert num_steps == inputs.num_steps
+        assert inputs.is_at_end
+        inputs.reinitialize()
+
+    assert [list(range(num_steps * num_replicas))] * 2 == epochs
+
+
+def test_an_exhausted_iterator_stays_exhausted(repl_once):
+    """For next(), for loops and run(), whoever came to the end."""
+    inputs = _of_eleven(repl_once)
+
+    def run_to_the_end():
+        while True:
+            repl_once.run(tf.identity, inputs)
+
+    with pytest.raises(tf.errors.OutOfRangeError):
+        run_to_the_end()
+
+    assert [] == list(inputs)
+    assert "end" == next(inputs, "end")
+    with pytest.raises(tf.errors.OutOfRangeError):
+        run_to_the_end()
+
+
+def test_inputs_are_their_own_iterator(repl_once):
+    """A loop that was left goes on where it was, as for any iterator of Python."""
+    inputs = _of_eleven(repl_once)
+    for _batch in inputs:
+        break
+
+    assert iter(inputs) is inputs
+    assert 1 == inputs.num_steps
+    assert repl_once.num_replicas == _read(next(inputs))[0]
+
+
+def test_batches_of_next_have_the_structure_of_the_dataset(repl_once):
+    """A nest of PerReplica, which run() takes."""
+    inputs = repl_once.make_input_iterator(
+        lambda _: tf.data.Dataset.range(8).map(lambda i: {"x": i, "y": (i, -i)})
+    )
+
+    batch = next(inputs)
+    out = repl_once.run(lambda b: b["x"] - b["y"][1], batch)
+
+    assert isinstance(batch["y"][1], replicator.PerReplica)
+    assert [2 * r for r in range(repl_once.num_replicas)] == _read(out)
+
+
+def test_batches_that_wait_on_devices_come_in_order(in_graph):
+    """A loop reads the buffers that run() would read."""
+    inputs = _of_eleven(in_graph, prefetch_to_device=2)
+
+    first = _read(in_graph.run(tf.identity, inputs))
+    rest = [x for batch in inputs for x in _read(batch)]
+
+    assert list(range(10)) == first + rest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance_cases import (
     collectives,
+    habits,
     inputs,
     layers,
     mapping,
@@ -17,6 +18,7 @@ from conformance_cases.registry import CASES
 __all__ = (
     "CASES",
     "collectives",
+    "habits",
     "inputs",
     "layers",
     "mapping",

@@ -234,6 +234,7 @@ def _sources(repl):
         "op": lambda: tf.random.uniform([16]),
         "loop_body": loop_body,
         "nested_function": nested,
+        "unseeded_keras": lambda: keras.random.normal([16]),
         "keras_dropout": lambda: layer(tf.ones([64]), training=True),
         "generator": lambda: generator.uniform([16]),
     }

@@ -54,6 +54,29 @@ def test_no_example_of_the_epoch_is_repeated_or_lost(tmp_path, mode, num_replica
     assert 5 == inputs.num_steps
 
 
+@pytest.mark.parametrize("first", ["next", "run"])
+def test_batches_of_next_and_of_run_are_one_position(tmp_path, first):
+    """Whichever of them read before the save and after the restore."""
+    data = functools.partial(tf.data.Dataset.range, 40)
+    mode = InputReplicationMode.PER_WORKER
+
+    def by_next(inputs):
+        return [int(x) for part in next(inputs) for x in part.numpy()]
+
+    read, manager, inputs = _reader(2, mode, data)
+    before = by_next(inputs) if first == "next" else read(1)
+    before += read(1) if first == "next" else by_next(inputs)
+    manager(tmp_path).save(2)
+    read, manager, inputs = _reader(2, mode, data)
+
+    manager(tmp_path).restore()
+
+    assert 2 == inputs.num_steps
+    rest = [int(x) for batch in inputs for part in batch for x in part.numpy()]
+    assert list(range(40)) == before + rest
+    assert 5 == inputs.num_steps
+
+
 def test_a_position_that_was_reached_by_skipping_is_saved_exactly(tmp_path):
     """4 replicas, then 2, then 2 again: the iterators of the second are restored."""
     data = functools.partial(tf.data.Dataset.range, 48)

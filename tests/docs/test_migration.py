@@ -1,0 +1,133 @@
+"""The messages that ``docs/migration.md`` quotes are those that come."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from typing import Any
+
+import pytest
+
+HEADING = "## What people write, and what the message says\n"
+# What people write, the message, and what to write instead: one line of code each.
+_ROW = re.compile(r"^\| `(?P<wrong>.+?)` \| `(?P<message>.+?)` \| `(?P<right>.+?)` \|$")
+_EXPECTED = (
+    "make_input_iterator(dataset)",
+    "args=",
+    "reduce(",
+    "ragged",
+    "compile(",
+    "optimizer.apply(",
+    "assign_add",
+    "keras.random",
+    "lambda: tf.constant",
+)
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    """The rows of the table of mistakes."""
+    section = text.partition(HEADING)[2]
+    found = [_ROW.match(line) for line in section.splitlines()]
+    return [match.groupdict() for match in found if match]
+
+
+@pytest.fixture(scope="module")
+def text(root: Any) -> str:
+    """The document."""
+    return str((root / "docs" / "migration.md").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    """What the lines of the table refer to, made as the document says."""
+    import keras
+    import tensorflow as tf
+
+    import replicator
+
+    repl = replicator.create("in_graph", num_replicas=2)
+    with repl.context():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.01))
+    per_replica = replicator.PerReplica
+    examples = tf.data.Dataset.from_tensors((tf.ones([4]), tf.ones([1]))).repeat()
+    dataset = examples.batch(2)
+
+    def train_step(batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x) - y) ** 2)
+        variables = model.trainable_variables
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    return {
+        "keras": keras,
+        "tf": tf,
+        "repl": repl,
+        "model": model,
+        "optimizer": optimizer,
+        "dataset": dataset,
+        "input_fn": lambda ctx: examples.batch(ctx.get_per_replica_batch_size(4)),
+        "inputs": repl.make_input_iterator(lambda ctx: dataset),
+        "train_step": train_step,
+        "step_of_two": lambda x, y: tf.reduce_sum(x) + tf.reduce_sum(y),
+        "batch": (
+            per_replica([tf.ones([2, 4]), tf.zeros([2, 4])]),
+            per_replica([tf.ones([2, 1]), tf.ones([2, 1])]),
+        ),
+        "flags": per_replica([tf.constant(True), tf.constant(False)]),
+        "words": per_replica([tf.constant("a"), tf.constant("b")]),
+        "ragged": per_replica([tf.ragged.constant([[1], [2, 3]])] * 2),
+        "total": tf.Variable(0.0, name="total"),
+    }
+
+
+def said(line: str, names: dict[str, Any]) -> str:
+    """What a line of code is answered: an error's message, or a warning's."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        try:
+            exec(line, names)
+        except Exception as error:  # noqa: BLE001 (whatever comes is compared)
+            return str(error)
+    return "\n".join(str(warning.message) for warning in seen)
+
+
+def test_what_the_table_quotes_is_said(text: str, names: dict[str, Any]) -> None:
+    """Every line of the first column is answered with the words of the second."""
+    answers = {row["wrong"]: said(row["wrong"], names) for row in rows(text)}
+
+    missing = {
+        row["wrong"]: answers[row["wrong"]]
+        for row in rows(text)
+        if row["message"] not in answers[row["wrong"]]
+    }
+    assert {} == missing
+
+
+def test_what_is_to_be_written_instead_works(text: str, names: dict[str, Any]) -> None:
+    """Every line of the third column runs, without a word."""
+    answers = {row["right"]: said(row["right"], dict(names)) for row in rows(text)}
+
+    assert {} == {line: answer for line, answer in answers.items() if answer}
+
+
+@pytest.mark.parametrize("part", _EXPECTED)
+def test_the_table_has_the_usual_mistakes(text: str, part: str) -> None:
+    """The search above is not empty by accident."""
+    assert any(part in row["wrong"] for row in rows(text))
+
+
+def test_every_row_of_the_table_is_found(text: str) -> None:
+    """A row that the pattern does not match would be held to nothing."""
+    table = text.partition(HEADING)[2].partition("\n\n| ")[2].partition("\n\n")[0]
+    lines = [line for line in table.splitlines() if line.startswith("| `")]
+
+    assert len(lines) == len(rows(text)) > len(_EXPECTED)
+
+
+def test_a_line_with_another_message_is_noticed(names: dict[str, Any]) -> None:
+    """The comparison is of the words that come."""
+    assert "no such words" not in said("repl.run(train_step)", names)
+    assert said("repl.run(train_step, inputs)", names) == ""

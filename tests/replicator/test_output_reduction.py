@@ -1,0 +1,131 @@
+"""reduce() of what steps returned: the types, shapes and words of all_reduce."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+
+FLOATS = ["float8_e4m3fn", "bfloat16", "float16", "float32", "float64"]
+INTEGERS = ["int4", "uint4"] + [
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+]
+COMPLEX = ["complex64", "complex128"]
+OPS = ("sum", "mean", "min", "max")
+
+
+def _array(name, values):
+    dtype = getattr(ml_dtypes, name) if hasattr(ml_dtypes, name) else name
+    return np.asarray(values).astype(dtype)
+
+
+def _outcome(function):
+    try:
+        return np.asarray(function()).tolist()
+    except ValueError as error:
+        # A step's error says where it came from, and who refuses.
+        return str(error).rpartition("all_reduce ")[2].removeprefix("reduce ").strip()
+
+
+@pytest.mark.parametrize("name", [*FLOATS, *INTEGERS, *COMPLEX, "bool"])
+def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
+    """Every operation gives the same value, or the same words."""
+    numbers = [[r + 1, 3 - r] for r in range(repl_once.num_replicas)]
+    values = replicator.PerReplica([tf.constant(_array(name, v)) for v in numbers])
+
+    def inside(op):
+        def step(x):
+            return replicator.all_reduce(x, op)
+
+        return lambda: repl_once.run(step, values)[0].numpy().astype(complex)
+
+    def outside(op):
+        return lambda: repl_once.reduce(op, values).numpy().astype(complex)
+
+    for op in OPS:
+        assert _outcome(inside(op)) == _outcome(outside(op)), op
+
+
+def test_any_and_all_of_bools(in_graph, per_replica):
+    """What the maximum and the minimum are."""
+    values = per_replica([[True, True], [True, False]])
+
+    assert [True, True] == in_graph.reduce("max", values).numpy().tolist()
+    assert [True, False] == in_graph.reduce("min", values).numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("a", r"reduce 'mean' of string has no meaning; reductions take numbers"),
+        (True, r"reduce 'mean' of bool has no meaning; use 'max' for any"),
+        (
+            _array("float8_e5m2", 1.0),
+            r"reduce 'mean' of float8_e5m2 does not work: .*tf.cast the value to tf.fl",
+        ),
+    ],
+)
+def test_types_without_a_mean_are_refused(repl_once, value, message):
+    """On one device, too, where nothing would have to be computed."""
+    values = replicator.PerReplica([value] * repl_once.num_replicas)
+
+    with pytest.raises(ValueError, match=message):
+        repl_once.reduce("mean", values)
+
+
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_complex_numbers_have_no_order(repl_once, op):
+    """The message says what to reduce instead."""
+    values = replicator.PerReplica([1j] * repl_once.num_replicas)
+
+    with pytest.raises(
+        ValueError, match=rf"reduce '{op}' of complex128 .*tf.abs of th"
+    ):
+        repl_once.reduce(op, values)
+
+
+def test_values_of_different_shapes_or_types_are_refused(in_graph):
+    """Stacking them would fail in TensorFlow's words, or broadcast."""
+    shapes = replicator.PerReplica([tf.zeros([1]), tf.zeros([2])])
+    types = replicator.PerReplica([tf.constant(1), tf.constant(1.0)])
+
+    with pytest.raises(
+        ValueError, match=r"differ .* float32\(1,\), float32\(2,\), has"
+    ):
+        in_graph.reduce("sum", shapes)
+    with pytest.raises(
+        ValueError, match=r"differ between replicas in .*int32\(\), flo"
+    ):
+        in_graph.reduce("sum", types)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (tf.ragged.constant([[1], [2, 3]]), r"reduce 'sum' of a 'RaggedTensor' has no"),
+        (
+            tf.sparse.from_dense([[1]]),
+            r"reduce 'sum' of a 'SparseTensor' has no meaning",
+        ),
+        (object(), r"values to reduce hold a 'object', which is no tensor"),
+    ],
+)
+def test_what_is_no_dense_tensor_is_refused(repl_once, value, message):
+    """By its kind, and with what to do."""
+    values = replicator.PerReplica([value] * repl_once.num_replicas)
+
+    with pytest.raises(TypeError, match=message):
+        repl_once.reduce("sum", values)
+
+
+def test_sparse_slices_are_reduced_densely(repl_once):
+    """As what a step returns of them."""
+    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1]), tf.constant([2, 2]))
+    values = replicator.PerReplica([slices] * repl_once.num_replicas)
+
+    reduced = repl_once.reduce("sum", values)
+
+    assert [[0, 0], [repl_once.num_replicas] * 2] == reduced.numpy().tolist()
