@@ -1,0 +1,1 @@
+"""Random step functions, run by the engine and by an interpreter in lock step."""

@@ -1,0 +1,287 @@
+"""The slow, obviously right way to run a step function on R replicas.
+
+One Python process holds the values of all replicas in lists of R tensors and walks the
+program statement by statement: eager, without graphs, without a thought of speed. A
+collective is what its documentation says, on such a list: a sum is a sum of R tensors.
+Control flow is Python's, once per replica. Nothing of the engine is used here.
+
+**Gradients.** ``replicator/collectives.py`` defines the gradient of an all-sum as the
+all-sum of the gradients. So what the tape of replica r gives for its target y_r and its
+source x_r is the derivative of the *sum over replicas* of the targets:
+
+    g_r = d(y_0 + ... + y_{R-1}) / d x_r
+
+With the values of all replicas in one process that needs no rule of ours: an ordinary
+``tf.GradientTape`` records the lists, and the derivative of the sum by each element of
+the list of sources is g_0 ... g_{R-1}. The rules of the other collectives follow: a
+gather is a stack, so its gradient is the own slice of the summed gradient; a broadcast
+is a copy, so its gradient is the sum, delivered to the source; a minimum or maximum is
+that of a stack, whose gradient TensorFlow shares equally among those that hold it. And
+since the definition speaks of functions of all replicas' values, it nests: a tape
+inside a tape gives the same at every order.
+
+**Variables.** Every replica has a copy of every variable. Whether the copies may differ
+is a property of the program (``variance.py``); what the user sees between steps follows
+from it and from the variable's flags, as docs/replicator/training.md says.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from fuzzing import syntax
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Values = list[tf.Tensor]  # one per replica
+    Environment = dict[str, Values]
+
+_NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool}
+
+
+class Lockstep:
+    """R replicas of a program, in lock step."""
+
+    def __init__(
+        self, program: syntax.Program, initial: Mapping[str, Any], dtype: tf.DType
+    ) -> None:
+        """Makes R copies of the variables.
+
+        Args:
+          program: What to run.
+          initial: Value of each variable.
+          dtype: ``tf.float32``, or ``tf.float64`` for a result without rounding errors
+            to speak of.
+        """
+        self._program = program
+        self._dtype = dtype
+        self._num_replicas = program.setting.num_replicas
+        self._declared = {v.name: v for v in program.variables}
+        self._copies = {
+            name: [
+                tf.Variable(value, trainable=self._declared[name].trainable)
+                for value in self._initial(name, initial[name])
+            ]
+            for name in self._declared
+        }
+
+    def step(self, batches: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+        """Runs one step; returns the outputs of each replica.
+
+        Args:
+          batches: Inputs by name, of each replica.
+        """
+        environment: Environment = {
+            name: [self._tensor(type_, batch[name]) for batch in batches]
+            for name, type_ in self._program.inputs
+        }
+        self._run(self._program.statements, environment, range(self._num_replicas))
+        outputs = [environment[name] for name in self._program.outputs]
+        return [[o[r].numpy() for o in outputs] for r in range(self._num_replicas)]
+
+    def assign(self, name: str, value: Any) -> None:
+        """Assigns a variable from outside: every copy starts from the value."""
+        values = self._initial(name, value)
+        for copy, fresh in zip(self._copies[name], values, strict=True):
+            copy.assign(fresh)
+
+    def copies(self, name: str) -> list[Any]:
+        """What each replica holds of a variable."""
+        return [copy.numpy() for copy in self._copies[name]]
+
+    def outside(self, name: str) -> Any:
+        """What the user's variable reads as between steps."""
+        variable, copies = self._declared[name], self.copies(name)
+        if variable.aggregation == "SUM" and variable.type.dtype != syntax.BOOL:
+            return sum(copies)
+        is_mean = variable.type.dtype == syntax.FLOAT and variable.aggregation == "NONE"
+        return sum(copies) / len(copies) if is_mean else copies[0]
+
+    def _initial(self, name: str, value: Any) -> Values:
+        """Copies of a value; of a variable that reads as a sum, shares of it."""
+        variable = self._declared[name]
+        tensor = self._tensor(variable.type, value)
+        copies = [tensor] * self._num_replicas
+        if variable.aggregation == "SUM" and variable.type.dtype != syntax.BOOL:
+            share = tensor // self._num_replicas
+            rest = tensor - share * (self._num_replicas - 1)
+            copies = [rest] + [share] * (self._num_replicas - 1)
+        return copies
+
+    def _tensor(self, type_: syntax.Type, value: Any) -> tf.Tensor:
+        return tf.constant(value, _NUMPY_TYPES.get(type_.dtype, self._dtype))
+
+    def _run(
+        self,
+        statements: Sequence[syntax.Statement],
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        """Runs statements on some replicas; on all of them outside of branches."""
+        for statement in statements:
+            self._run_one(statement, environment, replicas)
+
+    def _run_one(
+        self,
+        statement: syntax.Statement,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        match statement:
+            case syntax.Compute(result=result, arguments=arguments):
+                function = _compiled(statement.template, len(arguments))
+                environment[result] = self._on(
+                    replicas,
+                    lambda r: function(
+                        self._dtype, *(environment[name][r] for name in arguments)
+                    ),
+                )
+            case syntax.ReplicaId(result=result):
+                environment[result] = self._on(replicas, tf.constant)
+            case syntax.Read(result=result, variable=name):
+                environment[result] = self._on(
+                    replicas, lambda r: self._copies[name][r].read_value()
+                )
+            case syntax.Write(variable=name, method=method, argument=argument):
+                for r in replicas:
+                    getattr(self._copies[name][r], method)(environment[argument][r])
+            case syntax.Communicate():
+                self._communicate(statement, environment)
+            case syntax.Differentiate():
+                self._differentiate(statement, environment, replicas)
+            case syntax.Map():
+                self._map(statement, environment)
+            case _:
+                environment[statement.result] = self._on(
+                    replicas, lambda r: self._alone(statement, environment, r)
+                )
+
+    def _on(self, replicas: Sequence[int], function: Any) -> Values:
+        """One value per replica; those that do not take part have none."""
+        return [
+            function(r) if r in replicas else None for r in range(self._num_replicas)
+        ]
+
+    def _alone(
+        self, statement: syntax.Statement, environment: Environment, replica: int
+    ) -> tf.Tensor:
+        """The result of control flow, which each replica goes through by itself."""
+        match statement:
+            case syntax.Branch(predicate=predicate, then=then, orelse=orelse):
+                block = then if bool(environment[predicate][replica]) else orelse
+                return self._block(block, environment, replica)
+            case syntax.Call(argument=argument, parameter=parameter, body=body):
+                return self._block(
+                    body, environment, replica, {parameter: environment[argument]}
+                )
+            case syntax.Loop(times=times, carried=carried, body=body):
+                values = [None] * self._num_replicas
+                values[replica] = tf.identity(environment[statement.start][replica])
+                for _ in range(int(environment[times][replica]) % 3):
+                    values[replica] = self._block(
+                        body, environment, replica, {carried: list(values)}
+                    )
+                return values[replica]
+        raise TypeError(f"no meaning of {type(statement).__name__}")
+
+    def _block(
+        self,
+        block: syntax.Block,
+        environment: Environment,
+        replica: int,
+        bound: Environment | None = None,
+    ) -> tf.Tensor:
+        inner = {**environment, **(bound or {})}
+        self._run(block.statements, inner, [replica])
+        # A value of its own, as the result of a graph's branch or loop is one: a tape
+        # tells it from the value that the block ended in.
+        return tf.identity(inner[block.result][replica])
+
+    def _communicate(
+        self, statement: syntax.Communicate, environment: Environment
+    ) -> None:
+        for name, argument in zip(statement.results, statement.arguments, strict=True):
+            values = environment[argument]
+            if statement.kind == "all_gather":
+                joined = tf.stack(values)
+            elif statement.kind == "broadcast":
+                joined = values[statement.source]
+            else:
+                joined = reduce_all(statement.op, values)
+            environment[name] = [tf.identity(joined) for _ in values]
+
+    def _differentiate(
+        self,
+        statement: syntax.Differentiate,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        with tf.GradientTape() as tape:
+            for name in statement.watched:
+                tape.watch([environment[name][r] for r in replicas])
+            self._run(statement.body.statements, environment, replicas)
+        flat = [
+            (self._copies.get(name) or environment[name])[r]
+            for name in statement.sources
+            for r in replicas
+        ]
+        targets = [environment[statement.body.result][r] for r in replicas]
+        found = iter(tape.gradient(targets, flat, unconnected_gradients="zero"))
+        for name in statement.results:
+            environment[name] = self._on(
+                replicas, lambda _: tf.convert_to_tensor(next(found))
+            )
+
+    def _map(self, statement: syntax.Map, environment: Environment) -> None:
+        """Item i belongs to replica i % R, with all that the work reads there."""
+        count = self._num_replicas
+        done = [
+            self._block(
+                statement.body,
+                environment,
+                index % count,
+                {statement.parameter: environment[item]},
+            )
+            for index, item in enumerate(statement.items)
+        ]
+        if not statement.op:
+            for name, value in zip(statement.results, done, strict=True):
+                environment[name] = [tf.identity(value) for _ in range(count)]
+            return
+        # Minima that tie share their gradient equally among replicas, not among items.
+        own = [done[r::count] for r in range(count) if done[r::count]]
+        reduced = reduce_all(
+            "sum" if statement.op == "mean" else statement.op,
+            [
+                reduce_all("sum" if statement.op == "mean" else statement.op, values)
+                for values in own
+            ],
+        )
+        if statement.op == "mean":
+            reduced /= tf.cast(len(done), reduced.dtype)
+        environment[statement.results[0]] = [tf.identity(reduced) for _ in range(count)]
+
+
+def reduce_all(op: str, values: Values) -> tf.Tensor:
+    """A reduction over replicas, as the documentation words it."""
+    stacked = tf.stack(values)
+    if stacked.dtype == tf.bool:
+        return {"min": tf.reduce_all, "max": tf.reduce_any}[op](stacked, axis=0)
+    return {
+        "sum": tf.reduce_sum,
+        "mean": tf.reduce_mean,
+        "min": tf.reduce_min,
+        "max": tf.reduce_max,
+    }[op](stacked, axis=0)
+
+
+@functools.cache
+def _compiled(template: str, count: int) -> Any:
+    names = [f"x{index}" for index in range(count)]
+    return eval(
+        f"lambda {', '.join(['FLOAT', *names])}: {template.format(*names)}", {"tf": tf}
+    )

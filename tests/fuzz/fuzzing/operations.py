@@ -1,0 +1,261 @@
+"""The TensorFlow operations of the grammar: templates, and the types that they take.
+
+Floating-point operations are smooth, or have their corner at an odd constant that no
+value meets but by accident: where a derivative jumps, two right answers differ by more
+than rounding. Results stay of moderate size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from fuzzing.syntax import BOOL, FLOAT, INT, Type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Shape = tuple[int, ...]
+
+MAX_SIZE = 24
+MAX_RANK = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Operation:
+    """One operation.
+
+    Attributes:
+      template: Python with ``{0}``, ``{1}`` for the arguments.
+      takes: What the first argument must be: its dtype.
+      fits: Whether it takes a first argument of this shape.
+      others: Types of the further arguments, given the first one's shape; a tuple of
+        allowed types for each.
+      gives: The result's type, given the first argument's shape.
+    """
+
+    template: str
+    takes: str
+    gives: Callable[[Shape], Type]
+    fits: Callable[[Shape], bool] = lambda _: True
+    others: Callable[[Shape], tuple[tuple[Type, ...], ...]] = lambda _: ()
+
+
+def _same(dtype: str) -> Callable[[Shape], Type]:
+    return lambda shape: Type(dtype, shape)
+
+
+def _scalar(dtype: str) -> Callable[[Shape], Type]:
+    return lambda _: Type(dtype)
+
+
+def _like(dtype: str) -> Callable[[Shape], tuple[tuple[Type, ...], ...]]:
+    """One more argument: of the same shape, or a scalar."""
+    return lambda shape: ((Type(dtype, shape), Type(dtype)),)
+
+
+def _has_rank(*ranks: int) -> Callable[[Shape], bool]:
+    return lambda shape: len(shape) in ranks and all(shape)
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for length in shape:
+        size *= length
+    return size
+
+
+def _ids(_: Shape) -> tuple[tuple[Type, ...], ...]:
+    return ((Type(INT, (3,)), Type(INT)),)
+
+
+_UNARY = (
+    "tf.tanh({0})",
+    "tf.sigmoid({0})",
+    "tf.sin({0})",
+    "tf.square({0})",
+    "tf.nn.softplus({0})",
+    "-{0}",
+    "0.7 * {0} + 0.1",
+    "tf.math.rsqrt(tf.square({0}) + 1.3)",
+    "tf.exp(tf.sin({0}))",
+    "tf.nn.relu({0} + 0.37193)",
+    "tf.clip_by_value({0}, -0.91371, 1.13713)",
+    "tf.where({0} > 0.12347, {0}, 0.5 * {0})",
+    "tf.stop_gradient({0})",
+    "tf.identity({0})",
+    "tf.zeros_like({0})",
+    "tf.ones_like({0}) * 0.25",
+)
+_OF_SEVERAL = (
+    "tf.nn.softmax({0})",
+    "tf.cumsum({0})",
+    "tf.reverse({0}, [0])",
+    "{0} - tf.reduce_mean({0}, axis=0)",
+)
+_BINARY = (
+    "{0} + {1}",
+    "{0} - {1}",
+    "{0} * {1}",
+    "{0} / (1.5 + tf.square({1}))",
+    "tf.maximum({0}, {1} + 0.21737)",
+    "tf.math.squared_difference({0}, {1})",
+)
+_REDUCE = ("tf.reduce_sum", "tf.reduce_mean", "tf.reduce_logsumexp", "tf.reduce_prod")
+
+
+def _elementwise() -> list[Operation]:
+    found = [Operation(template=t, takes=FLOAT, gives=_same(FLOAT)) for t in _UNARY]
+    found += [
+        Operation(template=t, takes=FLOAT, gives=_same(FLOAT), fits=_has_rank(1, 2, 3))
+        for t in _OF_SEVERAL
+    ]
+    return found + [
+        Operation(template=t, takes=FLOAT, gives=_same(FLOAT), others=_like(FLOAT))
+        for t in _BINARY
+    ]
+
+
+def _reductions() -> list[Operation]:
+    found = []
+    for name in (*_REDUCE, "tf.reduce_max"):
+        found += [
+            Operation(template=f"{name}({{0}})", takes=FLOAT, gives=_scalar(FLOAT)),
+            Operation(
+                template=f"{name}({{0}}, axis=0)",
+                takes=FLOAT,
+                fits=_has_rank(1, 2, 3),
+                gives=lambda shape: Type(FLOAT, shape[1:]),
+            ),
+            Operation(
+                template=f"{name}({{0}}, axis=-1, keepdims=True)",
+                takes=FLOAT,
+                fits=_has_rank(1, 2, 3),
+                gives=lambda shape: Type(FLOAT, (*shape[:-1], 1)),
+            ),
+        ]
+    return found
+
+
+SHAPES = [
+    Operation(
+        template="tf.reshape({0}, [-1])",
+        takes=FLOAT,
+        gives=lambda shape: Type(FLOAT, (_size(shape),)),
+    ),
+    Operation(
+        template="tf.transpose({0})",
+        takes=FLOAT,
+        fits=_has_rank(2),
+        gives=lambda shape: Type(FLOAT, shape[::-1]),
+    ),
+    Operation(
+        template="tf.expand_dims({0}, 0)",
+        takes=FLOAT,
+        fits=_has_rank(0, 1, 2),
+        gives=lambda shape: Type(FLOAT, (1, *shape)),
+    ),
+    Operation(
+        template="{0}[0]",
+        takes=FLOAT,
+        fits=_has_rank(1, 2, 3),
+        gives=lambda shape: Type(FLOAT, shape[1:]),
+    ),
+    Operation(
+        template="{0}[1:]",
+        takes=FLOAT,
+        fits=lambda shape: bool(shape) and shape[0] > 1,
+        gives=lambda shape: Type(FLOAT, (shape[0] - 1, *shape[1:])),
+    ),
+    Operation(
+        template="tf.stack([{0}, {1}])",
+        takes=FLOAT,
+        fits=lambda shape: len(shape) < MAX_RANK and 2 * _size(shape) <= MAX_SIZE,
+        others=lambda shape: ((Type(FLOAT, shape),),),
+        gives=lambda shape: Type(FLOAT, (2, *shape)),
+    ),
+    Operation(
+        template="tf.concat([{0}, {1}], 0)",
+        takes=FLOAT,
+        fits=lambda shape: bool(shape) and 2 * _size(shape) <= MAX_SIZE,
+        others=lambda shape: ((Type(FLOAT, shape),),),
+        gives=lambda shape: Type(FLOAT, (2 * shape[0], *shape[1:])),
+    ),
+    Operation(
+        template="tf.matmul({0}, {1}, transpose_b=True)",
+        takes=FLOAT,
+        fits=_has_rank(2),
+        others=lambda shape: ((Type(FLOAT, shape),),),
+        gives=lambda shape: Type(FLOAT, (shape[0], shape[0])),
+    ),
+    Operation(
+        template="tf.linalg.matvec({0}, {1})",
+        takes=FLOAT,
+        fits=_has_rank(2),
+        others=lambda shape: ((Type(FLOAT, (shape[1],)),),),
+        gives=lambda shape: Type(FLOAT, shape[:1]),
+    ),
+    Operation(
+        template="tf.gather({0}, tf.math.floormod({1}, tf.shape({0})[0]))",
+        takes=FLOAT,
+        fits=_has_rank(1, 2),
+        others=lambda _: ((Type(INT, (3,)),),),
+        gives=lambda shape: Type(FLOAT, (3, *shape[1:])),
+    ),
+    Operation(
+        template="tf.math.unsorted_segment_sum({0}, tf.math.floormod({1}, 2), 2)",
+        takes=FLOAT,
+        fits=lambda shape: shape[:1] == (3,),
+        others=lambda _: ((Type(INT, (3,)),),),
+        gives=lambda shape: Type(FLOAT, (2, *shape[1:])),
+    ),
+    Operation(
+        template="tf.reduce_sum(tf.boolean_mask({0}, {1}), axis=0)",
+        takes=FLOAT,
+        fits=_has_rank(1, 2),
+        others=lambda shape: ((Type(BOOL, shape[:1]),),),
+        gives=lambda shape: Type(FLOAT, shape[1:]),
+    ),
+]
+DISCRETE = [
+    *(
+        Operation(template=t, takes=INT, gives=_same(INT), others=_like(INT))
+        for t in ("{0} + {1}", "{0} * {1}", "tf.maximum({0}, {1})")
+    ),
+    *(
+        Operation(template=t, takes=INT, gives=_same(INT))
+        for t in ("tf.math.floormod({0}, 5)", "3 - {0}", "{0} // 2")
+    ),
+    Operation(template="tf.reduce_sum({0})", takes=INT, gives=_scalar(INT)),
+    Operation(template="tf.cast({0}, FLOAT) / 4", takes=INT, gives=_same(FLOAT)),
+    *(
+        Operation(template=t, takes=INT, gives=_same(BOOL), others=_like(INT))
+        for t in ("{0} < {1}", "tf.equal({0}, {1})", "{0} >= 2 + {1}")
+    ),
+    Operation(template="{0} > 0.31721", takes=FLOAT, gives=_same(BOOL)),
+    Operation(template="tf.logical_not({0})", takes=BOOL, gives=_same(BOOL)),
+    *(
+        Operation(template=t, takes=BOOL, gives=_same(BOOL), others=_like(BOOL))
+        for t in ("tf.logical_and({0}, {1})", "tf.math.logical_xor({0}, {1})")
+    ),
+    Operation(template="tf.reduce_any({0})", takes=BOOL, gives=_scalar(BOOL)),
+    Operation(template="tf.cast({0}, tf.int32)", takes=BOOL, gives=_same(INT)),
+    Operation(
+        template="tf.where({0}, {1}, {2})",
+        takes=BOOL,
+        others=lambda shape: ((Type(FLOAT, shape),), (Type(FLOAT, shape),)),
+        gives=_same(FLOAT),
+    ),
+]
+RANDOM = [
+    Operation(
+        template=(
+            f"tf.cast(tf.random.stateless_normal({list(shape)}, [{{0}}, 7]), FLOAT)"
+        ),
+        takes=INT,
+        fits=_has_rank(0),
+        gives=lambda _, shape=shape: Type(FLOAT, shape),
+    )
+    for shape in ((), (3,), (2, 3))
+]
+OPERATIONS = (*_elementwise(), *_reductions(), *SHAPES, *DISCRETE, *RANDOM)

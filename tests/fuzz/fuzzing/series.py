@@ -1,0 +1,87 @@
+"""A series of programs of one seed: drawn, run, the first difference made small."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis.errors import Flaky
+
+from fuzzing import drawing, engine, source
+
+if TYPE_CHECKING:
+    from fuzzing import syntax
+
+
+@dataclasses.dataclass(kw_only=True)
+class Series:
+    """What came of programs.
+
+    Attributes:
+      verdicts: How many programs ended how, up to the first difference of each seed.
+      differences: Small programs on which the library and the interpreter disagree,
+        as Python, with what they disagree about.
+    """
+
+    verdicts: collections.Counter[engine.Verdict] = dataclasses.field(
+        default_factory=collections.Counter
+    )
+    differences: list[str] = dataclasses.field(default_factory=list)
+
+    def add(self, other: Series) -> None:
+        """Takes the programs of another series in."""
+        self.verdicts.update(other.verdicts)
+        self.differences += other.differences
+
+    def __str__(self) -> str:
+        counts = [f"{self.verdicts[v]} {v.value}" for v in engine.Verdict]
+        num_drawn = self.verdicts.total() + len(self.differences)
+        return (
+            f"{num_drawn} programs drawn: {', '.join(counts)}; "
+            f"{len(self.differences)} found a difference"
+        )
+
+
+def run_series(first_seed: int, num_programs: int, *, is_shrunk: bool = True) -> Series:
+    """Draws programs and compares the library with the interpreter on each.
+
+    Args:
+      first_seed: The same seed draws the same programs.
+      num_programs: How many, unless one of them shows a difference.
+      is_shrunk: Whether the program that shows it is made small, in up to five minutes.
+    """
+    found = Series()
+    last: list[tuple[syntax.Program, engine.DifferenceError]] = []
+
+    @seed(first_seed)
+    @settings(
+        max_examples=num_programs,
+        derandomize=False,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        phases=[Phase.generate, *([Phase.shrink] if is_shrunk else [])],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawing.programs())
+    def check(program: syntax.Program) -> None:
+        try:
+            verdict = engine.check(program)
+        except engine.DifferenceError as error:
+            # Hypothesis runs the smallest one last.
+            last.append((program, error))
+            raise
+        if not last:
+            found.verdicts[verdict] += 1
+
+    try:
+        check()
+    except (engine.DifferenceError, Flaky) as error:
+        program, difference = last[-1]
+        often = ", not every time" if isinstance(error, Flaky) else ""
+        found.differences.append(
+            f"seed {first_seed}{often}: {difference}\n{source.render(program)}\n"
+        )
+    return found

@@ -1,0 +1,154 @@
+"""Programs as the Python that the engine runs, and that a reader can paste."""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+import replicator
+from fuzzing import syntax
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_COUNTER = itertools.count()
+
+
+def render(program: syntax.Program) -> str:
+    """The step function as Python; variables and the run as comments."""
+    setting = program.setting
+    head = [f"# {setting}", *(f"# {variable}" for variable in program.variables)]
+    return "\n".join([*head, _function(program, "step")])
+
+
+def make_step(program: syntax.Program, variables: dict[str, Any]) -> Any:
+    """Compiles the step function, over variables that it closes over.
+
+    Each has a name of its own: a replicator counts functions whose code is equal.
+    """
+    name = f"step_{next(_COUNTER)}"
+    namespace: dict[str, Any] = {
+        "tf": tf,
+        "replicator": replicator,
+        "FLOAT": tf.float32,
+        **variables,
+    }
+    exec(compile(_function(program, name), "<program>", "exec"), namespace)
+    return tf.autograph.experimental.do_not_convert(namespace[name])
+
+
+def _function(program: syntax.Program, name: str) -> str:
+    names = "".join(f"{name}, " for name, _ in program.inputs)
+    unpack = [f"{names}= batch"] if names else []
+    body = [
+        *unpack,
+        *(line for s in program.statements for line in _lines(s)),
+        f"return ({''.join(f'{name}, ' for name in program.outputs)})",
+    ]
+    return "\n".join([f"def {name}({'batch' if names else ''}):", *_indent(body)])
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [textwrap.indent(line, "    ") for line in lines]
+
+
+def _define(name: str, parameters: str, block: syntax.Block, result: str) -> list[str]:
+    body = [line for s in block.statements for line in _lines(s)]
+    return [f"def {name}({parameters}):", *_indent([*body, f"return {result}"])]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"[{', '.join(names)}]"
+
+
+def _lines(  # noqa: PLR0911 - a line for each kind of statement
+    statement: syntax.Statement,
+) -> list[str]:
+    match statement:
+        case syntax.Compute(result=result, template=template, arguments=arguments):
+            return [f"{result} = {template.format(*arguments)}"]
+        case syntax.ReplicaId(result=result):
+            return [f"{result} = replicator.get_replica_context().replica_id"]
+        case syntax.Communicate():
+            return [_collective(statement)]
+        case syntax.Read(result=result, variable=variable):
+            return [f"{result} = {variable}.read_value()"]
+        case syntax.Write(variable=variable, method=method, argument=argument):
+            return [f"{variable}.{method}({argument})"]
+        case syntax.Differentiate():
+            return _tape(statement)
+        case _:
+            return _with_functions(statement)
+
+
+def _collective(statement: syntax.Communicate) -> str:
+    operands = _listed(statement.arguments)
+    call = {
+        "all_reduce": f"all_reduce({operands}, {statement.op!r})",
+        "all_gather": f"all_gather({operands})",
+        "broadcast": f"broadcast({operands}, {statement.source})",
+    }[statement.kind]
+    return f"{_listed(statement.results)} = replicator.{call}"
+
+
+def _tape(statement: syntax.Differentiate) -> list[str]:
+    tape = f"tape_{statement.results[0]}"
+    watch = [f"{tape}.watch({_listed(statement.watched)})"] if statement.watched else []
+    body = [line for s in statement.body.statements for line in _lines(s)]
+    call = (
+        f"{tape}.gradient({statement.body.result}, {_listed(statement.sources)}, "
+        'unconnected_gradients="zero")'
+    )
+    return [
+        f"with tf.GradientTape() as {tape}:",
+        *_indent([*watch, *body] or ["pass"]),
+        f"{_listed(statement.results)} = [tf.convert_to_tensor(g) for g in {call}]",
+    ]
+
+
+def _with_functions(statement: syntax.Statement) -> list[str]:
+    match statement:
+        case syntax.Branch(result=result, predicate=predicate):
+            then, orelse = statement.then, statement.orelse
+            return [
+                *_define(f"then_{result}", "", then, then.result),
+                *_define(f"else_{result}", "", orelse, orelse.result),
+                f"{result} = tf.cond({predicate}, then_{result}, else_{result})",
+            ]
+        case syntax.Loop(result=result, start=start, times=times, carried=carried):
+            body = statement.body
+            return [
+                *_define(
+                    f"body_{result}",
+                    f"round_, {carried}",
+                    body,
+                    f"round_ + 1, {body.result}",
+                ),
+                f"_, {result} = tf.while_loop(",
+                f"    lambda round_, _: round_ < {times} % 3,",
+                f"    body_{result},",
+                f"    (tf.constant(0), {start}),",
+                ")",
+            ]
+        case syntax.Call(result=result, argument=argument, parameter=parameter):
+            body = statement.body
+            return [
+                "@tf.function(autograph=False)",
+                *_define(f"inner_{result}", parameter, body, body.result),
+                f"{result} = inner_{result}({argument})",
+            ]
+        case syntax.Map(results=results, items=items, parameter=parameter):
+            work = f"work_{results[0]}"
+            call = (
+                f"{results[0]} = replicator.map_reduce({work}, {_listed(items)}, "
+                f"{statement.op!r})"
+                if statement.op
+                else f"{_listed(results)} = "
+                f"replicator.map_gather({_listed(items)}, {work})"
+            )
+            body = statement.body
+            return [*_define(work, parameter, body, body.result), call]
+    raise TypeError(f"no Python for {type(statement).__name__}")

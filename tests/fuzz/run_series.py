@@ -1,0 +1,85 @@
+"""Runs as many random programs as asked: ``run_series.py PROGRAMS SEED``.
+
+Processes run one after the other, a few hundred programs each, so that what TensorFlow
+keeps of traced functions does not add up. Ends with 1 if a difference was found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+PER_PROCESS = 500
+PER_SEED = 100
+
+
+def main() -> int:
+    """Starts processes until all programs were drawn; prints a line for each."""
+    if sys.argv[1:2] == ["--child"]:
+        return run_child(int(sys.argv[2]), int(sys.argv[3]))
+    num_programs, first_seed = map(int, sys.argv[1:3])
+    totals: dict[str, int] = {}
+    num_differences = 0
+    for start in range(0, num_programs, PER_PROCESS):
+        count = min(PER_PROCESS, num_programs - start)
+        seed = first_seed + start // PER_SEED
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", str(count), str(seed)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ},
+        )
+        if done.returncode != 0:
+            sys.stdout.write(f"seed {seed}: the process ended with {done.returncode}\n")
+            sys.stdout.write(done.stdout)
+            num_differences += 1
+            continue
+        report = json.loads(done.stdout.splitlines()[-1])
+        for name, number in report["verdicts"].items():
+            totals[name] = totals.get(name, 0) + number
+        num_differences += len(report["differences"])
+        for difference in report["differences"]:
+            sys.stdout.write(f"\nDIFFERENCE {difference}\n")
+        num_drawn = sum(totals.values()) + num_differences
+        sys.stdout.write(
+            f"{num_drawn} programs drawn, {num_differences} found a difference; "
+            f"{totals}; peak memory {report['memory_bytes'] >> 20} MiB\n"
+        )
+        sys.stdout.flush()
+    return int(num_differences > 0)
+
+
+def run_child(num_programs: int, first_seed: int) -> int:
+    """Runs series of one seed each; the last line of the output is the result."""
+    runpy.run_path(str(FOLDER.parent / "quick_start" / "sitecustomize.py"))
+    import tensorflow as tf
+
+    from replicator import devices
+
+    tf.get_logger().setLevel("ERROR")  # warnings about many traces: so it must be here
+    devices.split_cpu(3)
+    sys.path.insert(0, str(FOLDER))
+    from fuzzing.series import Series, run_series
+
+    series = Series()
+    for index, start in enumerate(range(0, num_programs, PER_SEED)):
+        count = min(PER_SEED, num_programs - start)
+        series.add(run_series(first_seed + index, count))
+    report = {
+        "verdicts": {v.value: n for v, n in series.verdicts.items()},
+        "differences": series.differences,
+        "memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+    }
+    sys.stdout.write(f"\n{json.dumps(report)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,227 @@
+"""Random step functions give on R replicas what R copies in lock step give."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from fuzzing import drawing, engine, lockstep, series, syntax, variance
+from hypothesis import HealthCheck, Phase, given, settings
+
+from replicator.engine import trace
+
+NUM_PROGRAMS = 100  # as many as a minute takes; `make fuzz` draws thousands
+SEED = 2019
+FLOAT3 = syntax.Type(syntax.FLOAT, (3,))
+SHARED = syntax.Setting(
+    placement="shared", num_replicas=2, num_steps=1, feed="values", seed=0
+)
+
+
+def _program(statements, *outputs, variables=(), setting=SHARED):
+    return syntax.Program(
+        inputs=(("b", FLOAT3),),
+        variables=tuple(variables),
+        statements=tuple(statements),
+        outputs=outputs,
+        setting=setting,
+    )
+
+
+def _weight(**changes):
+    defaults = {"name": "w", "type": FLOAT3, "seed": 0, "trainable": False}
+    return syntax.Variable(**(defaults | changes))
+
+
+def _compute(result, template, *arguments):
+    return syntax.Compute(result=result, template=template, arguments=arguments)
+
+
+def _tape(result, *statements, source="b"):
+    """The gradient of what the last statement gives."""
+    last = statements[-1]
+    target = last.results[0] if hasattr(last, "results") else last.result
+    return syntax.Differentiate(
+        results=(result,),
+        body=syntax.Block(statements=statements, result=target),
+        watched=(source,),
+        sources=(source,),
+    )
+
+
+def test_random_programs_agree(capsys):
+    """Values, variables, gradients and refusals, in every placement of variables."""
+    found = series.run_series(SEED, NUM_PROGRAMS)
+
+    with capsys.disabled():
+        sys.stdout.write(f"\n{found}\n")
+    assert not found.differences, "\n".join(found.differences)
+    assert NUM_PROGRAMS == found.verdicts.total()
+    assert NUM_PROGRAMS // 2 < found.verdicts[engine.Verdict.SAME]
+
+
+def test_the_interpreter_gives_gradients_of_the_sum_of_targets():
+    """Second order through a sum: 64 S of 32 S^2, worked out by hand."""
+    inner = _tape(
+        "g",
+        syntax.Communicate(
+            results=("s",), arguments=("b",), kind="all_reduce", op="sum"
+        ),
+        _compute("y", "tf.square({0})", "s"),
+    )
+    outer = _tape("h", inner, _compute("z", "tf.square({0})", "g"))
+    replicas = lockstep.Lockstep(_program([outer], "g", "h"), {}, tf.float64)
+
+    outputs = replicas.step([{"b": [1.0, 0.0, 2.0]}, {"b": [2.0, 0.5, 2.0]}])
+
+    for gradient, second in outputs:
+        assert [12.0, 2.0, 16.0] == gradient.tolist()
+        assert [192.0, 32.0, 256.0] == second.tolist()
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "broadcast", "mean", "min", "max"])
+def test_gradients_of_the_interpreter_are_those_of_finite_differences(kind):
+    """Of the sum over replicas of the targets, by each element of each replica."""
+    is_reduction = kind in ("mean", "min", "max")
+    collective = syntax.Communicate(
+        results=("s",),
+        arguments=("b",),
+        kind="all_reduce" if is_reduction else kind,
+        op=kind if is_reduction else "",
+        source=1 if kind == "broadcast" else 0,
+    )
+    # Replicas use what they get differently: squared, times their own value.
+    use = _compute("y", "tf.reduce_sum(tf.square({0}) * {1})", "s", "b")
+    replicas = lockstep.Lockstep(
+        _program([_tape("g", collective, use)], "g", "y"), {}, tf.float64
+    )
+    batches = [{"b": [0.3, -1.2, 0.7]}, {"b": [0.9, 0.4, -0.6]}]
+
+    gradients = [outputs[0] for outputs in replicas.step(batches)]
+
+    for replica in range(2):
+        for place in range(3):
+            targets = []
+            for change in (1e-5, -1e-5):
+                moved = [{"b": list(batch["b"])} for batch in batches]
+                moved[replica]["b"][place] += change
+                targets.append(sum(o[1] for o in replicas.step(moved)))
+            slope = (targets[0] - targets[1]) / 2e-5
+            assert slope == pytest.approx(gradients[replica][place], abs=1e-8)
+
+
+def test_a_fault_of_the_library_is_found(monkeypatch):
+    """A mean that is a sum: a program that shows the difference comes back."""
+    right = trace.TraceContext.all_reduce
+
+    def wrong(self, tensors, op, *arguments, **options):
+        op = "sum" if op == "mean" else op
+        return right(self, tensors, op, *arguments, **options)
+
+    monkeypatch.setattr(trace.TraceContext, "all_reduce", wrong)
+
+    found = series.run_series(SEED, NUM_PROGRAMS, is_shrunk=False)
+
+    assert 1 == len(found.differences)
+    assert "'mean')" in found.differences[0]
+
+
+def test_a_tampered_result_is_a_difference():
+    """The comparison sees a value, a type and a shape that are wrong."""
+    program = _program([_compute("v", "{0} + 1.0", "b")], "v")
+    expected, _ = engine.interpret(program, tf.float64)
+    for tampered in (
+        lambda value: value * 1.01,
+        lambda value: value.astype("float64"),
+        lambda value: value[None],
+    ):
+        seen = engine.run(program)
+        engine.compare(expected, seen)
+        seen.outputs[0][1][0] = tampered(seen.outputs[0][1][0])
+        with pytest.raises(engine.DifferenceError, match="call 0, replica 1, output 0"):
+            engine.compare(expected, seen)
+
+
+def test_drift_of_a_trainable_variable_is_expected_to_be_refused():
+    """A write of the replica's own batch must be, of a mean must not be."""
+    own = syntax.Write(variable="w", method="assign_sub", argument="b")
+    mean = syntax.Communicate(
+        results=("s",), arguments=("b",), kind="all_reduce", op="mean"
+    )
+    shared = syntax.Write(variable="w", method="assign_sub", argument="s")
+    weight = _weight(trainable=True)
+
+    drifts = _program([own], variables=[weight])
+    stays = _program([mean, shared], variables=[weight])
+
+    assert {"w"} == variance.may_differ(drifts)
+    assert set() == variance.may_differ(stays)
+    assert engine.Verdict.REFUSED is engine.check(drifts)
+    assert engine.Verdict.SAME is engine.check(stays)
+
+
+def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
+    """The interpreter says that copies drift apart; the library must, too."""
+    own = syntax.Write(variable="w", method="assign_sub", argument="b")
+    program = _program([own], variables=[_weight(trainable=True)])
+    monkeypatch.setattr(
+        "replicator.engine.invariance.check_trainable", lambda *arguments: None
+    )
+
+    with pytest.raises(engine.DifferenceError, match="drift apart and nothing was"):
+        engine.check(program)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "mean"),
+        ({"aggregation": "ONLY_FIRST_REPLICA"}, "first"),
+        ({"aggregation": "SUM", "synchronization": "ON_READ"}, "sum"),
+    ],
+)
+def test_local_variables_read_outside_as_the_documents_say(changes, expected):
+    """The mean over replicas, that of replica 0, or the sum; in both ways to run."""
+    write = syntax.Write(variable="w", method="assign", argument="b")
+    program = _program([write], variables=[_weight(**changes)])
+    first, second = (batch["b"] for batch in engine.make_batches(program)[0])
+    values = {"mean": (first + second) / 2, "first": first, "sum": first + second}
+
+    seen = engine.run(program)
+    interpreted, _ = engine.interpret(program, tf.float64)
+
+    for outside in (seen.outside[0]["w"], interpreted.outside[0]["w"]):
+        assert values[expected].tolist() == pytest.approx(outside.tolist())
+
+
+def test_programs_are_as_varied_as_the_grammar():
+    """Every kind of statement, placement, number of replicas and feed is drawn."""
+    seen = set()
+
+    @settings(
+        max_examples=400,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawing.programs())
+    def draw(program):
+        setting = program.setting
+        seen.update([setting.placement, setting.num_replicas, setting.feed])
+        for statement in program.statements:
+            seen.update(type(part) for part in syntax.inside(statement))
+
+    draw()
+
+    kinds = {*syntax.Statement.__args__, "shared", "mirrored", "separate"}
+    assert {*kinds, 1, 2, 3, "values", "iterator", "loop"} <= seen
+
+
+def test_the_interpreter_does_not_use_the_library():
+    """Otherwise both could be wrong in the same way."""
+    for module in (lockstep, variance, syntax):
+        lines = Path(module.__file__).read_text(encoding="utf-8").splitlines()
+        assert not [line for line in lines if "import" in line and "replicator" in line]

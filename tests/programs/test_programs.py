@@ -1,0 +1,90 @@
+"""Programs of tutorials give on replicas what they give on one device."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tutorials import targets
+
+MODULES = {"__init__", "sharing", "targets"}  # of the folder, that are no programs
+
+# Program and target -> why the stock peer cannot run it.
+NOT_MEANT = {
+    ("two_devices", "tf_mirrored"): "a replica of MirroredStrategy is one device",
+    ("mixed_precision", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
+    ("moving_averages", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
+}
+# Program and target -> what is wrong there today.
+WRONG = {
+    (name, "tf_mirrored"): (
+        "Keras divides its losses by the number of replicas under a tf.distribute "
+        "strategy, and the wrapped optimizer takes the mean of the gradients again"
+    )
+    for name in ("gan", "keras_metrics")
+}
+PAIRS = [
+    pytest.param(
+        name,
+        target,
+        id=f"{name}-{target}",
+        marks=[pytest.mark.xfail(strict=True, reason=WRONG[name, target])]
+        if (name, target) in WRONG
+        else [],
+    )
+    for name in targets.PROGRAMS
+    for target in targets.IN_PROCESS
+    if (name, target) not in NOT_MEANT
+]
+
+
+@functools.cache
+def _on_one_device(name):
+    return targets.run_on(name, "single")
+
+
+@pytest.mark.parametrize(("name", "target"), PAIRS)
+def test_a_program_trains_like_one_device(name, target):
+    """Losses, weights and state, on two replicas with half of each batch."""
+    expected = _on_one_device(name)
+
+    targets.compare(name, expected, targets.run_on(name, target))
+
+
+@pytest.mark.parametrize("name", targets.PROGRAMS)
+def test_a_program_does_something(name):
+    """Its numbers are finite, and its weights are not those it began with."""
+    outcome = _on_one_device(name)
+    leaves = [
+        leaf
+        for values in outcome.values()
+        for leaf in (values if isinstance(values, list) else [values])
+    ]
+
+    assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
+    trace = outcome.get("losses") or outcome.get("scores") or outcome["results"]
+    assert len({str(value) for value in trace}) == len(trace)
+
+
+def test_every_program_of_the_folder_is_run():
+    """A file that nobody lists would not be tested."""
+    folder = Path(targets.__file__).parent
+    found = {path.stem for path in folder.glob("*.py")} - MODULES
+
+    assert set(targets.PROGRAMS) == found
+
+
+def test_a_wrong_number_is_seen():
+    """The comparison looks at all that a program returns."""
+    outcome = _on_one_device("plain_module")
+    for key in outcome:
+        wrong = dict(outcome)
+        wrong[key] = (
+            [value * 1.01 for value in outcome[key]]
+            if isinstance(outcome[key], list)
+            else outcome[key] + 1
+        )
+        with pytest.raises(AssertionError, match=f"plain_module: {key}"):
+            targets.compare("plain_module", outcome, wrong)

@@ -1,0 +1,83 @@
+"""What programs run on in one process, and how two results are compared."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+import replicator
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+PROGRAMS = (
+    "evolution",
+    "gan",
+    "keras_metrics",
+    "mixed_lengths",
+    "mixed_precision",
+    "moving_averages",
+    "plain_module",
+    "recurrent",
+    "two_devices",
+    "wgan_gp",
+)
+# What every worker of a cluster can run: replicas of one device.
+ON_WORKERS = tuple(name for name in PROGRAMS if name != "two_devices")
+IN_PROCESS = ("in_graph", "in_graph_mirrored", "tf_mirrored")
+NUM_REPLICAS = 2
+
+# Sums over 8 examples in another order, a few steps deep, in float32.
+RTOL = 1e-4
+ATOL = 2e-5
+
+
+def load(name: str) -> ModuleType:
+    """The module of a program."""
+    return importlib.import_module(f"tutorials.{name}")
+
+
+def make(target: str, num_devices: int) -> Any:
+    """A replicator, whose replicas are so many devices each."""
+    options: dict[str, Any] = {}
+    if num_devices > 1:
+        options["logical_devices_per_replica"] = num_devices
+    if target == "single":
+        if num_devices > 1:
+            options["devices"] = ["CPU:0"] * num_devices
+        return replicator.create("single", **options)
+    if target != "in_graph" or num_devices > 1:
+        count = NUM_REPLICAS * num_devices
+        options["devices"] = [f"CPU:{index}" for index in range(count)]
+    if target == "in_graph_mirrored":
+        target, options["variable_placement"] = "in_graph", "mirrored"
+    return replicator.create(target, num_replicas=NUM_REPLICAS, **options)
+
+
+def run(name: str, repl: Any) -> Any:
+    """What a program returns on a replicator, from the same initial weights."""
+    keras.utils.set_random_seed(7)
+    return load(name).train(repl)
+
+
+def run_on(name: str, target: str) -> Any:
+    """What a program returns on a target of this process."""
+    num_devices = getattr(load(name), "NUM_LOGICAL_DEVICES", 1)
+    return run(name, make(target, num_devices))
+
+
+def compare(name: str, expected: Any, got: Any) -> None:
+    """Asserts that all that a program returned is the same."""
+    assert list(expected) == list(got)
+    atol = getattr(load(name), "ATOL", ATOL)
+    for key, values in expected.items():
+        wanted = values if isinstance(values, list) else [values]
+        found = got[key] if isinstance(values, list) else [got[key]]
+        assert len(wanted) == len(found), key
+        for one, other in zip(wanted, found, strict=True):
+            np.testing.assert_allclose(
+                np.asarray(other), one, rtol=RTOL, atol=atol, err_msg=f"{name}: {key}"
+            )
