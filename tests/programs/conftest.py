@@ -9,7 +9,7 @@ FOLDER = Path(__file__).resolve().parent
 # Programs are imported here and in the processes of clusters, by the same name.
 sys.path.insert(0, str(FOLDER))
 
-from replicator import devices
+from replicator import devices  # noqa: E402 - after the path
 
 NUM_VIRTUAL_DEVICES = 4
 

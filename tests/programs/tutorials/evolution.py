@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tutorials.sharing import arrays
 
 import replicator
+from tutorials.sharing import arrays
 
 NUM_STEPS = 3
 POPULATION = 6

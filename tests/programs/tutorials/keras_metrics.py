@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import tensorflow as tf
+
 from tutorials.sharing import arrays, normal, share
 
 NUM_STEPS = 3

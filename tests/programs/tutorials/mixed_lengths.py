@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import tensorflow as tf
+
 from tutorials.sharing import arrays, mean_of_all
 
 NUM_STEPS = 3

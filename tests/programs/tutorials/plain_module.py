@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tensorflow as tf
-from tutorials.sharing import arrays, mean_of_all, normal, share
 
 import replicator
+from tutorials.sharing import arrays, mean_of_all, normal, share
 
 NUM_STEPS = 3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
+
 from tutorials.sharing import arrays, mean_of_all, normal, share
 
 NUM_STEPS = 2

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import keras
 import tensorflow as tf
-from tutorials.sharing import arrays, mean_of_all, normal, share
 
 import replicator
+from tutorials.sharing import arrays, mean_of_all, normal, share
 
 NUM_STEPS = 3
 NUM_LOGICAL_DEVICES = 2
