@@ -9,6 +9,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from harness.rank_file import RankFileError, RankLog, one_line, read_rank
+from results.limits import MAX_TEXT
 from results.records import (
     Failure,
     Phase,
@@ -19,6 +20,7 @@ from results.records import (
     TrialResult,
     TrialStatus,
 )
+from results.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -199,7 +201,20 @@ def _timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
 
 def _recorded_failure(log: RankLog) -> Conclusion:
     assert log.failure is not None
-    failure = Failure.model_validate(log.failure)
+    fields = dict(log.failure)
+    for name, text in log.failure.items():
+        if isinstance(text, str):
+            fields[name] = storable(text, MAX_TEXT)
+    fields["reason"] = one_line(str(fields.get("reason")))
+    try:
+        failure = Failure.model_validate(fields)
+    except ValueError as error:
+        return _failed(
+            Phase.REPORT,
+            f"rank {log.rank} recorded a failure that is none: {error}",
+            exception_type="RankFileError",
+            traceback=str(error),
+        )
     is_out_of_memory = failure.exception_type in OUT_OF_MEMORY_TYPES
     return Conclusion(
         status=TrialStatus.OUT_OF_MEMORY if is_out_of_memory else TrialStatus.FAILED,
@@ -246,9 +261,9 @@ def _failed(
         status=TrialStatus.FAILED,
         failure=Failure(
             phase=phase,
-            reason=reason,
+            reason=one_line(reason),
             exception_type=exception_type,
-            traceback=traceback,
+            traceback=None if traceback is None else storable(traceback, MAX_TEXT),
         ),
         result=None,
     )
@@ -259,4 +274,5 @@ def _stderr_tail(trial_dir: Path) -> str | None:
         content = (trial_dir / "stderr.log").read_bytes()
     except OSError:
         return None
-    return content[-_STDERR_TAIL_BYTES:].decode("utf-8", errors="replace") or None
+    text = content[-_STDERR_TAIL_BYTES:].decode("utf-8", errors="replace")
+    return storable(text, MAX_TEXT) or None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from harness.errors import PlanError
+from results.limits import MAX_REPLICAS
 
 
 def divide(global_batch_size: int, num_replicas: int) -> int:
@@ -27,9 +28,11 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
 
 
 def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:
-    divisors = [
-        d for d in range(1, global_batch_size + 1) if global_batch_size % d == 0
+    # Counts that can be asked for, from the nearest on: whatever the global batch is.
+    below = range(min(num_replicas - 1, global_batch_size), 0, -1)
+    above = range(num_replicas + 1, min(global_batch_size, MAX_REPLICAS) + 1)
+    nearest = [
+        next((count for count in counts if global_batch_size % count == 0), None)
+        for counts in (below, above)
     ]
-    below = [d for d in divisors if d < num_replicas]
-    above = [d for d in divisors if d > num_replicas]
-    return " or ".join(str(d) for d in (*below[-1:], *above[:1]))
+    return " or ".join(str(count) for count in nearest if count is not None)

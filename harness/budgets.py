@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.errors import ParseError
+from results.limits import MAX_BUDGET
 from results.records import Budget, BudgetUnit
 
 NONE = "none"
@@ -29,9 +30,10 @@ def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
     match = _FORM.fullmatch(text.strip())
     unit, factor = _UNITS.get(match["unit"], (None, 0.0)) if match else (None, 0.0)
     amount = float(match["amount"]) * factor if match else 0.0
-    if unit is None or amount <= 0:
+    if unit is None or not 0 < amount <= MAX_BUDGET:
         raise ParseError(
             f"--budget {text!r} is not a budget; allowed are a positive number with"
-            f" {', '.join(_UNITS)} (60s, 10min, 500steps), or {NONE}"
+            f" {', '.join(_UNITS)} (60s, 10min, 500steps), at most {MAX_BUDGET:g}, or"
+            f" {NONE}"
         )
     return Budget(amount=amount, unit=unit, num_evaluations=num_evaluations)

@@ -128,6 +128,11 @@ def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> s
         workload_catalog.check_data(info.name, name, data_dir)
     except ValueError as error:
         raise PlanError(str(error)) from error
+    except OSError as error:
+        raise PlanError(
+            f"data {name!r}: cannot use {str(error.filename)!r}:"
+            f" {error.strerror or error}; choose another path, or mend this one"
+        ) from error
     return workload_catalog.absolute_data(name)
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness import exit_codes
+from harness.arguments import check_arguments, one_line, refusal
 from harness.errors import HarnessError, Interrupted
 from harness.sweep_options import (
+    SECONDS,
     data_dir_option,
     json_option,
     make_request,
@@ -133,9 +135,9 @@ def list_(what: str | None, *, is_json: bool) -> int:
 @json_option
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
     """Shows how far a study is, and what failed."""
-    from harness import commands
+    from harness import study_status
 
-    return commands.status(study, runs_dir=runs_dir, is_json=is_json)
+    return study_status.status(study, runs_dir=runs_dir, is_json=is_json)
 
 
 @cli.command()
@@ -147,7 +149,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
 @click.option(
     "--timeout",
     "timeout_sec",
-    type=click.FloatRange(min=0, min_open=True),
+    type=SECONDS,
     metavar="SECONDS",
     help="Longest duration of one trial.  [default: the plan's]",
 )
@@ -210,8 +212,10 @@ def main(
         trial; for tests.
     """
     try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        check_arguments(arguments)
         code = cli.main(
-            None if argv is None else list(argv),
+            arguments,
             prog_name="python -m harness",
             standalone_mode=False,
             obj=run_overrides or {},
@@ -224,14 +228,12 @@ def main(
         # stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
-    except (click.ClickException, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
         message = _user_message(error)
         if message is None:
             return _tell_fault(error)
-        click.echo(f"error: {' '.join(message.split())}", err=True)
+        click.echo(f"error: {one_line(message)}", err=True)
         return exit_codes.USAGE
-    except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
-        return _tell_fault(error)
     return int(code or exit_codes.OK)
 
 
@@ -255,6 +257,8 @@ def _user_message(error: Exception) -> str | None:
         return f"{error.format_message()} (see {verb} --help)"
     if isinstance(error, click.ClickException):
         return error.format_message()
+    if isinstance(error, OSError):
+        return refusal(error)
     from results.errors import ResultsError
 
     return str(error) if isinstance(error, (HarnessError, ResultsError)) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import json
 import shlex
 import sys
@@ -10,12 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness import estimate, exit_codes, gpus, progress, run, topology
+from harness import (
+    estimate,
+    exit_codes,
+    gpus,
+    progress,
+    run,
+    study_status,
+    topology,
+)
 from harness import plan as plan_module
 from harness import study as study_module
 from harness.errors import Interrupted, StudyError
+from results import atomic
 from results.lock import lock_study
-from results.records import TrialStatus
+from results.records import PlannedTrial, TrialStatus
 from results.store import Store
 
 if TYPE_CHECKING:
@@ -23,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.request import SweepRequest
-    from results.records import Plan, PlannedTrial
+    from results.records import Plan
 
 PIPE_WIDTH = 140
 
@@ -33,6 +41,7 @@ def _note(text: str) -> None:
 
 
 def _check_runs_dir(runs_dir: Path) -> None:
+    atomic.check_reachable(runs_dir)
     for path in (runs_dir, *runs_dir.absolute().parents):
         if path.exists() and not path.is_dir():
             raise StudyError(
@@ -124,6 +133,7 @@ def resume(
     root = study_module.find_study(study, runs_dir)
     store = Store.open(root)
     plan = store.read_plan()
+    study_module.check_trials(plan)
     study_module.check_code(plan)
     with lock_study(root):
         _check_readable(store)
@@ -241,61 +251,7 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
         _note(f"report: {path}")
     else:
         click.echo(str(path))
-    return _name_problems(store)
-
-
-def _name_problems(store: Store) -> int:
-    problems = store.corrupt()
-    for problem in problems:
-        _note(f"error: corrupt record {str(problem.path)!r}: {problem.reason}")
-    return exit_codes.USAGE if problems else exit_codes.OK
-
-
-def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
-    """Prints how far a study is, and what failed.
-
-    Raises:
-      ResultsError: There is no such study, or a newer version wrote it.
-    """
-    store = Store.open(study_module.find_study(study, runs_dir))
-    plan = store.read_plan()
-    found = {trial.trial_id: trial for trial in store.trials()}
-    counts: collections.Counter[str] = collections.Counter()
-    failures: list[dict[str, Any]] = []
-    for planned in plan.trials:
-        trial = found.get(planned.trial_id)
-        record = trial.status if trial is not None else None
-        counts[record.status.value if record is not None else "missing"] += 1
-        if record is not None and record.failure is not None:
-            failures.append(
-                {
-                    "trial_id": planned.trial_id,
-                    "trial": progress.describe_trial(planned),
-                    "status": record.status.value,
-                    "phase": record.failure.phase.value,
-                    "reason": record.failure.reason,
-                }
-            )
-    if is_json:
-        data = {
-            "study": plan.study,
-            "num_trials": len(plan.trials),
-            "counts": dict(sorted(counts.items())),
-            "failures": failures,
-            "problems": [
-                {"path": str(p.path), "reason": p.reason} for p in store.corrupt()
-            ],
-        }
-        click.echo(json.dumps(data, indent=2))
-    else:
-        listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
-        click.echo(f"{plan.study}: {len(plan.trials)} trials: {listed}")
-        for failure in failures:
-            click.echo(
-                f"  {failure['trial_id'][:8]}  {failure['trial']}:"
-                f" {failure['status']} in {failure['phase']}: {failure['reason']}"
-            )
-    return _name_problems(store)
+    return study_status.name_problems(store)
 
 
 def _print_plan(

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results import identity
+from results.limits import MAX_TEXT
 from results.records import Environment
+from results.texts import printable, storable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +87,8 @@ def read_environment(
         python_version=platform.python_version(),
         packages=packages,
         environment_variables={
-            name: value
+            # Values may be any bytes; a record holds text.
+            printable(name): storable(value, MAX_TEXT)
             for name, value in sorted(variables.items())
             if name.startswith(RECORDED_PREFIXES)
         },

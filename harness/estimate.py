@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from results.records import BudgetUnit
+from results import record_file
+from results.errors import ResultsError
+from results.records import BudgetUnit, StatusRecord, TrialSpec, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from results.records import PlannedTrial, TrialSpec
+    from results.records import PlannedTrial
 
 ASSUMED_TRIAL_SEC = 30.0
 """Assumed where no earlier trial is at hand: a laptop preset on two cores."""
@@ -43,7 +44,7 @@ class Durations:
         self._by_key: dict[_Key, list[float]] = {}
         self.num_trials = 0
 
-    def add(self, spec: TrialSpec | dict[str, Any], duration_sec: float) -> None:
+    def add(self, spec: TrialSpec, duration_sec: float) -> None:
         """Takes note of one finished trial."""
         self.num_trials += 1
         for key in _keys(spec):
@@ -67,9 +68,9 @@ class Durations:
         return total
 
 
-def _keys(spec: TrialSpec | dict[str, Any]) -> list[_Key]:
+def _keys(spec: TrialSpec) -> list[_Key]:
     """Returns what a trial is similar by, closest first."""
-    fields = spec if isinstance(spec, dict) else spec.model_dump(mode="json")
+    fields = spec.model_dump(mode="json")
 
     def get(name: str) -> str:
         return str(fields.get(name))
@@ -96,13 +97,15 @@ def read_durations(runs_dir: Path) -> Durations:
 
 def _add_file(durations: Durations, path: Path) -> None:
     try:
-        status = json.loads(path.read_text(encoding="utf-8"))
-        spec = json.loads(path.with_name("spec.json").read_text(encoding="utf-8"))
-        if status["status"] == "ok":
-            durations.add(spec, float(status["duration_sec"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        status = record_file.read(path, "status", StatusRecord)
+        if status is None or status.status is not TrialStatus.OK:
+            return
+        spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
+    except ResultsError:
         # Only an estimate: whoever reads the study says what is wrong with it.
         return
+    if spec is not None:
+        durations.add(spec, status.duration_sec)
 
 
 def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:

@@ -84,7 +84,8 @@ def place(
 def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:
     """The cores of one worker; with too few, workers take turns around the cores."""
     first = index * cores_per_replica
-    places = {(first + i) % len(chosen) for i in range(cores_per_replica)}
+    num_cores = min(cores_per_replica, len(chosen))
+    places = {(first + i) % len(chosen) for i in range(num_cores)}
     return [chosen[place] for place in places]
 
 

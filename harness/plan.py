@@ -15,20 +15,24 @@ Definitions:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
-from harness import batches, catalog, placement, quality_runs
+import pydantic
+
+from harness import batches, catalog, placement, plan_count, quality_runs
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.processes import processes_of
 from harness.quality_runs import PlannedCase
 from results import identity
+from results.record_file import first_complaint
 from results.records import PlannedTrial, ScalingMode, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from harness.catalog import BackendInfo, PresetInfo
@@ -84,8 +88,30 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     """Plans a sweep.
 
     Raises:
-      PlanError: A name is unknown, or settings contradict each other or the machine.
+      PlanError: A name is unknown, settings contradict each other or the machine, or
+        there are too many trials; these are counted before they are made.
     """
+    with refusing_bounds():
+        return _plan_sweep(request, machine)
+
+
+@contextlib.contextmanager
+def refusing_bounds() -> Iterator[None]:
+    """Says of what a record cannot hold that it was asked for.
+
+    Raises:
+      PlanError: Names the field, why its value is wrong, and the value.
+    """
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise PlanError(
+            f"the sweep cannot be recorded: {first_complaint(error)}; choose a value"
+            " within these bounds"
+        ) from error
+
+
+def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     info = catalog.workload(request.workload)
     backends = [catalog.backend(name) for name in request.backends]
     preset_name = request.preset or _default_preset(info, request.device)
@@ -115,6 +141,9 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
     }
+    plan_count.check(
+        plan_count.num_cases(backends, replicas, sizes, request.modes) * request.repeats
+    )
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
     catalog.check_machine(
         info,
@@ -124,14 +153,18 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases
         ),
-        num_workers=max(_num_workers(case) for case in cases),
+        num_workers=max(_num_workers(case) for case in _largest(cases)),
     )
-    trials = _trials(cases, request.repeats, request.seed, common)
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    num_quality_runs = 0
+    if learning is not None:
+        num_quality_runs = len(learning.cases) * request.quality_repeats
+        notes.append(learning.note)
+    plan_count.check(len(cases) * request.repeats + num_quality_runs)
+    trials = _trials(cases, request.repeats, request.seed, common)
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
         trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
-        notes.append(learning.note)
     assert len({trial.trial_id for trial in trials}) == len(trials)
     return PlannedSweep(
         trials=tuple(trials),
@@ -139,6 +172,12 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         notes=(*notes, *backend_notes),
         preset=preset_name,
     )
+
+
+def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """The case of each backend with the most replicas."""
+    by_size = sorted(cases, key=lambda case: case.num_replicas)
+    return list({case.backend: case for case in by_size}.values())
 
 
 def _num_workers(case: PlannedCase) -> int:
@@ -153,6 +192,7 @@ def _trials(
     """Makes the trials of all repetitions, ABBA."""
     trials = []
     for repetition in range(repeats):
+        repetition_seed = trial_seed(seed, repetition)
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             spec = TrialSpec(
                 **common,
@@ -161,12 +201,13 @@ def _trials(
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,
                 repetition_index=repetition,
-                seed=trial_seed(seed, repetition),
+                seed=repetition_seed,
             )
+            trial_id, case_id = identity.ids(spec)
             trials.append(
                 PlannedTrial(
-                    trial_id=identity.trial_id(spec),
-                    case_id=identity.case_id(spec),
+                    trial_id=trial_id,
+                    case_id=case_id,
                     modes=case.modes,
                     spec=spec,
                 )
@@ -254,20 +295,20 @@ def _cases(
     backends: Sequence[BackendInfo],
     replicas: Sequence[int],
     sizes: dict[ScalingMode, int],
-    modes: Iterable[ScalingMode],
+    modes: Sequence[ScalingMode],
 ) -> tuple[list[PlannedCase], list[str]]:
     modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
     notes = []
     for backend in backends:
         counts = [n for n in replicas if n <= (backend.max_replicas or n)]
-        left_out = [n for n in replicas if n not in counts]
+        is_any_left_out = len(counts) < len(replicas)
         if not counts:
             raise PlanError(
                 f"backend {backend.name!r} runs at most {backend.max_replicas}"
                 f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
                 f" to --replicas, or leave {backend.name!r} out"
             )
-        if left_out:
+        if is_any_left_out:
             notes.append(
                 f"backend {backend.name}: planned at"
                 f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 
 from harness.errors import ParseError
+from results.limits import MAX_REPLICAS
 
 _RANGE = re.compile(r"(?P<first>\d+)\.\.(?P<last>\d+)(?:x(?P<factor>\d+))?")
 _ALLOWED = (
     "allowed are positive whole numbers (4), lists (1,2,4), ranges (1..8) and"
     " geometric ranges (1..16x2)"
 )
-MAX_COUNT = 65_536
+MAX_COUNT = MAX_REPLICAS
 """Larger counts are typing errors, and would make an endless list of a range."""
+_MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
 def parse_counts(text: str, *, what: str) -> tuple[int, ...]:
@@ -45,7 +47,7 @@ def _parse_part(part: str, *, text: str, what: str) -> list[int]:
         )
     if match["factor"] is None:
         return list(range(first, last + 1))
-    factor = int(match["factor"])
+    factor = _read(match["factor"])
     if factor <= 1:
         raise ParseError(
             f"{what}: {part!r}{in_text} multiplies by {factor} and would never end;"
@@ -61,7 +63,7 @@ def _parse_part(part: str, *, text: str, what: str) -> list[int]:
 def _parse_count(part: str, *, in_text: str, what: str) -> int:
     if re.fullmatch(r"[+-]?\d+", part) is None:
         raise ParseError(f"{what}: {part!r}{in_text} is not a whole number; {_ALLOWED}")
-    count = int(part)
+    count = _read(part)
     if count < 1:
         raise ParseError(f"{what}: {part!r}{in_text} is not positive; {_ALLOWED}")
     if count > MAX_COUNT:
@@ -69,6 +71,12 @@ def _parse_count(part: str, *, in_text: str, what: str) -> int:
             f"{what}: {part!r}{in_text} is more than {MAX_COUNT}; {_ALLOWED}"
         )
     return count
+
+
+def _read(digits: str) -> int:
+    """The number, or of thousands of digits one that is as much too large."""
+    number = int(digits.lstrip("+-0")[: _MOST_DIGITS + 1] or "0")
+    return -number if digits.startswith("-") else number
 
 
 def parse_names(text: str, *, what: str) -> tuple[str, ...]:

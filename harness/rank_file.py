@@ -32,6 +32,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from results.records import Phase
+from results.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,8 +51,9 @@ def rank_path(trial_dir: Path, rank: int) -> Path:
 
 
 def one_line(text: str) -> str:
-    """Returns the first non-empty line of ``text``, shortened."""
+    """Returns the first non-empty line of ``text``, printable and shortened."""
     line = next((s.strip() for s in text.splitlines() if s.strip()), "")
+    line = printable(line)
     if len(line) <= MAX_REASON_LENGTH:
         return line
     return line[: MAX_REASON_LENGTH - 3] + "..."
@@ -192,6 +194,8 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return log
+    except OSError as error:
+        raise RankFileError(f"{path.name}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise RankFileError(f"{path.name}: not UTF-8: {error}") from error
     for number, line in enumerate(text.splitlines(keepends=True), start=1):
@@ -199,7 +203,7 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
             break
         try:
             _apply(log, json.loads(line))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RankFileError(
                 f"{path.name} line {number} is not what a rank writes:"
                 f" {type(error).__name__}: {error}"

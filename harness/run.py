@@ -23,7 +23,7 @@ from harness import (
     placement,
     process_tree,
 )
-from harness.errors import Interrupted, PlanError
+from harness.errors import Interrupted, PlanError, StudyError
 from harness.processes import processes_of
 from harness.study import now_text
 from results.records import StatusRecord, TrialStatus
@@ -207,9 +207,22 @@ def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
     if not os.path.lexists(trial_dir):
         return
     process_tree.kill_tree(os.path.realpath(trial_dir))
-    # The status first: whatever interrupts this, the trial counts as unfinished.
-    Path(trial_dir, "status.json").unlink(missing_ok=True)
-    shutil.rmtree(trial_dir)
+    try:
+        if Path(trial_dir).is_symlink() or not Path(trial_dir).is_dir():
+            # Not a folder of ours: what it leads to stays.
+            Path(trial_dir).unlink()
+            return
+        # The status first: whatever interrupts this, the trial counts as unfinished.
+        status = Path(trial_dir, "status.json")
+        if status.is_dir() and not status.is_symlink():
+            shutil.rmtree(status)
+        status.unlink(missing_ok=True)
+        shutil.rmtree(trial_dir)
+    except OSError as error:
+        raise StudyError(
+            f"cannot remove {str(trial_dir)!r} of an earlier run:"
+            f" {error.strerror or error}; remove it by hand"
+        ) from error
 
 
 def _gpu_ids(num_replicas: int) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import catalog
-from harness.errors import MatchStudyError, StudyError
+from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.plan import refusing_bounds
 from results.records import Plan, PlannedTrial, ScalingMode
 from results.store import PLAN_NAME, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from harness.plan import PlannedSweep
     from harness.request import SweepRequest
@@ -78,18 +79,25 @@ def find_study(text: str, runs_dir: Path) -> Path:
 def make_plan(
     sweep: PlannedSweep, request: SweepRequest, *, study: str, command: Sequence[str]
 ) -> Plan:
-    """Returns the plan record of a new study."""
-    return Plan(
-        study=study,
-        created_at=now_text(),
-        command=tuple(command),
-        baseline_num_replicas=sweep.baseline_num_replicas,
-        repeats=request.repeats,
-        seed=request.seed,
-        timeout_sec=request.timeout_sec,
-        data_dir=None if request.data_dir is None else str(request.data_dir.absolute()),
-        trials=sweep.trials,
-    )
+    """Returns the plan record of a new study.
+
+    Raises:
+      PlanError: A text or number is more than a record holds.
+    """
+    with refusing_bounds():
+        return Plan(
+            study=study,
+            created_at=now_text(),
+            command=tuple(command),
+            baseline_num_replicas=sweep.baseline_num_replicas,
+            repeats=request.repeats,
+            seed=request.seed,
+            timeout_sec=request.timeout_sec,
+            data_dir=(
+                None if request.data_dir is None else str(request.data_dir.absolute())
+            ),
+            trials=sweep.trials,
+        )
 
 
 def read_existing_plan(root: Path) -> Plan | None:
@@ -190,6 +198,8 @@ def _check_same_settings(existing: Plan, new: Plan) -> None:
 
 
 def _settings(plan: Plan) -> dict[str, Any]:
+    if not plan.trials:
+        return {"seed": plan.seed}
     settings = plan.trials[0].spec.model_dump(mode="json", exclude=_VARYING)
     settings.pop("schema_version")
     settings["seed"] = plan.seed
@@ -199,16 +209,22 @@ def _settings(plan: Plan) -> dict[str, Any]:
     if True in by_kind:
         settings["budget"] = str(by_kind[True].budget)
     settings["baseline_num_replicas"] = plan.baseline_num_replicas
-    weak = _common(plan.trials, ScalingMode.WEAK, "per_replica_batch_size")
-    strong = _common(plan.trials, ScalingMode.STRONG, "global_batch_size")
+    weak = _common(plan, ScalingMode.WEAK, "per_replica_batch_size")
+    strong = _common(plan, ScalingMode.STRONG, "global_batch_size")
     return settings | weak | strong
 
 
-def _common(
-    trials: Iterable[PlannedTrial], mode: ScalingMode, field: str
-) -> dict[str, int]:
-    values = {getattr(trial.spec, field) for trial in trials if mode in trial.modes}
-    assert len(values) <= 1
+def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
+    values = {
+        getattr(trial.spec, field) for trial in plan.trials if mode in trial.modes
+    }
+    if len(values) > 1:
+        first, second, *_ = sorted(values)
+        raise MatchStudyError(
+            f"the plan of study {plan.study!r} has trials of {mode.value} scaling with"
+            f" {field} {first} and {second}, which it keeps fixed: nothing can be added"
+            " to it; choose another --study"
+        )
     return {f"{mode.value} {field}": value for value in values}
 
 
@@ -218,10 +234,35 @@ def check_code(plan: Plan) -> None:
     Raises:
       MatchStudyError: It is not; results of both must not mix.
     """
-    planned = plan.trials[0].spec.code_digest
-    if planned != catalog.code_digest():
+    digests = {trial.spec.code_digest for trial in plan.trials}
+    for planned in sorted(digests - {catalog.code_digest()}):
         raise MatchStudyError(
             f"study {plan.study!r} was made with code_digest {planned!r}, the code is"
             f" now {catalog.code_digest()!r}: results of different code must not mix;"
             " go back to that code, or start a new study"
         )
+
+
+def check_trials(plan: Plan) -> None:
+    """Checks that this program can start every trial of a plan that it reads.
+
+    Raises:
+      StudyError: There is none.
+      PlanError: A trial has a workload or backend that is unknown here, or more
+        replicas than its backend runs.
+    """
+    if not plan.trials:
+        raise StudyError(
+            f"the plan of study {plan.study!r} has no trials, so there is nothing to"
+            " resume; run a sweep"
+        )
+    for trial in plan.trials:
+        spec = trial.spec
+        catalog.workload(spec.workload)
+        most = catalog.backend(spec.backend).max_replicas
+        if most is not None and spec.num_replicas > most:
+            raise PlanError(
+                f"the plan of study {plan.study!r} has {spec.num_replicas} replicas on"
+                f" backend {spec.backend!r}, which runs at most {most}; plan the sweep"
+                " again"
+            )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from harness.errors import ParseError
 from harness.ranges import parse_counts, parse_names
+from results import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,6 +20,26 @@ if TYPE_CHECKING:
     from results.records import OptionValue, ScalingMode
 
 DEFAULT_RUNS_DIR = "runs"
+
+
+_MOST_CHARACTERS = 20
+
+
+class _FiniteRange(click.FloatRange):
+    """A range that holds no NaN, which is neither below nor above anything."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number, or fails with one line."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
+"""A duration that can be waited for."""
 
 runs_dir_option = click.option(
     "--runs-dir",
@@ -62,7 +84,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--repeats",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_SEED),
                 default=3,
                 show_default=True,
                 help="Repetitions of each case, in separate processes.",
@@ -78,23 +100,23 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             data_dir_option,
             click.option(
                 "--per-replica-batch-size",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_BATCH_SIZE),
                 help="Constant in weak scaling.  [default: the preset's]",
             ),
             click.option(
                 "--global-batch-size",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_BATCH_SIZE),
                 help="Constant in strong scaling.  [default: the baseline's]",
             ),
             click.option(
                 "--num-warmup-steps",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_STEPS),
                 help="Steps before timing counts, the first one included.  [default:"
                 " the preset's]",
             ),
             click.option(
                 "--num-measured-steps",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_STEPS),
                 help="Steps in the measured window.  [default: the preset's]",
             ),
             click.option(
@@ -121,13 +143,13 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--evaluations",
                 "num_evaluations",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_EVALUATIONS),
                 help="How often a quality run measures quality.  [default: the"
                 " preset's]",
             ),
             click.option(
                 "--quality-repeats",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_SEED),
                 default=1,
                 show_default=True,
                 help="Quality runs of each case, with different seeds.",
@@ -140,12 +162,15 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="The workload's own option; can be repeated.",
             ),
             click.option(
-                "--seed", type=click.IntRange(min=0), default=0, show_default=True
+                "--seed",
+                type=click.IntRange(0, limits.MAX_SEED),
+                default=0,
+                show_default=True,
             ),
             click.option(
                 "--timeout",
                 "timeout_sec",
-                type=click.FloatRange(min=0, min_open=True),
+                type=SECONDS,
                 default=900.0,
                 show_default=True,
                 metavar="SECONDS",
@@ -211,16 +236,23 @@ def _parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
             raise ParseError(f"--option: {text!r} is not KEY=VALUE")
         if key in options:
             raise ParseError(f"--option: {key!r} is given twice; give it once")
-        options[key] = _parse_value(value)
+        options[key] = _parse_value(key, value)
     return options
 
 
-def _parse_value(text: str) -> OptionValue:
+def _parse_value(key: str, text: str) -> OptionValue:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if re.fullmatch(r"[+-]?\d+", text):
-        return int(text)
     try:
-        return float(text)
+        # Twenty characters hold every number of 64 bits; more digits are for floats.
+        is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
+        value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
     except ValueError:
         return text
+    if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+        raise ParseError(
+            f"--option: {key}={text!r} is out of bounds; allowed are whole numbers up"
+            f" to {limits.MAX_SEED} and others up to {limits.MAX_REAL:g}, and their"
+            " negatives"
+        )
+    return value

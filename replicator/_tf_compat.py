@@ -281,47 +281,21 @@ def run_independently(op: Any) -> None:
     current_graph().experimental_acd_manager.run_independently(op)
 
 
-def call_function(
-    name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
-) -> list[tf.Tensor]:
-    """Emits a call of a registered function in the graph (test_conformance)."""
-    is_soft = tf.config.get_soft_device_placement()
-    outputs = tf.raw_ops.StatefulPartitionedCall(
-        args=list(args),
-        Tout=list(output_dtypes),
-        f=name,
-        config_proto=_UNOPTIMIZED[is_soft].SerializeToString(),
-    )
-    return list(outputs) if isinstance(outputs, (list, tuple)) else []
-
-
-@contextlib.contextmanager
-def graph_optimizer_off() -> Iterator[None]:
-    """Calls functions as they are, without optimizing their graph again.
-
-    The function's graph was optimized before it was replicated; doing it again costs
-    time that grows with the number of replicas (test_engine_optimize).
-    """
-    context = eager_context.context()
-    before = context.function_call_options
-    is_soft = tf.config.get_soft_device_placement()
-    context.function_call_options = _UNOPTIMIZED_CALLS[is_soft]
-    try:
-        yield
-    finally:
-        context.function_call_options = before
-
-
 def connect_to_cluster(
     addresses: Mapping[str, Sequence[str]], kind: str, index: int
 ) -> None:
-    """Makes this process a member of a cluster and the client of it (remote)."""
+    """Makes this process a member of a cluster and the client of it (remote).
+
+    Its server listens on return.
+    """
     tf.config.experimental_connect_to_cluster(
         tf.train.ClusterSpec({k: list(v) for k, v in addresses.items()}),
         job_name=kind,
         task_index=index,
         protocol="grpc",
     )
+    # TensorFlow starts its server with its context, which waits until it is needed.
+    tf.config.list_logical_devices()
 
 
 def live_variables() -> list[str]:
@@ -390,17 +364,3 @@ def failed_server(error: BaseException) -> int | None:
         return None
     failed = coordinator_lib._extract_failed_ps_instances(str(error))  # noqa: SLF001
     return min(failed, default=0)
-
-
-def _unoptimized_config(is_soft: bool) -> Any:
-    config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    return config
-
-
-# Made once: every step's dispatch uses it.
-_UNOPTIMIZED = {is_soft: _unoptimized_config(is_soft) for is_soft in (False, True)}
-_UNOPTIMIZED_CALLS = {
-    is_soft: eager_context.FunctionCallOptions(config_proto=config)
-    for is_soft, config in _UNOPTIMIZED.items()
-}

@@ -6,8 +6,6 @@ import abc
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from replicator import (
     audit,
     logical,
@@ -19,6 +17,7 @@ from replicator import (
 )
 from replicator import context as context_lib
 from replicator import devices as device_lib
+from replicator._tf_dispatch import profiled
 from replicator.checkpoint.contract import CheckpointedBackend
 from replicator.input_context import (
     InputContext,
@@ -34,6 +33,8 @@ from replicator.optimizer_options import OptimizerOptions
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    import tensorflow as tf
 
     from replicator.checkpoint.manager import CheckpointManager
 
@@ -235,12 +236,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
         # A profile shows the range "replicator/run" as a step of this number.
-        with (
-            counted(inputs, num_steps),
-            tf.profiler.experimental.Trace(
-                "replicator/run", step_num=self.num_steps_run, _r=1
-            ),
-        ):
+        with counted(inputs, num_steps), profiled("replicator/run", self.num_steps_run):
             outputs = self._run(step_fn, inputs, signature, specs, num_steps)
         self.num_steps_run += num_steps
         return outputs
@@ -275,9 +271,10 @@ class Replicator(CheckpointedBackend, abc.ABC):
           A nest of tensors of the per-replica shapes.
 
         Raises:
-          ValueError: Unknown ``op``, or the mean of integers.
+          TypeError: Values that are no dense tensors.
+          ValueError: Unknown ``op``; values of other shapes, or of a type without it.
         """
-        return output_reduction.reduce_here(op, value)
+        return output_reduction.reduce_here(op, value, self.num_local_replicas)
 
     def wrap_optimizer(
         self,

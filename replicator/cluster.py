@@ -43,22 +43,31 @@ class ClusterConfig:
       addresses: ``name:port`` of every process, by kind.
       kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``.
       index: Its place among those of its kind.
+      i_trust_this_network: Whether something else, such as a firewall, keeps strangers
+        from the ports of the cluster; see ``replicator.network``.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
     kind: str
     index: int
+    i_trust_this_network: bool = False
 
     def __post_init__(self) -> None:
         _check_addresses(self.addresses)
         _check_own(self.addresses, self.kind, self.index)
 
     @classmethod
-    def from_tf_config(cls, environ: Mapping[str, str] | None = None) -> ClusterConfig:
+    def from_tf_config(
+        cls,
+        environ: Mapping[str, str] | None = None,
+        *,
+        i_trust_this_network: bool = False,
+    ) -> ClusterConfig:
         """Reads ``TF_CONFIG``.
 
         Args:
           environ: The environment; by default that of this process.
+          i_trust_this_network: See the attribute.
 
         Returns:
           The cluster.
@@ -101,11 +110,18 @@ class ClusterConfig:
             addresses=_tuples(config["cluster"]),
             kind=own["type"],
             index=_as_index(own["index"]),
+            i_trust_this_network=i_trust_this_network,
         )
 
     @classmethod
-    def from_resolver(cls, resolver: Any) -> ClusterConfig:
+    def from_resolver(
+        cls, resolver: Any, *, i_trust_this_network: bool = False
+    ) -> ClusterConfig:
         """Reads a ``tf.distribute.cluster_resolver.ClusterResolver``.
+
+        Args:
+          resolver: The resolver.
+          i_trust_this_network: See the attribute.
 
         Raises:
           ClusterConfigError: It does not know the cluster, or its own place in it.
@@ -115,6 +131,7 @@ class ClusterConfig:
             addresses=_tuples(addresses),
             kind=resolver.task_type,
             index=_as_index(resolver.task_id),
+            i_trust_this_network=i_trust_this_network,
         )
 
     @property

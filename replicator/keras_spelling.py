@@ -43,6 +43,7 @@ class KerasSpelling:
         Raises:
           CollectiveContextError: Called outside a step function.
           OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
+          TypeError: Pairs, as ``apply_gradients`` takes them.
           ValueError: There is no gradient, or not one per variable.
         """
         context_lib.require("apply")
@@ -54,6 +55,12 @@ class KerasSpelling:
                 "built with any; write optimizer.apply(grads, variables)"
             )
         grads, variables = list(grads), list(trainable_variables)
+        if any(isinstance(grad, tuple) for grad in grads):
+            raise TypeError(
+                "apply() got pairs of gradient and variable; write "
+                "optimizer.apply(grads, variables), or "
+                "optimizer.apply_gradients(zip(grads, variables))"
+            )
         if len(grads) != len(variables):
             raise ValueError(
                 f"apply() got {len(grads)} gradients for {len(variables)} variables; "
@@ -84,6 +91,22 @@ class KerasSpelling:
             "calls optimizer.apply(grads, variables), and run it with "
             "repl.run(step_fn, inputs)"
         )
+
+
+def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
+    """Returns the pairs that ``apply_gradients`` is given.
+
+    Raises:
+      TypeError: Something else, such as the gradients alone.
+    """
+    pairs = list(grads_and_vars)
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):  # noqa: PLR2004
+        raise TypeError(
+            "apply_gradients() takes pairs of gradient and variable; write "
+            "optimizer.apply_gradients(zip(grads, variables)), or "
+            "optimizer.apply(grads, variables)"
+        )
+    return [(grad, variable) for grad, variable in pairs]
 
 
 def check_is_not_wrapped(optimizer: Any) -> None:

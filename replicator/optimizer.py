@@ -25,7 +25,7 @@ from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
-from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped
+from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped, pairs_of
 from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
 from replicator.sparse import sum_duplicates
@@ -171,11 +171,12 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         Raises:
           CollectiveContextError: Called outside a step function.
           OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
+          TypeError: Something else than pairs.
           ValueError: There is no gradient.
         """
         context_lib.require("apply_gradients")
         self._check_loss_scaled()
-        pairs = [(g, v) for g, v in grads_and_vars if g is not None]
+        pairs = [(g, v) for g, v in pairs_of(grads_and_vars) if g is not None]
         if not pairs:
             raise ValueError(
                 "apply_gradients() got no gradient: every one is None, so no variable "

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from replicator.base import Replicator
 
 
-def reduce_here(op: str, value: Any) -> Any:
+def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
     """Reduces what this process has; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
 
     def reduce_leaf(leaf: Any) -> Any:
-        values = _values_of(leaf, op)
+        values = _values_of(leaf, op, num_replicas)
         if values is None:
             return leaf[0] if isinstance(leaf, PerReplica) else leaf
         if len(values) == 1:
@@ -33,14 +33,22 @@ def reduce_here(op: str, value: Any) -> Any:
     return tf.nest.map_structure(reduce_leaf, value)
 
 
-def _values_of(leaf: Any, op: str) -> list[tf.Tensor] | None:
+def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
     """The tensors to reduce; None where there is nothing to reduce.
 
     Raises:
       TypeError: A value that is no dense tensor.
-      ValueError: Values that differ in shape or type, or have no such reduction.
+      ValueError: Another number of values; values that differ in shape or type, or
+        have no such reduction.
     """
-    if not isinstance(leaf, PerReplica) or leaf[0] is None:
+    if not isinstance(leaf, PerReplica):
+        return None
+    if len(leaf) != num_replicas:
+        raise ValueError(
+            f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
+            f"{num_replicas} replicas; pass what run() returned"
+        )
+    if leaf[0] is None:
         return None
     values = [as_value(value, "values to reduce") for value in leaf]
     for value in values:
@@ -65,7 +73,9 @@ def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     places = [
-        place for place, leaf in enumerate(leaves) if _values_of(leaf, op) is not None
+        place
+        for place, leaf in enumerate(leaves)
+        if _values_of(leaf, op, repl.num_local_replicas) is not None
     ]
     if places:
         reduced = repl.run(_REDUCTIONS[op], [leaves[place] for place in places])

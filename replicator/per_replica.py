@@ -56,3 +56,33 @@ def regroup(per_replica_nests: Sequence[Any], map_structure: Any) -> Any:
       A nest of the same structure whose leaves are ``PerReplica``.
     """
     return map_structure(lambda *values: PerReplica(values), *per_replica_nests)
+
+
+def per_replica_nest(
+    structure: Any, flat: Sequence[Any], num_replicas: int, map_structure: Any
+) -> Any:
+    """Turns the flat outputs of R replicas into one nest of ``PerReplica``.
+
+    Args:
+      structure: The nest that one replica returns, with None for what is no tensor.
+      flat: The tensors of replica 0 in the order of the nest, then those of replica 1,
+        and so on.
+      num_replicas: R.
+      map_structure: ``tf.nest.map_structure``, as in ``regroup``.
+
+    Returns:
+      A nest of the same structure; ``PerReplica`` of Nones where it has None.
+    """
+    size = len(flat) // num_replicas
+    index = -1
+
+    def group(leaf: Any) -> PerReplica[Any]:
+        nonlocal index
+        if leaf is None:
+            return PerReplica([None] * num_replicas)
+        index += 1
+        return PerReplica(flat[index::size])
+
+    if isinstance(structure, int):  # a single tensor, which most steps return
+        return group(structure)
+    return map_structure(group, structure)

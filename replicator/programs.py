@@ -37,6 +37,8 @@ class ProgramCache:
         self._held: dict[Hashable, list[Any]] = {}
         self._num_traced: collections.Counter[Any] = collections.Counter()
         self._owners: dict[Any, Any] = {}
+        self._is_reused = False
+        self._in_a_row: dict[Any, list[Hashable]] = {}
 
     def get(
         self,
@@ -51,7 +53,10 @@ class ProgramCache:
           TypeError: It cannot be called with such inputs.
         """
         found = self._programs.get((step_identity.identity(step_fn), signature))
-        return found[1] if found else self._add(step_fn, signature, build)
+        if found:
+            self._is_reused = True
+            return found[1]
+        return self._add(step_fn, signature, build)
 
     def replace(
         self,
@@ -108,17 +113,35 @@ class ProgramCache:
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
         origin = step_identity.origin(step_fn)
         if origin is None:
+            self._check_row(step_fn, type(step_fn))
             return
         code, owner = origin
         key = code, id(owner)
         if owner is not None and key not in self._num_traced:
+            self._check_row(step_fn, code)
             cache = weakref.ref(self)
             # Another object can have the address of this one later.
             self._owners[key] = _hold(owner, _then(_forget, cache, key))
         self._num_traced[key] += 1
-        self._teach(step_fn, self._num_traced[key])
+        self._teach(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
 
-    def _teach(self, step_fn: Callable[..., Any], num_traced: int) -> None:
+    def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
+        """Tells of steps of ever new objects, of which none is run twice.
+
+        Many objects may each have a step, so only those count that are gone, and
+        between which nothing was run that had been traced before.
+        """
+        if self._is_reused:
+            self._in_a_row.clear()
+            self._is_reused = False
+        before = self._in_a_row.setdefault(kind, [])
+        num_gone = sum(key not in self._held for key in before)
+        self._teach(step_fn, num_gone + 1)
+        before.append(step_identity.identity(step_fn))
+
+    def _teach(
+        self, step_fn: Callable[..., Any], num_traced: int, limit: int | None = None
+    ) -> None:
         text = (
             f"{num_traced} different function objects of "
             f"{name_of(step_fn)!r} were passed to run(), and each is traced "
@@ -128,7 +151,7 @@ class ProgramCache:
         )
         # Partials with other arguments may be other steps on purpose.
         is_partial = isinstance(step_fn, functools.partial)
-        if num_traced > MAX_FUNCTIONS_PER_CODE and not is_partial:
+        if limit is not None and num_traced > limit and not is_partial:
             raise RetraceLimitError(text)
         if num_traced == NUM_FUNCTIONS_TO_WARN:
             warnings.warn(text, RetraceWarning, stacklevel=_level_of_user())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator import _tf_compat, cluster
+from replicator import _tf_compat, cluster, port_filter
 from replicator import devices as device_lib
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 from replicator.watch import WorkerWatch
@@ -159,7 +159,8 @@ def _connect(
         raise UnreachableError(
             f"{error}; every worker but 0 runs `python -m replicator.server`"
         ) from None
-    _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
+    with port_filter.guarded(config):
+        _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
     _Connection.addresses = addresses
     servers = list(enumerate(worker_devices(config)))[1:]
     return WorkerWatch(

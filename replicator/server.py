@@ -1,11 +1,14 @@
 """A TensorFlow server: what the workers of a job with one client run.
 
     python -m replicator.server [--num-cpu-devices N] [--client-timeout-sec S]
+        [--i-trust-this-network]
 
 Reads ``TF_CONFIG`` to learn which process of the cluster this is, and does what the
 client asks for: the chief or, in a cluster without one, worker 0, which runs the
 training program. Serves until the client leaves, or until it is told to stop
-(SIGTERM). The same program serves ``multi_worker_in_graph``, ``async`` and
+(SIGTERM). The client is known by a connection that is held open to it, and by numbers
+of its process, so that another process which takes its port is not taken for it. The
+same program serves ``multi_worker_in_graph``, ``async`` and
 ``tf_parameter_server``.
 """
 
@@ -15,23 +18,18 @@ import argparse
 import os
 import signal
 import sys
-import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator.cluster import ClusterConfig, Knock, check_port_is_free, knock
-from replicator.errors import ClusterConfigError, ReplicatorError, UnreachableError
+from replicator import port_filter
+from replicator.client_watch import ClientWatch
+from replicator.cluster import ClusterConfig, check_port_is_free
+from replicator.errors import ClusterConfigError, ReplicatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
-# A client whose port is closed has left; a machine that is silent may be unreachable
-# for a moment.
-_CLOSED_SEC = 2.0
-_SILENT_SEC = 30.0
-_POLL_SEC = 0.5
-_CONNECT_SEC = 2.0
 
 
 def serve(
@@ -39,7 +37,7 @@ def serve(
     *,
     num_cpu_devices: int = 1,
     client_timeout_sec: float = CLIENT_TIMEOUT_SEC,
-) -> None:
+) -> str:
     """Serves the client of a cluster; returns when the client has left.
 
     TensorFlow cannot stop a server, so the process should end then.
@@ -50,12 +48,18 @@ def serve(
         several replicas of one worker have a device each.
       client_timeout_sec: Longest wait for the client to appear.
 
+    Returns:
+      How the client left, in a few words.
+
     Raises:
-      ClusterConfigError: This process is not one that serves, such as the chief.
+      ClusterConfigError: This process is not one that serves, such as the chief, or an
+        address of the cluster is public; see ``network``.
+      ClusterError: This system cannot keep strangers out; see ``port_filter``.
       PortInUseError: Another process listens at this one's address.
       UnreachableError: The client did not appear.
     """
     _check_serves(config)
+    port_filter.check(config)
     check_port_is_free(config.address)
     server = _start(config, num_cpu_devices)
     print(  # noqa: T201 (launchers wait for this line)
@@ -63,9 +67,11 @@ def serve(
         f"{config.name_of(0)}",
         flush=True,
     )
-    _wait_for_client(config, client_timeout_sec)
-    _wait_until_left(config.address_of(0))
+    client = ClientWatch(config.name_of(0), config.address_of(0))
+    client.wait_for(client_timeout_sec)
+    reason = client.wait_until_left()
     del server  # it serves as long as it is referenced
+    return reason
 
 
 def _check_serves(config: ClusterConfig) -> None:
@@ -87,44 +93,19 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
     import tensorflow as tf
 
     num_devices = num_cpu_devices if config.kind == "worker" else 1
-    return tf.distribute.Server(
-        {kind: list(addresses) for kind, addresses in config.addresses.items()},
-        job_name=config.kind,
-        task_index=config.index,
-        protocol="grpc",
-        config=tf.compat.v1.ConfigProto(device_count={"CPU": num_devices}),
-        start=True,
-    )
+    with port_filter.guarded(config):
+        return tf.distribute.Server(
+            {kind: list(addresses) for kind, addresses in config.addresses.items()},
+            job_name=config.kind,
+            task_index=config.index,
+            protocol="grpc",
+            config=tf.compat.v1.ConfigProto(device_count={"CPU": num_devices}),
+            start=True,
+        )
 
 
-def _wait_for_client(config: ClusterConfig, timeout_sec: float) -> None:
-    deadline = time.monotonic() + timeout_sec
-    while knock(config.address_of(0), _CONNECT_SEC) is not Knock.ACCEPTED:
-        if time.monotonic() > deadline:
-            raise UnreachableError(
-                f"the client, {config.name_of(0)}, did not appear within "
-                f"{timeout_sec:g} s; start the training program there with the same "
-                "TF_CONFIG, or wait longer with --client-timeout-sec"
-            )
-        time.sleep(_POLL_SEC)
-
-
-def _wait_until_left(address: str) -> None:
-    # The client listens, as part of the cluster, from when it connects until it ends
-    # in whatever way; a stopped or busy one still accepts, through its kernel.
-    last_seen = time.monotonic()
-    while True:
-        time.sleep(_POLL_SEC)
-        found = knock(address, _CONNECT_SEC)
-        if found is Knock.ACCEPTED:
-            last_seen = time.monotonic()
-        limit_sec = _CLOSED_SEC if found is Knock.REFUSED else _SILENT_SEC
-        if time.monotonic() - last_seen > limit_sec:
-            return
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """Serves as ``TF_CONFIG`` says; returns when the client has left.
+def main(argv: Sequence[str] | None = None) -> str:
+    """Serves as ``TF_CONFIG`` says; returns when the client has left, and how.
 
     Raises:
       ReplicatorError: See ``serve``.
@@ -144,9 +125,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         default=CLIENT_TIMEOUT_SEC,
         help="longest wait for the client to appear (default %(default)g)",
     )
+    parser.add_argument(
+        "--i-trust-this-network",
+        action="store_true",
+        help="serve whoever reaches the port, also at public addresses: something "
+        "else, such as a firewall, keeps strangers out",
+    )
     arguments = parser.parse_args(argv)
-    serve(
-        ClusterConfig.from_tf_config(),
+    return serve(
+        ClusterConfig.from_tf_config(
+            i_trust_this_network=arguments.i_trust_this_network
+        ),
         num_cpu_devices=arguments.num_cpu_devices,
         client_timeout_sec=arguments.client_timeout_sec,
     )
@@ -160,10 +149,10 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
     """
     signal.signal(signal.SIGTERM, lambda *_: _end("was told to stop", 0))
     try:
-        main(argv)
+        reason = main(argv)
     except ReplicatorError as error:
         _end(f"error: {error}", 1)
-    _end("the client left", 0)
+    _end(reason, 0)
 
 
 def _end(message: str, exit_code: int) -> NoReturn:

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from replicator.cluster import split_address
 from replicator.errors import WorkerLostError
+from replicator.peer import answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -30,9 +31,6 @@ WORKER_TIMEOUT_SEC = 30.0
 _POLL_SEC = 1.0
 _ANSWER_SEC = 2.0
 _MIN_FAILURES = 3
-# What an HTTP/2 client says first (RFC 9113, 3.4): the preface and empty settings. A
-# gRPC server that is alive answers it with its own settings, whatever it computes.
-_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _WHAT_TO_DO = (
     "start the whole cluster again (client and servers), and restore the last "
     "checkpoint; see the end of that worker's output for why"
@@ -122,20 +120,6 @@ class WorkerWatch:
                         self.lost[server] = name
                         hang_up(address)
             time.sleep(_POLL_SEC)
-
-
-def answers(address: str, timeout_sec: float) -> bool:
-    """Whether a gRPC server at an address gives a sign of life within a time.
-
-    Its kernel accepts connections for a process that hangs, so the process is asked.
-    """
-    try:
-        with socket.create_connection(split_address(address), timeout_sec) as asked:
-            asked.settimeout(timeout_sec)
-            asked.sendall(_HELLO)
-            return bool(asked.recv(1))
-    except OSError:
-        return False
 
 
 def hang_up(address: str) -> None:

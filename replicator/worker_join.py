@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from replicator import _tf_workers, cluster
+from replicator import _tf_workers, cluster, port_filter
 from replicator.errors import ClusterError, UnreachableError
 from replicator.worker_runtime import WorkerRuntime
 
@@ -47,6 +47,7 @@ def join(
       The runtime.
 
     Raises:
+      ClusterConfigError: An address of the cluster is public; see ``network``.
       PortInUseError: Another process listens at this one's address.
       UnreachableError: Workers did not come in time; the message names them.
       ClusterError: TensorFlow has run before, or this process is in another cluster.
@@ -85,9 +86,12 @@ def meet(config: ClusterConfig, timeout_sec: float) -> None:
             "before: make the replicator first, before any tensor, variable or list of "
             "devices"
         )
+    reach = port_filter.check(config)
     cluster.check_port_is_free(config.address)
     _, port = cluster.split_address(config.address)
-    with socket.create_server(("", port), backlog=2 * config.num_workers + 16):
+    backlog = 2 * config.num_workers + 16
+    with socket.create_server(("", port), backlog=backlog) as listener:
+        port_filter.restrict(listener, reach)
         cluster.wait_for(_workers(config), timeout_sec)
 
 
@@ -114,8 +118,13 @@ def _start(
             failures.append(error)
 
     thread = threading.Thread(target=start, name="join-cluster", daemon=True)
-    thread.start()
-    thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
+    with port_filter.guarded(config):
+        thread.start()
+        thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
+        _check_joined(thread, failures)
+
+
+def _check_joined(thread: threading.Thread, failures: list[BaseException]) -> None:
     if thread.is_alive():
         raise UnreachableError(
             "all workers answered, but not all joined the cluster in time: one ended "

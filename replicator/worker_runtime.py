@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_workers, cluster, worker_sync
+from replicator import _tf_workers, worker_sync
 from replicator import worker_failures as failures
 from replicator.deadline import Deadline
 from replicator.engine.group import CPU_GROUP_KEY, Group
@@ -24,6 +23,7 @@ from replicator.errors import (
     ReplicatorError,
     WorkerLostError,
 )
+from replicator.peer import Peer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,6 +54,11 @@ class WorkerRuntime:
         self._group: Group | None = None
         self._has_told = False
         self._deadline = Deadline(self._end_collectives)
+        self._peers = {
+            worker: Peer(config.address_of(worker))
+            for worker in range(config.num_workers)
+            if worker != config.worker_id
+        }
 
     @property
     def num_workers(self) -> int:
@@ -330,17 +335,8 @@ class WorkerRuntime:
         return ""
 
     def _has_ended(self, worker: int) -> bool:
-        """Whether nobody listens at a worker's address any more."""
-        if worker == self.worker_id:
-            return False
-        address = self.config.address_of(worker)
-        try:
-            with socket.create_connection(cluster.split_address(address), timeout=1.0):
-                return False
-        except ConnectionRefusedError:
-            return True
-        except OSError:
-            return False  # slow, or not to be told
+        """Whether a worker's process is gone, whoever listens at its address now."""
+        return worker != self.worker_id and self._peers[worker].has_ended()
 
     @staticmethod
     def _key(topic: str, worker: int) -> str:

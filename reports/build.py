@@ -36,6 +36,11 @@ def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path
       WriteStoreError: ``path`` cannot be written.
     """
     path = store.report_path if path is None else pathlib.Path(path)
+    if path.exists() and not path.is_file():
+        raise errors.WriteStoreError(
+            f"cannot write report {str(path)!r}: it is not a plain file, and would be "
+            "replaced by one; choose another"
+        )
     text = build_report(store)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

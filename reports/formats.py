@@ -16,6 +16,7 @@ SHORT_ID_LENGTH = 8
 SIGNIFICANT_DIGITS = 3
 # More would be noise, however narrow an interval is.
 MOST_DIGITS = 6
+SMALLEST_EXPONENT, LARGEST_EXPONENT = -12, 15
 RATIO_UNITS = frozenset({"", "ratio", "fraction"})
 ABSENT = "\N{EN DASH}"
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -24,14 +25,27 @@ HARD_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a number with that many significant digits, never as an exponent."""
+    """Writes a number with that many significant digits.
+
+    Never with an exponent, unless there would be more zeros than anybody counts.
+    """
     if value == 0:
         return "0"
+    if not math.isfinite(value):
+        return f"{value}"
     # The exponent after rounding: 9.999 is 10.0, not 10.00.
     exponent = int(f"{value:.{digits - 1}e}".partition("e")[2])
+    if not SMALLEST_EXPONENT <= exponent <= LARGEST_EXPONENT:
+        return f"{value:.{digits - 1}e}"
     decimals = max(0, digits - 1 - exponent)
     text = f"{value:,.{decimals}f}"
     return text.replace(",", THIN_SPACE)
+
+
+def _fixed(value: float, decimals: int) -> str:
+    if abs(value) >= 10.0**LARGEST_EXPONENT:
+        return significant(value)
+    return f"{value:.{decimals}f}"
 
 
 def whole(value: int) -> str:
@@ -41,12 +55,12 @@ def whole(value: int) -> str:
 
 def times(value: float) -> str:
     """Writes a ratio as a multiple, such as 1.71x."""
-    return f"{value:.2f}{TIMES}"
+    return f"{ratio(value)}{TIMES}"
 
 
 def percent(value: float) -> str:
     """Writes a ratio as a percentage without decimals."""
-    return f"{100 * value:.0f}{THIN_SPACE}%"
+    return f"{_fixed(100 * value, 0)}{THIN_SPACE}%"
 
 
 def seconds(value: float) -> str:
@@ -63,7 +77,7 @@ def gibibytes(value: float) -> str:
 
 def ratio(value: float) -> str:
     """Writes a ratio with two decimals and no sign for multiples."""
-    return f"{value:.2f}"
+    return _fixed(value, 2)
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import warnings
 from typing import TYPE_CHECKING, Literal
 
 import matplotlib as mpl
 from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import LogLocator, NullLocator
 
 from reports.view import NUM_SERIES
@@ -50,10 +52,17 @@ FEW_TICKS = (1, 2, 5)
 MORE_TICKS = (1, 1.5, 2, 3, 4, 5, 7)
 MANY = 12
 
+LONGEST_TICK = 24
+WIDEST_TEXT = 0.9
+"""Of a figure's width."""
+CUT = "\N{HORIZONTAL ELLIPSIS}"
+
 SETTINGS = {
     "svg.fonttype": "none",
     "font.family": ["DejaVu Sans"],
     "font.size": FONT_SIZE,
+    # Names are text, also those with a dollar in them.
+    "text.parse_math": False,
     "text.color": INK,
     "axes.labelcolor": MUTED,
     "axes.edgecolor": GRID,
@@ -103,7 +112,10 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 @contextlib.contextmanager
 def style() -> Iterator[None]:
     """Gives figures the look of the report, whatever the user's own settings are."""
-    with mpl.rc_context():
+    with mpl.rc_context(), warnings.catch_warnings():
+        # The page's font draws the text; the one that is missing a sign measures it.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not supp")
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS)  # type: ignore[arg-type]
         yield
@@ -120,6 +132,8 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": slug}):
+        figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
+        _shorten_texts(figure)
         _lay_out(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
@@ -142,11 +156,27 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     return Markup(head + re.sub(r"\n\s*", "\n", body).strip())  # noqa: S704  # built here, escaped above
 
 
+def short(text: str) -> str:
+    """Returns the text of a tick, cut where it would leave no room for the axes."""
+    return text if len(text) <= LONGEST_TICK else f"{text[: LONGEST_TICK - 1]}{CUT}"
+
+
+def _shorten_texts(figure: Figure) -> None:
+    """Cuts texts that are wider than the figure, whatever a record calls things."""
+    widest = WIDEST_TEXT * figure.bbox.width
+    for text in figure.findobj(Text):
+        content = text.get_text()
+        if len(content) > LONGEST_TICK:
+            width = text.get_window_extent().width
+            if width > widest:
+                kept = int(len(content) * widest / width)
+                text.set_text(f"{content[:kept]}{CUT}")
+
+
 def _lay_out(figure: Figure) -> None:
     """Gives the axes their places, once: saving would draw all twice to find them."""
     engine = figure.get_layout_engine()
     assert engine is not None
-    figure.dpi = POINTS_PER_INCH  # as it is while an SVG is drawn
     engine.execute(figure)
     figure.set_layout_engine(None)
 

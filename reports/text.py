@@ -60,7 +60,7 @@ def _percent_digits(value: float) -> str:
 def summary_table(view: View) -> rich.table.Table:
     """Returns the table of points: one row per case and scaling mode."""
     table = rich.table.Table(
-        title=view.study.plan.study,
+        title=rich.text.Text(view.study.plan.study),
         title_justify="left",
         box=rich.box.HORIZONTALS,  # the narrowest with rules between the modes
         padding=(0, 1, 0, 0),

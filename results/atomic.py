@@ -10,6 +10,19 @@ TEMPORARY_PREFIX = ".tmp-"
 """Files of this name are leftovers of a killed writer; readers skip them."""
 
 
+def check_reachable(path: pathlib.Path) -> None:
+    """Raises if the file system refuses to look at ``path``; it may be missing.
+
+    Raises:
+      OSError: A folder on the way may not be searched, a name is too long, or symbolic
+        links lead in a circle.
+    """
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return
+
+
 def sync_directory(path: pathlib.Path) -> None:
     """Makes the names in a directory survive a power failure.
 

@@ -49,6 +49,13 @@ def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     return fields
 
 
+def ids(spec: records.TrialSpec) -> tuple[str, str]:
+    """Returns the names of a trial and of its case, from one reading of the spec."""
+    content = _content(spec, _NOT_IDENTITY)
+    case = {key: value for key, value in content.items() if key not in _NOT_CASE}
+    return digest(content), digest(case)
+
+
 def trial_id(spec: records.TrialSpec) -> str:
     """Returns the name of one trial: the digest of its whole spec."""
     return digest(_content(spec, _NOT_IDENTITY))

@@ -45,6 +45,9 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
         if not root.is_dir():
             # The lock would make the folder, and a study out of nothing.
             raise FileNotFoundError(2, "No such directory")
+        if (root / LOCK_NAME).is_symlink():
+            # Opening the lock empties it: whatever a link leads to is not ours.
+            raise FileExistsError(17, f"{LOCK_NAME} is a symbolic link")
         lock.acquire()
     except filelock.Timeout:
         raise errors.StudyLockedError(root, _read_holder(root)) from None
@@ -54,8 +57,15 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
             "first, in a folder this user can write"
         ) from error
     try:
-        atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
+        try:
+            atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(root / HOLDER_NAME)!r}: {error.strerror or error}; "
+                "remove what is in its place, or free space"
+            ) from error
         yield
     finally:
-        (root / HOLDER_NAME).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            (root / HOLDER_NAME).unlink(missing_ok=True)
         lock.release()

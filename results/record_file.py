@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import reprlib
+import stat
 from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
@@ -15,6 +17,10 @@ if TYPE_CHECKING:
 
 RecordT = TypeVar("RecordT", bound=Record)
 
+MAX_BYTES = 2**28
+"""A larger file is none of ours: a million steps of several processes fit."""
+_MOST_OF_PLACE = 200
+
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     """Reads one record, upgrading older versions; None if there is no such file.
@@ -23,16 +29,17 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
       CorruptRecordError: The file is not a record of this kind.
       NewerSchemaError: A newer version wrote it.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    text = _read_text(path)
+    if text is None:
         return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
     try:
         data = json.loads(text)
     except ValueError as error:
         raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise errors.CorruptRecordError(
+            path, "not JSON of ours: lists or objects are nested too deeply"
+        ) from error
     if not isinstance(data, dict):
         raise errors.CorruptRecordError(
             path, f"holds a {type(data).__name__}, must hold an object"
@@ -41,7 +48,38 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
-        raise errors.CorruptRecordError(path, _first_complaint(error)) from error
+        raise errors.CorruptRecordError(path, first_complaint(error)) from error
+
+
+def _read_text(path: pathlib.Path) -> str | None:
+    """Returns what the file holds, or None where there is none.
+
+    Raises:
+      CorruptRecordError: It is no file, cannot be read, is too large, or not UTF-8.
+    """
+    try:
+        facts = path.stat()
+        # A pipe would keep the reader waiting, and a device has no end.
+        if not stat.S_ISREG(facts.st_mode):
+            raise errors.CorruptRecordError(path, "unreadable: it is not a plain file")
+        if facts.st_size > MAX_BYTES:
+            raise errors.CorruptRecordError(
+                path,
+                f"unreadable: {facts.st_size} bytes, a record has at most {MAX_BYTES}",
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise errors.CorruptRecordError(
+                path, "unreadable: a symbolic link to nothing"
+            ) from None
+        return None
+    except OSError as error:
+        raise errors.CorruptRecordError(
+            path, f"unreadable: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
 
 
 def write(path: pathlib.Path, record: Record) -> None:
@@ -63,7 +101,11 @@ def write(path: pathlib.Path, record: Record) -> None:
         ) from error
 
 
-def _first_complaint(error: pydantic.ValidationError) -> str:
+def first_complaint(error: pydantic.ValidationError) -> str:
+    """Returns one line: the first field that is wrong, why, and what it holds."""
     first = error.errors(include_url=False)[0]
-    place = ".".join(str(part) for part in first["loc"]) or "the record"
-    return f"{place}: {first['msg']}, got {first['input']!r:.80}"
+    # Keys are what somebody wrote, and may be anything.
+    keys = (repr(str(part))[1:-1] for part in first["loc"])
+    place = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
+    # Of what is nested deeply or endless, a part is shown.
+    return f"{place}: {first['msg']}, got {reprlib.repr(first['input'])}"

@@ -7,24 +7,79 @@ History of ``SCHEMA_VERSION``:
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 
-Every record is immutable, refuses unknown fields and non-finite numbers, and carries
-its version. Names and units follow ``docs/glossary.md``.
+Every record is immutable, refuses unknown fields and whatever lies outside the bounds
+of ``results/bounds.py``, and carries its version. Names and units follow
+``docs/glossary.md``.
 """
 
 from __future__ import annotations
 
 from enum import Enum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from results import bounds, limits
+from results.bounds import (
+    Amount,
+    BatchSize,
+    Cores,
+    FileName,
+    Fraction,
+    GlobalBatchSize,
+    Index,
+    Line,
+    Name,
+    OptionValue,
+    PositiveTotal,
+    Real,
+    Repeats,
+    Replicas,
+    Seconds,
+    Seed,
+    Steps,
+    Text,
+    Total,
+    TrialId,
+)
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Budget",
+    "BudgetUnit",
+    "Environment",
+    "Failure",
+    "OptionValue",
+    "Phase",
+    "Placement",
+    "Plan",
+    "PlannedTrial",
+    "QualityMetric",
+    "QualityPoint",
+    "RankTimes",
+    "Record",
+    "SanityCheck",
+    "ScalingMode",
+    "StatusRecord",
+    "TrialResult",
+    "TrialSpec",
+    "TrialStatus",
+]
+
 SCHEMA_VERSION = 3
 
-OptionValue = bool | int | float | str
+CpuSet = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
+    Field(max_length=limits.MAX_REPLICAS),
+]
+StepTimes = Annotated[
+    tuple[Seconds, ...], Field(min_length=1, max_length=limits.MAX_STEPS)
+]
+Metrics = Annotated[tuple["QualityMetric", ...], Field(max_length=limits.MAX_METRICS)]
 
 
 class Record(BaseModel):
-    """Base of all records: frozen, closed, finite."""
+    """Base of all records: frozen, closed, bounded."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -71,9 +126,13 @@ class BudgetUnit(str, Enum):
 class Budget(Record):
     """How long a quality run trains, and how often its quality is measured."""
 
-    amount: float = Field(gt=0)
+    amount: float = Field(gt=0, le=limits.MAX_BUDGET)
     unit: BudgetUnit
-    num_evaluations: int = Field(ge=1, description="evenly spread, the last at the end")
+    num_evaluations: int = Field(
+        ge=1,
+        le=limits.MAX_EVALUATIONS,
+        description="evenly spread, the last at the end",
+    )
 
     def __str__(self) -> str:
         return f"{self.amount:g} {self.unit.value}"
@@ -88,32 +147,32 @@ class TrialSpec(Record):
     """
 
     schema_version: Literal[3] = 3
-    workload: str
-    workload_version: str
-    code_digest: str = Field(description="digest of the code that is measured")
-    preset: str
-    data: str
-    backend: str
+    workload: Name
+    workload_version: Name
+    code_digest: Name = Field(description="digest of the code that is measured")
+    preset: Name
+    data: Line
+    backend: Name
     device: Literal["cpu", "gpu"] = "cpu"
-    num_replicas: int = Field(ge=1)
-    per_replica_batch_size: int = Field(ge=1)
-    global_batch_size: int = Field(ge=1)
-    cores_per_replica: int = Field(ge=1)
-    num_warmup_steps: int = Field(ge=1)
-    num_measured_steps: int = Field(ge=1)
+    num_replicas: Replicas
+    per_replica_batch_size: BatchSize
+    global_batch_size: GlobalBatchSize
+    cores_per_replica: Cores
+    num_warmup_steps: Steps
+    num_measured_steps: Steps
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None
-    options: dict[str, OptionValue] = Field(default_factory=dict)
-    repetition_index: int = Field(ge=0)
-    seed: int = Field(ge=0)
+    options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
+    repetition_index: Index
+    seed: Seed
 
 
 class PlannedTrial(Record):
     """One trial of a plan and the scaling modes that its case serves."""
 
-    trial_id: str
-    case_id: str
-    modes: tuple[ScalingMode, ...]
+    trial_id: TrialId
+    case_id: TrialId
+    modes: tuple[ScalingMode, ...] = Field(min_length=1, max_length=2)
     spec: TrialSpec
 
 
@@ -121,30 +180,31 @@ class Plan(Record):
     """The trials of a study, in execution order."""
 
     schema_version: Literal[3] = 3
-    study: str
-    created_at: str = Field(description="RFC 3339, UTC")
-    command: tuple[str, ...]
-    baseline_num_replicas: int = Field(ge=1)
-    repeats: int = Field(ge=1)
-    seed: int = Field(ge=0)
-    timeout_sec: float = Field(gt=0)
-    data_dir: str | None = Field(
+    study: Name
+    created_at: Name = Field(description="RFC 3339, UTC")
+    command: tuple[Text, ...] = Field(max_length=10_000)
+    baseline_num_replicas: Replicas
+    repeats: Repeats
+    seed: Seed
+    timeout_sec: Seconds
+    data_dir: Line | None = Field(
         default=None, description="where TFDS sets are, if not where TFDS looks"
     )
-    trials: tuple[PlannedTrial, ...]
+    trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
 class Placement(Record):
     """Which cores and threads a trial's processes were given."""
 
-    cpusets: tuple[tuple[int, ...], ...] = Field(
-        description="per process, disjoint where processes run replicas"
+    cpusets: tuple[CpuSet, ...] = Field(
+        max_length=2 * limits.MAX_REPLICAS,
+        description="per process, disjoint where processes run replicas",
     )
-    cores_per_replica: int = Field(ge=1)
-    num_intra_op_threads: int = Field(ge=1)
-    num_inter_op_threads: int = Field(ge=1)
-    num_available_cores: int = Field(ge=1)
-    cgroup_quota_cores: float | None = None
+    cores_per_replica: Cores
+    num_intra_op_threads: Cores
+    num_inter_op_threads: Cores
+    num_available_cores: Cores
+    cgroup_quota_cores: Amount | None = None
     is_oversubscribed: bool
     device_sharing: Literal["exclusive", "shared"]
 
@@ -153,24 +213,28 @@ class Environment(Record):
     """Facts about the machine and the software of one trial; no host name."""
 
     schema_version: Literal[3] = 3
-    fingerprint: str = Field(description="hash of the facts that must match to compare")
-    cpu_model: str
-    num_physical_cores: int | None
-    num_logical_cores: int
-    memory_bytes: int
-    gpus: tuple[str, ...] = ()
-    kernel: str
-    python_version: str
-    packages: dict[str, str]
-    environment_variables: dict[str, str] = Field(default_factory=dict)
-    load_average_before: float | None = None
-    load_average_after: float | None = None
-    canary_before_sec: float | None = None
-    canary_after_sec: float | None = None
-    foreign_cpu_fraction: float | None = Field(
+    fingerprint: Name = Field(
+        description="hash of the facts that must match to compare"
+    )
+    cpu_model: Name
+    num_physical_cores: Cores | None
+    num_logical_cores: Cores
+    memory_bytes: Total
+    gpus: tuple[Name, ...] = Field(default=(), max_length=1_000)
+    kernel: Name
+    python_version: Name
+    packages: dict[Name, Name] = Field(max_length=1_000)
+    environment_variables: dict[Name, Text] = Field(
+        default_factory=dict, max_length=1_000
+    )
+    load_average_before: Amount | None = None
+    load_average_after: Amount | None = None
+    canary_before_sec: Amount | None = None
+    canary_after_sec: Amount | None = None
+    foreign_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time of other processes during the trial, 0..1"
     )
-    stolen_cpu_fraction: float | None = Field(
+    stolen_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time given to other guests of the hypervisor"
     )
     placement: Placement
@@ -180,44 +244,44 @@ class Failure(Record):
     """Why a trial is not ok."""
 
     phase: Phase
-    reason: str = Field(description="one line")
-    exception_type: str | None = None
-    traceback: str | None = None
+    reason: Line = Field(description="one line")
+    exception_type: Name | None = None
+    traceback: Text | None = None
 
 
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
     schema_version: Literal[3] = 3
-    trial_id: str
+    trial_id: TrialId
     status: TrialStatus
-    started_at: str
-    ended_at: str
-    duration_sec: float = Field(ge=0)
-    exit_code: int | None = None
+    started_at: Name
+    ended_at: Name
+    duration_sec: Amount
+    exit_code: bounds.ExitCode | None = None
     failure: Failure | None = None
 
 
 class SanityCheck(Record):
     """One correctness gate of a trial; a failed one voids its numbers."""
 
-    name: str
+    name: Name
     is_passed: bool
-    detail: str
+    detail: Text
 
 
 class QualityMetric(Record):
     """One learning-quality figure with its count and interval."""
 
-    name: str
-    value: float
-    unit: str
-    num_examples: int = Field(ge=1, description="n")
-    low: float
-    high: float
-    confidence: float = 0.95
-    method: str
-    protocol: str = Field(
+    name: Name
+    value: Real
+    unit: Name
+    num_examples: PositiveTotal = Field(description="n")
+    low: Real
+    high: Real
+    confidence: Fraction = 0.95
+    method: Line
+    protocol: Line = Field(
         default="",
         description="what else the figure depends on; two protocols share no axis",
     )
@@ -226,16 +290,16 @@ class QualityMetric(Record):
 class QualityPoint(Record):
     """Quality at one moment of a quality run; all its steps so far count."""
 
-    num_steps: int = Field(ge=1)
-    num_examples: int = Field(ge=1, description="steps times the global batch size")
-    train_time_sec: float = Field(
-        ge=0, description="of the steps but the first, which traces; no evaluation"
+    num_steps: PositiveTotal
+    num_examples: PositiveTotal = Field(description="steps times the global batch size")
+    train_time_sec: Amount = Field(
+        description="of the steps but the first, which traces; no evaluation"
     )
-    num_environment_steps: int | None = Field(
-        default=None, ge=0, description="of all actors so far; None without any"
+    num_environment_steps: Total | None = Field(
+        default=None, description="of all actors so far; None without any"
     )
-    quality: tuple[QualityMetric, ...]
-    samples: str = Field(
+    quality: Metrics
+    samples: FileName = Field(
         default="", description="file in the trial's directory: a picture, as PNG"
     )
 
@@ -243,34 +307,42 @@ class QualityPoint(Record):
 class RankTimes(Record):
     """Step times of one process, in order; nothing is dropped."""
 
-    rank: int = Field(ge=0)
-    time_to_first_step_sec: float = Field(ge=0)
-    warmup_step_time_sec: tuple[float, ...]
-    step_time_sec: tuple[float, ...]
-    window_start_ns: int = Field(description="CLOCK_MONOTONIC of this machine")
-    window_end_ns: int
-    losses: tuple[float, ...]
-    peak_memory_bytes: int = Field(ge=0)
+    rank: int = Field(ge=0, lt=limits.MAX_REPLICAS)
+    time_to_first_step_sec: Amount
+    warmup_step_time_sec: StepTimes
+    step_time_sec: StepTimes
+    window_start_ns: bounds.Nanoseconds = Field(
+        description="CLOCK_MONOTONIC of this machine"
+    )
+    window_end_ns: bounds.Nanoseconds
+    losses: tuple[Real, ...] = Field(
+        max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
+    )
+    peak_memory_bytes: Total
 
 
 class TrialResult(Record):
     """Raw observations of a trial that ran to its end."""
 
     schema_version: Literal[3] = 3
-    trial_id: str
-    example_unit: str
-    num_parameters: int = Field(ge=0)
-    global_batch_size: int = Field(ge=1)
-    num_measured_steps: int = Field(ge=1)
-    window_sec: float = Field(gt=0, description="latest start to latest end over ranks")
-    ranks: tuple[RankTimes, ...]
-    sanity: tuple[SanityCheck, ...]
-    quality: tuple[QualityMetric, ...] = Field(default=(), description="at the end")
-    curve: tuple[QualityPoint, ...] = Field(default=(), description="of a quality run")
-    window_metrics: tuple[QualityMetric, ...] = Field(
+    trial_id: TrialId
+    example_unit: Name
+    num_parameters: Total
+    global_batch_size: GlobalBatchSize
+    num_measured_steps: Steps
+    window_sec: Seconds = Field(description="latest start to latest end over ranks")
+    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
+    sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
+    quality: Metrics = Field(default=(), description="at the end")
+    curve: tuple[QualityPoint, ...] = Field(
+        default=(),
+        max_length=limits.MAX_EVALUATIONS + 1,
+        description="of a quality run",
+    )
+    window_metrics: Metrics = Field(
         default=(), description="what the program counted in the measured window"
     )
-    collectives: str = Field(default="", description="the backend's explain() text")
+    collectives: Text = Field(default="", description="the backend's explain() text")
 
     @property
     def examples_per_sec(self) -> float:

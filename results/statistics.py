@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
 CONFIDENCE = 0.95
+_LARGEST_LOGARITHM = 690.0  # e**690 is 1e299
 NUM_DRAWS = 19_999
 BOOTSTRAP_SEED = 20_190_213
 
@@ -127,13 +128,18 @@ def _student_quantile(degrees_of_freedom: int) -> float:
     return float(special.stdtrit(degrees_of_freedom, tail))
 
 
+def _exp(logarithm: float) -> float:
+    """The number of a logarithm; two wild repetitions give ends beyond any float."""
+    return math.exp(min(logarithm, _LARGEST_LOGARITHM))
+
+
 def _estimate(
     centre: float, half_width: float | None, *, n: int, unit: str, method: str
 ) -> Estimate:
     return Estimate(
-        value=math.exp(centre),
-        low=None if half_width is None else math.exp(centre - half_width),
-        high=None if half_width is None else math.exp(centre + half_width),
+        value=_exp(centre),
+        low=None if half_width is None else _exp(centre - half_width),
+        high=None if half_width is None else _exp(centre + half_width),
         n=n,
         unit=unit,
         method=method,

@@ -21,14 +21,13 @@ import os
 import pathlib
 from typing import TYPE_CHECKING
 
-from results import errors, identity, record_file
+from results import atomic, consistency, errors, record_file
 from results.records import (
     Environment,
     Plan,
     StatusRecord,
     TrialResult,
     TrialSpec,
-    TrialStatus,
 )
 
 if TYPE_CHECKING:
@@ -64,6 +63,11 @@ class Problem:
     path: pathlib.Path
     reason: str
 
+    @property
+    def label(self) -> str:
+        """Folder and file, printable and as UTF-8 whatever they are called."""
+        return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
+
 
 class Store:
     """One study directory.
@@ -89,6 +93,7 @@ class Store:
           NewerSchemaError: A newer version made the study.
         """
         root = pathlib.Path(root)
+        _check_reachable(root)
         for path in (root, *root.parents):
             if path.exists() and not path.is_dir():
                 raise errors.OpenStoreError(
@@ -125,6 +130,7 @@ class Store:
           NewerSchemaError: A newer version made the study.
         """
         root = pathlib.Path(root)
+        _check_reachable(root)
         if not root.exists():
             raise errors.OpenStoreError(
                 f"no study at {str(root)!r}: the directory does not exist; start one "
@@ -139,6 +145,12 @@ class Store:
             raise errors.OpenStoreError(
                 f"no study at {str(root)!r}: it holds neither {PLAN_NAME} nor "
                 f"{TRIALS_NAME}/; start one with 'sweep', or check the name"
+            )
+        trials = root / TRIALS_NAME
+        if os.path.lexists(trials) and not trials.is_dir():
+            raise errors.OpenStoreError(
+                f"no study at {str(root)!r}: its {TRIALS_NAME} is not a directory, "
+                "must be the folder of the trials; restore it from a copy"
             )
         store = cls(root)
         # A corrupt plan is named by corrupt(), raised by read_plan(), and no reason to
@@ -204,12 +216,18 @@ class Store:
         trials = self.root / TRIALS_NAME
         if not trials.is_dir():
             return ()
+        try:
+            names = sorted(os.listdir(trials))  # noqa: PTH208 - names are what is asked
+        except OSError as error:
+            raise errors.OpenStoreError(
+                f"cannot list {str(trials)!r}: {error.strerror or error}; let this "
+                "user read it"
+            ) from error
         return tuple(
-            sorted(
-                folder.name
-                for folder in trials.iterdir()
-                if (folder / "spec.json").exists() or (folder / "status.json").exists()
-            )
+            name
+            for name in names
+            if _may_exist(trials / name / "spec.json")
+            or _may_exist(trials / name / "status.json")
         )
 
     def read_trial(self, trial_id: str) -> Trial:
@@ -234,7 +252,7 @@ class Store:
             raise errors.CorruptRecordError(
                 folder / "spec.json", "missing, though the trial has a status"
             )
-        _check_content(folder, spec, status, result)
+        consistency.check_trial(folder, spec, status, result)
         return Trial(
             trial_id=trial_id, spec=spec, env=env, status=status, result=result
         )
@@ -275,37 +293,35 @@ class Store:
         return [problem for problem in problems if problem is not None]
 
     def _read_plan_or_none(self) -> Plan | None:
-        return record_file.read(self.root / PLAN_NAME, "plan", Plan)
+        path = self.root / PLAN_NAME
+        plan = record_file.read(path, "plan", Plan)
+        if plan is not None:
+            consistency.check_plan(path, plan)
+        return plan
 
 
-def _check_content(
-    folder: pathlib.Path,
-    spec: TrialSpec,
-    status: StatusRecord | None,
-    result: TrialResult | None,
-) -> None:
-    """Checks that records belong to the trial of a folder, and to each other.
+def _check_reachable(root: pathlib.Path) -> None:
+    try:
+        atomic.check_reachable(root)
+    except OSError as error:
+        raise errors.OpenStoreError(
+            f"cannot use {str(root)!r} as a study directory: "
+            f"{error.strerror or error}; choose another path, or mend this one"
+        ) from error
 
-    Raises:
-      CorruptRecordError: Names the first that does not.
+
+def _may_exist(path: pathlib.Path) -> bool:
+    """Whether there is a file, or something that hides whether there is one.
+
+    What cannot be looked at counts: reading it says why.
     """
-    trial_id = folder.name
-    content_id = identity.trial_id(spec)
-    if content_id != trial_id:
-        raise errors.CorruptRecordError(
-            folder / "spec.json",
-            f"content has id {content_id!r}, the folder is named {trial_id!r}",
-        )
-    for name, record in (("status", status), ("result", result)):
-        if record is not None and record.trial_id != trial_id:
-            raise errors.CorruptRecordError(
-                folder / f"{name}.json",
-                f"belongs to trial {record.trial_id!r}, lies in {trial_id!r}",
-            )
-    if status is not None and status.status is TrialStatus.OK and result is None:
-        raise errors.CorruptRecordError(
-            folder / "result.json", "missing, though the status is 'ok'"
-        )
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _problem_of(read: Callable[[], object]) -> Problem | None:

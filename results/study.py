@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results import errors
 from results.records import TrialStatus
 
 if TYPE_CHECKING:
@@ -192,7 +191,6 @@ def load_study(store: Store) -> Study:
       MissingRecordError: There is no plan.
       CorruptRecordError: The plan cannot be read; corrupt trials are in ``problems``.
       NewerSchemaError: A newer version wrote one of the records.
-      ResultsError: The plan names one trial twice.
     """
     from results import identity
 
@@ -217,13 +215,6 @@ def load_study(store: Store) -> Study:
                 state=state,
                 reason=reason,
             )
-        )
-    names = [entry.trial_id for entry in entries]
-    if len(set(names)) < len(names):
-        twice = next(name for name in names if names.count(name) > 1)
-        raise errors.ResultsError(
-            f"the plan of study {plan.study!r} names trial {twice!r} twice; every "
-            "trial must differ in its spec: plan the sweep again"
         )
     for trial_id, trial in sorted(trials.items()):
         state, reason = _state(trial, corrupt, trial_id)

@@ -10,6 +10,8 @@ from results import scaling
 from results import study as study_module
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from results.statistics import Estimate
     from results.store import Store
 
@@ -18,6 +20,16 @@ SUMMARY_VERSION = 1
 
 def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
     return None if estimate is None else dataclasses.asdict(estimate)
+
+
+def _of_positive(
+    case: study_module.Case, metric: Callable[[study_module.Entry], float], unit: str
+) -> dict[str, Any] | None:
+    """Estimates a figure where zero stands for "could not be read"."""
+    found = scaling.values(case, metric).values()
+    if not found or min(found) <= 0:
+        return None
+    return _estimate(scaling.estimate(case, metric, unit=unit))
 
 
 def _point(point: scaling.Point) -> dict[str, Any]:
@@ -33,12 +45,8 @@ def _point(point: scaling.Point) -> dict[str, Any]:
         "throughput": _estimate(point.throughput),
         "speedup": _estimate(point.speedup),
         "efficiency": _estimate(point.efficiency),
-        "time_to_first_step": _estimate(
-            scaling.estimate(case, scaling.time_to_first_step_of, unit="s")
-        ),
-        "peak_memory": _estimate(
-            scaling.estimate(case, scaling.peak_memory_of, unit="bytes")
-        ),
+        "time_to_first_step": _of_positive(case, scaling.time_to_first_step_of, "s"),
+        "peak_memory": _of_positive(case, scaling.peak_memory_of, "bytes"),
         "missing_reason": point.missing_reason,
         "num_planned": len(case.entries),
         "trial_ids": list(point.trial_ids),
@@ -95,7 +103,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         ],
         "problems": [
             {
-                "path": problem.path.relative_to(problem.path.parents[1]).as_posix(),
+                "path": problem.label,
                 "reason": problem.reason,
             }
             for problem in study.problems

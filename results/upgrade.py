@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +17,33 @@ Upgrader = Callable[[str, dict[str, Any]], dict[str, Any]]
 version v, returns the fields of version v + 1."""
 
 
+MAX_VERSION = 9_999
+"""More versions than there will ever be: a larger number was not written by us."""
+
+
 def _with_specs_of(version: int) -> Upgrader:
     """Where all new fields have defaults: only that a plan holds specs."""
 
     def upgrade(kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if kind != "plan":
             return data
-        trials = [
-            {**trial, "spec": {**trial["spec"], "schema_version": version}}
-            for trial in data["trials"]
-        ]
-        return {**data, "trials": trials}
+        trials = data.get("trials")
+        if not isinstance(trials, list):
+            return data
+        return {**data, "trials": [_with_version(trial, version) for trial in trials]}
 
     return upgrade
+
+
+def _with_version(trial: Any, version: int) -> Any:
+    """A trial of a plan with the next version; what is no trial stays as it is.
+
+    An upgrader changes what it recognizes. The record is checked as a whole afterwards.
+    """
+    spec = trial.get("spec") if isinstance(trial, dict) else None
+    if not isinstance(spec, dict):
+        return trial
+    return {**trial, "spec": {**spec, "schema_version": version}}
 
 
 UPGRADERS: dict[int, Upgrader] = {
@@ -53,9 +68,14 @@ def upgrade(
       CorruptRecordError: ``data`` names no version, or one nothing leads from.
     """
     version = data.get("schema_version")
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+    if (
+        not isinstance(version, int)
+        or isinstance(version, bool)
+        or not 1 <= version <= MAX_VERSION
+    ):
         raise errors.CorruptRecordError(
-            path, f"schema_version is {version!r}, must be a whole number from 1"
+            path,
+            f"schema_version is {reprlib.repr(version)}, must be a whole number from 1",
         )
     if version > current:
         raise errors.NewerSchemaError(path, version, current)
@@ -64,6 +84,13 @@ def upgrade(
             raise errors.CorruptRecordError(
                 path, f"nothing upgrades schema_version {version} to {version + 1}"
             )
-        data = {**upgraders[version](kind, data), "schema_version": version + 1}
+        try:
+            data = {**upgraders[version](kind, data), "schema_version": version + 1}
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise errors.CorruptRecordError(
+                path,
+                f"not a {kind} of schema_version {version}: upgrading it ended with "
+                f"{type(error).__name__} {reprlib.repr(str(error))}",
+            ) from error
         version += 1
     return data

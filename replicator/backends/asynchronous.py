@@ -16,7 +16,7 @@ import tensorflow as tf
 from replicator import base, keras_random, prefetch, programs, user_functions
 from replicator.input_values import values_of
 from replicator.inputs import counted
-from replicator.per_replica import regroup
+from replicator.per_replica import PerReplica
 from replicator.servers import connection as connection_lib
 from replicator.servers import staleness
 from replicator.servers.copies import Copies
@@ -225,12 +225,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             step_fn, inputs, signature, specs, num_steps, keeps_results=True
         )
         self.join()
-        outputs = [
-            nest
-            for program, assignment in given
-            for nest in program.pack(assignment.results)
-        ]
-        return regroup(outputs, tf.nest.map_structure)
+        of_workers = [program.pack(assignment.results) for program, assignment in given]
+        return tf.nest.map_structure(
+            lambda *parts: PerReplica([value for part in parts for value in part]),
+            *of_workers,
+        )
 
     def _schedule(
         self,

@@ -22,7 +22,6 @@ from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.input_values import values_of
 from replicator.inputs import InputIterator
 from replicator.optimizer import ReplicatedOptimizer
-from replicator.per_replica import regroup
 from replicator.sharded_update import ShardedUpdate
 from replicator.topology import make_topology
 
@@ -109,8 +108,7 @@ class InGraphReplicator(base.Replicator):
         program = self._programs.get(step_fn, signature, build)
         if program.is_stale():
             program = self._programs.replace(step_fn, signature, build)
-        outputs = self._dispatch(program, step_fn, inputs, num_steps)
-        return regroup(outputs, tf.nest.map_structure)
+        return self._dispatch(program, step_fn, inputs, num_steps)
 
     def _build(
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
@@ -120,9 +118,9 @@ class InGraphReplicator(base.Replicator):
 
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
-    ) -> list[Any]:
+    ) -> Any:
         del step_fn
-        return list(program.run(self._source(inputs), num_steps))
+        return program.run(self._source(inputs), num_steps)
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:

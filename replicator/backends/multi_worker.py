@@ -200,7 +200,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
 
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
-    ) -> list[Any]:
+    ) -> Any:
         if self._group is None:
             return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
@@ -214,7 +214,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         may_end = self._may_end(inputs)
         source = self._source(inputs)
         with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return list(program.run(source, num_steps, may_end=may_end))
+            return program.run(source, num_steps, may_end=may_end)
 
     def _may_end(self, inputs: Any) -> bool:
         """Whether the data of any worker may end; asked once per iterator."""

@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from replicator import base, context, creation, logical, loop, programs
 from replicator import devices as device_lib
+from replicator._tf_dispatch import Dispatch
 from replicator.errors import DeviceError
 from replicator.input_values import values_of
 from replicator.inputs import InputIterator, all_read
 from replicator.keras_random import StepGenerator
-from replicator.per_replica import PerReplica
-from replicator.traced_once import traced_once
+from replicator.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -73,19 +73,23 @@ class TracedStep:
         self._traced = traced
         self._generator = generator  # a function does not keep its variables
         self._specs = [tf.TensorSpec(t.shape, t.dtype) for t in traced.outputs]
-        self._programs: dict[int, Any] = {}
+        # Without the tensors, which a nest of outputs would be searched for.
+        self._structure = tf.nest.map_structure(
+            lambda leaf: None if leaf is None else 0, traced.structured_outputs
+        )
+        self._programs: dict[int, Dispatch] = {}
 
-    def program(self, num_steps: int) -> Any:
-        """Returns the function that runs so many steps on what it is given."""
+    def run(self, source: Any, num_steps: int) -> Any:
+        """Runs so many steps on a source; returns a nest of ``PerReplica``."""
         if num_steps not in self._programs:
             self._programs[num_steps] = self._make_program(num_steps)
-        return self._programs[num_steps]
+        flat = self._programs[num_steps](source)
+        return per_replica_nest(self._structure, flat, 1, tf.nest.map_structure)
 
-    def _make_program(self, num_steps: int) -> Any:
+    def _make_program(self, num_steps: int) -> Dispatch:
         traced = self._traced
 
-        @traced_once
-        def program(source: Any) -> Any:
+        def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch = (
                     [next(source)]
@@ -98,13 +102,9 @@ class TracedStep:
                     )
                 return [leaf for leaf in leaves if leaf is not None]
 
-            flat = iter(loop.repeat(one_step, num_steps, self._specs))
-            return tf.nest.map_structure(
-                lambda leaf: None if leaf is None else next(flat),
-                traced.structured_outputs,
-            )
+            return loop.repeat(one_step, num_steps, self._specs)
 
-        return program
+        return Dispatch(program)
 
 
 class SingleDeviceReplicator(base.Replicator):
@@ -159,14 +159,11 @@ class SingleDeviceReplicator(base.Replicator):
         step = self._programs.get(
             step_fn, signature, lambda: self._build(step_fn, specs)
         )
-        program = step.program(num_steps)
+        if inputs is None:
+            return step.run(None, num_steps)
         if isinstance(inputs, InputIterator):
-            outputs = program(inputs.iterators[0])
-        elif inputs is None:
-            outputs = program(None)
-        else:
-            outputs = program(*values_of(inputs, [0]))
-        return tf.nest.map_structure(lambda value: PerReplica([value]), outputs)
+            return step.run(inputs.iterators[0], num_steps)
+        return step.run(*values_of(inputs, [0]), num_steps)
 
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> TracedStep:
         def step(*batch: Any) -> Any:

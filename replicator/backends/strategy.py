@@ -24,6 +24,7 @@ from replicator import (
     summary,
 )
 from replicator import devices as device_lib
+from replicator._tf_dispatch import Dispatch
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.engine.kinds import Kind
 from replicator.engine.variables import LocalState
@@ -35,7 +36,6 @@ from replicator.keras_random import StepGenerator
 from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
 from replicator.optimizer_options import DYNAMIC, OptimizerOptions
 from replicator.per_replica import PerReplica
-from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -220,10 +220,10 @@ class StrategyReplicator(base.Replicator):
             specs = self._output_specs(flat_step)
             return loop.repeat(lambda _: flat_step(), num_steps, specs)
 
-        traced = traced_once(flat_program, autograph=True)
+        dispatch = Dispatch(flat_program, autograph=True)
 
         def program(source: Any) -> Any:
-            flat = iter(traced(source))
+            flat = iter(dispatch(source))
             return tf.nest.map_structure(
                 lambda leaf: PerReplica(
                     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import worker_join
+from replicator import port_filter, worker_join
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import ClusterConfig
@@ -59,7 +59,8 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
         if _Process.strategy is None:
             worker_join.meet(self.cluster, timeout_sec)
-            _Process.strategy = _make_strategy(self.cluster)
+            with port_filter.guarded(self.cluster):
+                _Process.strategy = _make_strategy(self.cluster)
             _Process.runtime = WorkerRuntime(self.cluster, timeout_sec)
         super().__init__(_Process.strategy)
         if num_replicas not in (None, self.num_replicas):

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat
+from replicator import _tf_compat, _tf_dispatch
 from replicator.engine import body as body_lib
 from replicator.engine import shares
 from replicator.engine.cross_worker import CrossWorker
 from replicator.engine.link import Linker
 from replicator.engine.replicate import Replicas
+from replicator.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -105,7 +106,7 @@ class Assembly:
         """
         specs = self.output_specs
         inputs = tf.nest.flatten(batch, expand_composites=True)
-        outputs: list[tf.Tensor] = _tf_compat.call_function(
+        outputs: list[tf.Tensor] = _tf_dispatch.call_function(
             self._name, [*captured, *inputs], [spec.dtype for spec in specs]
         )
         for output, spec in zip(outputs, specs, strict=True):
@@ -117,16 +118,11 @@ class Assembly:
         """Shapes and types of what ``call`` returns."""
         return list(self._traced.output_specs) * len(self._replicas)
 
-    def pack(self, flat: Iterable[Any]) -> list[Any]:
-        """Turns the outputs of a call into one nest per replica."""
-        rest = iter(flat)
-        return [
-            tf.nest.map_structure(
-                lambda leaf: None if leaf is None else next(rest),
-                self._traced.structure,
-            )
-            for _ in self._replicas
-        ]
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """Turns the outputs of a call into one nest of ``PerReplica``."""
+        return per_replica_nest(
+            self._traced.structure, flat, len(self._replicas), tf.nest.map_structure
+        )
 
     def _link(self) -> None:
         body, plans = self._analysis.body, self._analysis.plans

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, loop
+from replicator import loop
+from replicator._tf_dispatch import Dispatch
 from replicator.engine.analysis import analyze
 from replicator.engine.assembly import Assembly
 from replicator.engine.coherence import Coherence
 from replicator.engine.common_end import CommonEnd, read
 from replicator.engine.used_variables import UsedVariables
-from replicator.traced_once import traced_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -56,8 +56,8 @@ class Program:
         self._assembly = Assembly(name, self._analysis, topology, group)
         self._assembly.register()
         self._coherence = Coherence(list(self.entries.values()), topology, group)
-        self._functions: dict[tuple[int, bool], Any] = {}
-        self._settle = traced_once(self._coherence.settle)
+        self._functions: dict[tuple[int, bool], Dispatch] = {}
+        self._settle = Dispatch(self._settled, is_optimized=False)
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
@@ -77,8 +77,8 @@ class Program:
         """Whether another step has changed the kind of a variable used here."""
         return self._used.is_stale()
 
-    def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> list[Any]:
-        """Runs steps; returns one nest of outputs per replica.
+    def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
+        """Runs steps; returns a nest of ``PerReplica``.
 
         Args:
           source: None, a tuple of iterators, or one nest of tensors per replica.
@@ -90,21 +90,23 @@ class Program:
         if key not in self._functions:
             end = None if group is None else CommonEnd(self._topology, group)
             self._functions[key] = self._make_function(num_steps, end)
-        with _tf_compat.graph_optimizer_off():
-            try:
-                flat = self._functions[key](source)
-            except tf.errors.OutOfRangeError:
-                # Steps before the end of the data were applied. Where other workers
-                # are not at their end, nothing can be asked of them.
-                if num_steps > 1 and (group is not None or self._group is None):
-                    self._settle()
-                raise
+        try:
+            flat = self._functions[key](source)
+        except tf.errors.OutOfRangeError:
+            # Steps before the end of the data were applied. Where other workers
+            # are not at their end, nothing can be asked of them.
+            if num_steps > 1 and (group is not None or self._group is None):
+                self._settle(None)
+            raise
         return self._assembly.pack(flat)
 
-    def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Any:
+    def _settled(self, _: None) -> list[tf.Tensor]:
+        self._coherence.settle()
+        return []
+
+    def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Dispatch:
         assembly, num_replicas = self._assembly, self._topology.num_local_replicas
 
-        @traced_once
         def program(source: Any) -> list[tf.Tensor]:
             def one_step(_: tf.Tensor) -> list[tf.Tensor]:
                 batch, before = read(source, num_replicas, end)
@@ -116,4 +118,4 @@ class Program:
             self._coherence.publish()
             return outputs
 
-        return program
+        return Dispatch(program, is_optimized=False)

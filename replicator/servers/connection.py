@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import cluster as cluster_lib
-from replicator import remote
+from replicator import port_filter, remote
 from replicator.cluster import ClusterConfig
 from replicator.errors import ClusterConfigError, DeviceError
 from replicator.integers import is_integer
@@ -143,7 +143,9 @@ def connect(
         task_id=cluster.index,
         rpc_layer="grpc",
     )
-    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    with port_filter.guarded(cluster):
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        tf.config.list_logical_devices()  # now TensorFlow's server listens for certain
     connection = Connection(
         cluster=cluster,
         strategy=strategy,

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 from replicator import _tf_compat
-from replicator.cluster import Knock, knock
 from replicator.errors import ServerLostError
+from replicator.peer import Peer
 from replicator.watch import WorkerWatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-_KNOCK_SEC = 1.0
 
 
 class ServerWatch:
@@ -37,6 +35,7 @@ class ServerWatch:
         """
         self.error: ServerLostError | None = None
         self._addresses = tuple(addresses)
+        self._peers = [Peer(address) for address in addresses]
         # Ends calls that wait for one which hangs.
         self._watch = WorkerWatch(
             {
@@ -72,8 +71,8 @@ class ServerWatch:
 
     def find_lost(self) -> ServerLostError | None:
         """Looks for a server whose process has ended, or hangs for long."""
-        for index, address in enumerate(self._addresses):
-            if self.error is None and knock(address, _KNOCK_SEC) is Knock.REFUSED:
+        for index, peer in enumerate(self._peers):
+            if self.error is None and peer.has_ended():
                 self.error = self._lost(index, "does not answer")
         if self.error is None and self._watch.lost:
             index = min(map(int, self._watch.lost.values()))

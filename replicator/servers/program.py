@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat, loop
+from replicator import _tf_dispatch, loop
 from replicator.engine import plan
 from replicator.engine.analysis import Analysis
 from replicator.engine.assembly import Assembly
@@ -91,19 +91,19 @@ class ServerProgram:
         function = self._make_runner(is_loop=is_loop)
         # With the number of steps behind the tickets: one input less to send.
         counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
-        with _tf_compat.graph_optimizer_off():
+        with _tf_dispatch.graph_optimizer_off():
             concrete = function.get_concrete_function(source_spec, counts)
 
         def run(source: Any, tickets: Sequence[int], num_steps: int) -> Any:
             with tf.device(client_device()):
                 counts = tf.constant([*tickets, num_steps], tf.int64)
-            with _tf_compat.graph_optimizer_off():
+            with _tf_dispatch.graph_optimizer_off():
                 return concrete(source, counts)
 
         return run
 
-    def pack(self, flat: Sequence[Any]) -> list[Any]:
-        """Turns the outputs of ``prepare``'s function into one nest per replica."""
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """Turns the outputs of ``prepare``'s function into a nest of ``PerReplica``."""
         return self._assembly.pack(flat)
 
     def _make_runner(self, *, is_loop: bool) -> Any:

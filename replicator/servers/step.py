@@ -171,7 +171,9 @@ def _settle_kinds(
                 f"trainable variable {variable.name!r} is overwritten (assign) by "
                 f"{table.num_workers} workers that do not wait for each other, so "
                 "updates would be lost; update it through repl.wrap_optimizer(), or "
-                "with assign_add or assign_sub, which are atomic"
+                "with assign_add or assign_sub, which are atomic; if it is no weight "
+                "(a metric, a statistic), make it with trainable=False, which "
+                "tf.Variable is not by default"
             )
         table.require(variable, Kind.LOCAL)
 

@@ -116,6 +116,6 @@ def draw(
         # Whole numbers of many digits would run into one another.
         axes.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
-        axes.yaxis.set_major_formatter(lambda value, _: write(value))
+        axes.yaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
         _write_labels(axes, curves)
         return svg.inline(figure, slug=slug, title=title, description=description)

@@ -79,7 +79,7 @@ def draw(
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel(x_label)
         axes.set_ylabel("share of runs")
-        axes.xaxis.set_major_formatter(lambda value, _: write(value))
+        axes.xaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.legend(fontsize=8, loc="lower left", frameon=False)
         return svg.inline(figure, slug=slug, title=title, description=description)

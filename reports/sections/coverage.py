@@ -37,10 +37,7 @@ def _row(entry: Entry) -> dict[str, Any]:
 def render(view: View) -> Markup:
     """Renders the coverage table, the failures, and the table of all trials."""
     rows = [_row(entry) for entry in view.study.entries]
-    problems = [
-        (f"{problem.path.parent.name}/{problem.path.name}", problem.reason)
-        for problem in view.study.problems
-    ]
+    problems = [(problem.label, problem.reason) for problem in view.study.problems]
     return page.render(
         "coverage",
         view=view,

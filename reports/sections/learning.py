@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 TITLE = "Learning"
 SLUG = "learning"
+MOST_PICTURE_BYTES = 2**24
+"""A larger file is no picture of ours, and the page would hold it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +98,7 @@ def _picture(
     view: View, case: Case, entry: Entry, point: QualityPoint
 ) -> Picture | None:
     path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
-    if not path.is_file():
+    if not path.is_file() or path.stat().st_size > MOST_PICTURE_BYTES:
         return None
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     return Picture(

@@ -4,7 +4,7 @@ No TensorFlow. The clock is faked, so step times are a function of the trial's s
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
 separated by commas, ``*`` matches everything). In a cluster, ``rank1_sigkill`` and the
 like act on rank 1, and the others lose it. With ``FAKE_GATE_FILE`` it waits until there
-is such a file.
+is such a file; with ``FAKE_ACTOR`` it has a child and memory that both share.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from harness import die_with_parent, measure
 from harness.rank_file import RankWriter, rank_path
 from results import identity
 from results.records import Environment, TrialSpec
+from workloads.d4pg.shared_memory import SharedArrays
 
 
 class ResourceExhaustedError(Exception):
@@ -197,6 +198,34 @@ def behavior_of(spec: TrialSpec) -> str:
     return "ok"
 
 
+def prepare(trial_dir: Path) -> None:
+    """Does what variables ask for before the trial begins."""
+    if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
+        with Path(counter).open("a", encoding="utf-8") as file:
+            file.write(f"{trial_dir.name}\n")
+    if (gate := os.environ.get("FAKE_GATE_FILE")) is not None:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+    if os.environ.get("FAKE_ACTOR"):
+        start_actor()
+
+
+def start_actor() -> None:
+    """Starts a process that shares memory with this one, as actors of D4PG do."""
+    arrays = SharedArrays([("frames", (1024,), "float32")])
+    arrays["frames"][:] = 1.0
+    code = (
+        "import mmap, sys\n"
+        "memory = mmap.mmap(int(sys.argv[1]), 4096)\n"
+        "sys.stdin.read()\n"
+    )
+    subprocess.Popen(
+        [sys.executable, "-c", code, str(arrays.descriptor)],
+        stdin=subprocess.PIPE,
+        pass_fds=(arrays.descriptor,),
+    )
+
+
 class Memory:
     """A fixed peak."""
 
@@ -228,12 +257,7 @@ def main() -> int:
         os.sched_setaffinity(0, env.placement.cpusets[0])
     assert set(env.placement.cpusets[rank]) == os.sched_getaffinity(0)
     assert "tensorflow" not in sys.modules
-    if (counter := os.environ.get("FAKE_COUNT_FILE")) is not None:
-        with Path(counter).open("a", encoding="utf-8") as file:
-            file.write(f"{trial_dir.name}\n")
-    if (gate := os.environ.get("FAKE_GATE_FILE")) is not None:
-        while not Path(gate).exists():
-            time.sleep(0.01)
+    prepare(trial_dir)
     clock, behavior = Clock(), behavior_of(spec)
     if behavior.startswith("rank1_"):
         behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"

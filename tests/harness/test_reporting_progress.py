@@ -65,28 +65,36 @@ def test_a_partly_known_plan_says_what_is_assumed(small_plan: Plan) -> None:
 
 def test_unreadable_studies_are_no_basis(tmp_path: Path, make_spec: Any) -> None:
     """An estimate must not fail for an old or broken study."""
-    for number, (status, spec) in enumerate(
+    good, spec = status_of(TrialStatus.OK), make_spec().model_dump_json()
+    failed = status_of(TrialStatus.FAILED)
+    for number, (status, spec_text) in enumerate(
         [
             ("{", "{}"),
             ('{"status": "ok"}', "{}"),
-            ('{"status": "failed", "duration_sec": 1}', make_spec().model_dump_json()),
-            ('{"status": "ok", "duration_sec": 7}', make_spec().model_dump_json()),
+            ("[" * 100_000, spec),
+            (good.model_dump_json().replace("9.0", "1e999"), spec),
+            (good.model_dump_json(), "{}"),
+            (failed.model_dump_json(), spec),
+            (good.model_dump_json(), spec),
         ]
     ):
         folder = tmp_path / "s" / "trials" / str(number)
         folder.mkdir(parents=True)
         (folder / "status.json").write_text(status)
-        (folder / "spec.json").write_text(spec)
+        (folder / "spec.json").write_text(spec_text)
     durations = estimate.read_durations(tmp_path)
 
     assert 1 == durations.num_trials
-    assert 7.0 == durations.guess(make_spec())
+    assert 9.0 == durations.guess(make_spec())
+
+
+TRIAL_ID = "0" * 20
 
 
 def status_of(status: TrialStatus, failure: Failure | None = None) -> StatusRecord:
     """Makes a status record."""
     return StatusRecord(
-        trial_id="0",
+        trial_id=TRIAL_ID,
         status=status,
         started_at="2026-01-01T00:00:00+00:00",
         ended_at="2026-01-01T00:00:09+00:00",
@@ -181,7 +189,7 @@ def write_rank(
 
 def conclude(folder: Path, spec: Any, **fields: Any) -> aggregate.Conclusion:
     """Concludes a trial of two ranks."""
-    return aggregate.conclude("0", spec, folder, GOOD_EXIT, num_ranks=2, **fields)
+    return aggregate.conclude(TRIAL_ID, spec, folder, GOOD_EXIT, num_ranks=2, **fields)
 
 
 def test_the_window_is_from_latest_start_to_latest_end(

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import _tf_compat, topology
+from replicator import _tf_compat, _tf_dispatch, topology
 from replicator.engine import body, link, plan
 from replicator.engine.trace import Collective
 from replicator.topology import make_topology
@@ -69,7 +69,7 @@ def _execute(collective, planned_for, per_replica_arrays):
 
     @tf.function(autograph=False)
     def run():
-        return _tf_compat.call_function(function.signature.name, args, dtypes)
+        return _tf_dispatch.call_function(function.signature.name, args, dtypes)
 
     flat = [value.numpy() for value in run()]
     size = len(collective.markers)

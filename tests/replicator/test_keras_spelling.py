@@ -65,6 +65,38 @@ def test_gradients_without_variables_are_refused(in_graph, grads, variables, mes
         in_graph.run(step)
 
 
+def _gradients_alone(optimizer, grads, _):
+    optimizer.apply_gradients(grads)
+
+
+def _pairs(optimizer, grads, variables):
+    optimizer.apply(zip(grads, variables, strict=True), variables)
+
+
+@pytest.mark.parametrize(
+    ("update", "message"),
+    [
+        (
+            _gradients_alone,
+            r"apply_gradients\(\) takes pairs of gradient and variable;",
+        ),
+        (
+            _pairs,
+            r"apply\(\) got pairs of gradient and variable; write optimizer.apply\(",
+        ),
+    ],
+)
+def test_one_spelling_with_the_arguments_of_the_other(in_graph, update, message):
+    """Each message has both."""
+    weights, optimizer = _made(in_graph)
+
+    def step():
+        update(optimizer, [tf.ones([2])], weights[1:])
+
+    with pytest.raises(TypeError, match=message):
+        in_graph.run(step)
+
+
 def test_an_update_outside_a_step_is_refused_in_this_spelling(in_graph):
     """The message has the name that the user wrote."""
     weights, optimizer = _made(in_graph)

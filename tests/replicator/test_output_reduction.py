@@ -102,6 +102,17 @@ def test_values_of_different_shapes_or_types_are_refused(in_graph):
         in_graph.reduce("sum", types)
 
 
+@pytest.mark.parametrize("num_values", [0, 3])
+def test_another_number_of_values_is_refused(in_graph, num_values):
+    """A part of the replicas has another mean."""
+    values = replicator.PerReplica([1.0] * num_values)
+
+    with pytest.raises(
+        ValueError, match=rf"reduce 'mean' of {num_values} .*are 2 repl"
+    ):
+        in_graph.reduce("mean", values)
+
+
 @pytest.mark.parametrize(
     ("value", "message"),
     [

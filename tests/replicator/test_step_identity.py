@@ -35,6 +35,12 @@ class _Model:
         self.traced.append(scale)
         return tf.constant(1.0) * scale
 
+    def draw(self):
+        """A step without arguments."""
+        return tf.constant(1.0)
+
+    __call__ = draw
+
 
 def test_partials_of_equal_parts_are_one_step(repl_once):
     """Made anew in each call, traced as often as the same object is."""
@@ -149,15 +155,41 @@ def _lambda(repl):
         repl.run(lambda: tf.constant(1.0))
 
 
+def _method_of_new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model().draw)
+
+
+def _new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model())
+
+
 @pytest.mark.parametrize(
     ("loop", "name"),
-    [(_partial, "step"), (_partial_of_a_method, "step"), (_lambda, "<lambda>")],
+    [
+        (_partial, "step"),
+        (_partial_of_a_method, "step"),
+        (_lambda, "<lambda>"),
+    ],
 )
 def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
     """It names the function and the remedy, at the line of the user."""
+    _check_said_once(repl_once, loop, name)
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"), [(_method_of_new_objects, "draw"), (_new_objects, "_Model")]
+)
+def test_a_step_of_a_new_object_in_every_call_is_said_once(in_graph, loop, name):
+    """A stock strategy keeps the objects, so there nobody knows that they are gone."""
+    _check_said_once(in_graph, loop, name)
+
+
+def _check_said_once(repl, loop, name):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        loop(repl_once)
+        loop(repl)
 
     (warning,) = [w for w in seen if w.category is errors.RetraceWarning]
     text = str(warning.message)
@@ -167,15 +199,43 @@ def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
     assert __file__ == warning.filename
 
 
-def test_steps_of_different_objects_say_nothing():
-    """A search over models has a step per model."""
+def test_steps_of_objects_that_live_say_nothing():
+    """Each may be run again."""
     repl = replicator.create("single")
     models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for model in models:
-            repl.run(functools.partial(model.step, 1.0))
+            repl.run(model.draw)
+            repl.run(model)
+
+
+def test_steps_of_objects_that_are_run_again_say_nothing():
+    """A search over models has a step per model, and lets each model go."""
+    repl = replicator.create("single")
+
+    def search():
+        for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE):
+            model = _Model()
+            for _ in range(2):
+                repl.run(model.draw)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search()
+
+
+def test_partials_of_different_objects_say_nothing():
+    """Also of the same method."""
+    repl = replicator.create("single")
+    models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in models:
+            for _ in range(2):
+                repl.run(functools.partial(model.step, 1.0))
 
 
 def test_an_object_at_the_address_of_another_starts_anew():
@@ -186,7 +246,7 @@ def test_an_object_at_the_address_of_another_starts_anew():
         warnings.simplefilter("error")
         for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
             model = _Model()
-            for scale in range(programs.NUM_FUNCTIONS_TO_WARN - 1):
+            for scale in [*range(programs.NUM_FUNCTIONS_TO_WARN - 1), 0]:
                 repl.run(functools.partial(model.step, float(scale)))
             del model
             gc.collect()

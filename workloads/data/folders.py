@@ -81,7 +81,14 @@ def read(name: str) -> Contents:
 
 
 def _path(name: str) -> pathlib.Path:
-    return pathlib.Path(name.removeprefix(PREFIX)).expanduser()
+    path = pathlib.Path(name.removeprefix(PREFIX))
+    try:
+        return path.expanduser()
+    except RuntimeError as error:
+        raise ValueError(
+            f"data {name!r}: there is no home directory of {path.parts[0]!r} here; "
+            "write the path without a tilde"
+        ) from error
 
 
 def _folders(path: pathlib.Path) -> list[str]:

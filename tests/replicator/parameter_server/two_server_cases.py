@@ -281,6 +281,21 @@ def single_pipeline():
 
 
 @case
+def loop_over_inputs():
+    """What lives on workers cannot be read here."""
+    repl = MultiWorkerAsyncReplicator()
+    for _batch in repl.make_input_iterator(by_pipeline):
+        pass
+
+
+@case
+def schedule_as_a_coordinator():
+    """coordinator.schedule(step, args=(iterator,)) has another shape here."""
+    repl = MultiWorkerAsyncReplicator()
+    repl.schedule(tf.identity, args=(repl.make_input_iterator(by_pipeline),))
+
+
+@case
 def uneven_replicas():
     """Three replicas on two workers."""
     MultiWorkerAsyncReplicator(num_replicas=3)
@@ -355,6 +370,13 @@ def stock_pipeline_per_replica():
     """The coordinator does not number pipelines."""
     repl = replicator.create("tf_parameter_server", num_replicas=2)
     repl.make_input_iterator(by_pipeline, InputReplicationMode.PER_REPLICA)
+
+
+@case
+def stock_loop_over_inputs():
+    """The coordinator's pipelines are on the workers, too."""
+    repl = replicator.create("tf_parameter_server", num_replicas=2)
+    next(repl.make_input_iterator(by_pipeline))
 
 
 @case

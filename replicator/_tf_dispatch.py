@@ -1,0 +1,163 @@
+"""Private interfaces of TensorFlow that start functions.
+
+``tf.function`` looks at its arguments in every call, to find the trace that fits them.
+A program of ours is traced for arguments that its cache has looked at already, so its
+function is started by name. Each function names in brackets the test of
+tests/replicator that notices when it breaks. Written for TensorFlow 2.21.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.eager import cancellation, execute
+from tensorflow.python.eager import context as eager_context
+from tensorflow.python.eager.polymorphic_function.atomic_function import (
+    InterpolateRuntimeError,
+)
+from tensorflow.python.profiler import trace as profiler_trace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+class Dispatch:
+    """A function that is traced by its first call and started by all others.
+
+    All calls must have arguments of the structure, shapes and types of the first. Not
+    for use in graphs, nor for gradients through it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Sequence[tf.Tensor]],
+        *,
+        autograph: bool = False,
+        is_optimized: bool = True,
+    ) -> None:
+        """Prepares a function (test_dispatch).
+
+        Args:
+          function: Takes one nest (iterators too), returns a flat list of tensors.
+          autograph: Whether it is converted by AutoGraph.
+          is_optimized: Whether TensorFlow's graph optimizer runs over it.
+        """
+        self._function = function
+        self._autograph = autograph
+        self._is_optimized = is_optimized
+        self._traced: Any = None
+        self._name = ""
+        self._num_outputs = 0
+        self._captures: list[Any] = []
+        self._attrs: dict[bool, tuple[Any, ...]] = {}
+
+    def __call__(self, source: Any) -> list[tf.Tensor]:
+        """Starts the function; returns its outputs, which may not be ready yet."""
+        if self._traced is None:
+            self._trace(source)
+        inputs = _tensors_of(source)
+        context = eager_context.context()
+        arguments = (
+            self._name,
+            self._num_outputs,
+            [*inputs, *self._captures],
+            self._attrs[context.soft_device_placement],
+            context,
+        )
+        manager = cancellation.context()
+        try:
+            # Without outputs, TensorFlow returns no list.
+            if manager is None:
+                return execute.execute(*arguments) or []
+            return execute.execute_with_cancellation(*arguments, manager) or []
+        except tf.errors.OpError:
+            # Says in the message which line of the step failed.
+            with InterpolateRuntimeError(self._traced._inference_function):  # noqa: SLF001
+                raise
+
+    def _trace(self, source: Any) -> None:
+        function = tf.function(self._function, autograph=self._autograph)
+        traced = function.get_concrete_function(source)
+        self._name = traced._inference_function.name.decode()  # noqa: SLF001
+        self._num_outputs = len(traced.outputs)
+        self._captures = list(traced.captured_inputs)
+        for is_soft in (False, True):
+            config = None if self._is_optimized else unoptimized_config(is_soft)
+            options = eager_context.FunctionCallOptions(config_proto=config)
+            if config is None:
+                options = eager_context.context().function_call_options
+            self._attrs[is_soft] = tuple(
+                itertools.chain.from_iterable(options.as_attrs().items())
+            )
+        self._traced = traced
+
+
+def _tensors_of(source: Any) -> list[Any]:
+    """The tensors of a nest, those of iterators and composite tensors included."""
+    if source is None:
+        return []
+    return list(tf.nest.flatten(source, expand_composites=True))
+
+
+def profiled(name: str, step: int) -> contextlib.AbstractContextManager[Any]:
+    """A range of a profile, where a profiler runs (test_profile)."""
+    if profiler_trace.enabled():
+        return profiler_trace.Trace(name, step_num=step, _r=1)
+    return _NOTHING
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def call_function(
+    name: str, args: Sequence[Any], output_dtypes: Sequence[tf.DType]
+) -> list[tf.Tensor]:
+    """Emits a call of a registered function in the graph (test_conformance)."""
+    is_soft = tf.config.get_soft_device_placement()
+    outputs = tf.raw_ops.StatefulPartitionedCall(
+        args=list(args),
+        Tout=list(output_dtypes),
+        f=name,
+        config_proto=unoptimized_config(is_soft).SerializeToString(),
+    )
+    return list(outputs) if isinstance(outputs, (list, tuple)) else []
+
+
+@contextlib.contextmanager
+def graph_optimizer_off() -> Iterator[None]:
+    """Calls functions as they are, without optimizing their graph again.
+
+    The function's graph was optimized before it was replicated; doing it again costs
+    time that grows with the number of replicas (test_engine_optimize).
+    """
+    context = eager_context.context()
+    before = context.function_call_options
+    is_soft = tf.config.get_soft_device_placement()
+    context.function_call_options = _UNOPTIMIZED_CALLS[is_soft]
+    try:
+        yield
+    finally:
+        context.function_call_options = before
+
+
+def unoptimized_config(is_soft: bool) -> Any:
+    """How a function runs whose graph was optimized before."""
+    return _UNOPTIMIZED[is_soft]
+
+
+def _make_config(is_soft: bool) -> Any:
+    config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config
+
+
+# Made once: every step's dispatch uses it.
+_UNOPTIMIZED = {is_soft: _make_config(is_soft) for is_soft in (False, True)}
+_UNOPTIMIZED_CALLS = {
+    is_soft: eager_context.FunctionCallOptions(config_proto=config)
+    for is_soft, config in _UNOPTIMIZED.items()
+}

@@ -1,0 +1,74 @@
+"""What a number, a text or a list in a record may be: types with both ends.
+
+A record can come from anywhere: another machine, a half-written copy, a stranger. It is
+checked against these bounds before anything is computed from it, so that no figure
+overflows, no axis runs to infinity and nothing grows with a number in a file.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from results.limits import (
+    MAX_BATCH_SIZE,
+    MAX_LINE,
+    MAX_NAME,
+    MAX_REAL,
+    MAX_REPLICAS,
+    MAX_SEC,
+    MAX_SEED,
+    MAX_STEPS,
+    MAX_TEXT,
+    MAX_TOTAL,
+    MAX_TRIALS,
+    MIN_SEC,
+)
+from results.texts import UNPRINTABLE, UNSTORABLE
+
+
+def _check_printable(text: str) -> str:
+    found = UNPRINTABLE.search(text)
+    if found is not None:
+        raise ValueError(f"holds {found[0]!r}, must be one line of printable text")
+    return text
+
+
+def _check_storable(text: str) -> str:
+    found = UNSTORABLE.search(text)
+    if found is not None:
+        raise ValueError(f"holds {found[0]!r}, must be text that UTF-8 can hold")
+    return text
+
+
+Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_check_printable)]
+"""One line for people and axes: names, units, versions, times of day."""
+Line = Annotated[str, Field(max_length=MAX_LINE), AfterValidator(_check_printable)]
+"""One long line: a path, a data set, an argument."""
+Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_check_storable)]
+"""What a program said, in as many lines as it had."""
+TrialId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
+"""As ``identity`` makes it; also the name of a folder, so nothing else will do."""
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$|^$")]
+"""A file in the trial's own folder, or none."""
+
+Replicas = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+Steps = Annotated[int, Field(ge=1, le=MAX_STEPS)]
+BatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE)]
+GlobalBatchSize = Annotated[int, Field(ge=1, le=MAX_BATCH_SIZE * MAX_REPLICAS)]
+Cores = Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+Index = Annotated[int, Field(ge=0, le=MAX_TRIALS)]
+Repeats = Annotated[int, Field(ge=1, le=MAX_TRIALS)]
+Seed = Annotated[int, Field(ge=0, le=MAX_SEED)]
+Total = Annotated[int, Field(ge=0, le=MAX_TOTAL)]
+PositiveTotal = Annotated[int, Field(ge=1, le=MAX_TOTAL)]
+Nanoseconds = Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)]
+ExitCode = Annotated[int, Field(ge=-(2**31), le=2**32)]
+Real = Annotated[float, Field(ge=-MAX_REAL, le=MAX_REAL)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Amount = Annotated[float, Field(ge=0, le=MAX_SEC)]
+"""Seconds that may be none, loads, quotas."""
+Seconds = Annotated[float, Field(ge=MIN_SEC, le=MAX_SEC)]
+"""A duration that something is divided by, or whose logarithm is taken."""
+OptionValue = bool | Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | Real | Line

@@ -1,0 +1,105 @@
+"""Whether records belong together: a plan and its specs, a trial and what it observed.
+
+Each record alone is checked by its model; nothing is computed from any before both.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from results import errors, identity
+from results.records import TrialStatus
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.records import Plan, StatusRecord, TrialResult, TrialSpec
+
+
+def check_plan(path: pathlib.Path, plan: Plan) -> None:
+    """Checks that a plan names its trials by their content, and each once.
+
+    Raises:
+      CorruptRecordError: Names the first that is wrong.
+    """
+    seen: set[str] = set()
+    for number, trial in enumerate(plan.trials):
+        named = trial.trial_id, trial.case_id
+        content = identity.ids(trial.spec)
+        if named != content:
+            raise errors.CorruptRecordError(
+                path,
+                f"trial {number} is named {named[0]!r} of case {named[1]!r}, its "
+                f"content has the ids {content[0]!r} and {content[1]!r}",
+            )
+        if trial.trial_id in seen:
+            raise errors.CorruptRecordError(
+                path,
+                f"the plan of study {plan.study!r} names trial {trial.trial_id!r} "
+                "twice; every trial must differ in its spec",
+            )
+        seen.add(trial.trial_id)
+
+
+def check_trial(
+    folder: pathlib.Path,
+    spec: TrialSpec,
+    status: StatusRecord | None,
+    result: TrialResult | None,
+) -> None:
+    """Checks that records belong to the trial of a folder, and to each other.
+
+    Raises:
+      CorruptRecordError: Names the first that does not.
+    """
+    trial_id = folder.name
+    content_id = identity.trial_id(spec)
+    if content_id != trial_id:
+        raise errors.CorruptRecordError(
+            folder / "spec.json",
+            f"content has id {content_id!r}, the folder is named {trial_id!r}",
+        )
+    for name, record in (("status", status), ("result", result)):
+        if record is not None and record.trial_id != trial_id:
+            raise errors.CorruptRecordError(
+                folder / f"{name}.json",
+                f"belongs to trial {record.trial_id!r}, lies in {trial_id!r}",
+            )
+    if status is not None and status.status is TrialStatus.OK and result is None:
+        raise errors.CorruptRecordError(
+            folder / "result.json", "missing, though the status is 'ok'"
+        )
+    if result is not None:
+        _check_result(folder / "result.json", spec, result)
+        if status is not None and status.status is TrialStatus.OK:
+            _check_curve(folder / "result.json", spec, result)
+
+
+def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
+    """Checks that a trial observed what it was to run.
+
+    Raises:
+      CorruptRecordError: Names what differs, and both numbers.
+    """
+    num_steps = spec.num_measured_steps
+    pairs = [
+        ("global_batch_size", result.global_batch_size, spec.global_batch_size),
+        ("num_measured_steps", result.num_measured_steps, num_steps),
+    ]
+    pairs += [
+        (f"the number of measured steps of rank {rank.rank}", found, num_steps)
+        for rank in result.ranks
+        if (found := len(rank.step_time_sec)) != num_steps
+    ]
+    for name, found, wanted in pairs:
+        if found != wanted:
+            raise errors.CorruptRecordError(
+                path, f"{name} is {found}, the spec of the trial has {wanted}"
+            )
+
+
+def _check_curve(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
+    if spec.budget is not None and not result.curve:
+        raise errors.CorruptRecordError(
+            path, "the curve is empty, though the trial is a quality run that is 'ok'"
+        )

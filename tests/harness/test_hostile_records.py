@@ -1,0 +1,346 @@
+"""Studies that were damaged, or made by a hostile hand: told in lines, in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import pathlib  # noqa: TC003 - also run by Hypothesis
+import shutil
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness import cli, exit_codes, launch
+from reports.figures import curves, profiles, rows, scaling
+from results import identity
+from results.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
+from results.records import TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", "24"))
+LONGEST_SEC = 30.0
+CODES = {
+    exit_codes.OK,
+    exit_codes.USAGE,
+    exit_codes.SOME_TRIALS_FAILED,
+    exit_codes.NOTHING_MEASURED,
+}
+RECORDS = ("spec.json", "env.json", "result.json", "status.json")
+MANY_DIGITS = int("9" * 4000)
+
+NUMBERS: tuple[Any, ...] = (
+    *(0, -0.0, -1, 1, 2, 3, 0.5, 1e-9, 1e-300, 5e-324, 1e300, 1.7e308, 1e100, -1e100),
+    *(float("nan"), float("inf"), float("-inf"), True, False, 2**31, 2**53 + 1, 2**63),
+    *(-(2**63), 10**18, 10**19, MANY_DIGITS, -MANY_DIGITS, 65536, 65537, 10**6, 10**9),
+    *(MIN_SEC, MAX_SEC, MAX_REAL, -MAX_REAL, MAX_TOTAL),
+)
+TEXTS = (
+    *("", " ", "\0", "a\0b", "\ud800", "x\udfffy", "a\nb", "\x1b[31mred", "\u2028"),
+    *(
+        "\N{RIGHT-TO-LEFT OVERRIDE}abc",
+        "\N{PILE OF POO}" * 9,
+        "\u4e2d\u6587",
+        "a" * 200,
+    ),
+    *(
+        "a" * 201,
+        "a" * 10_000,
+        "$\\frac{1}{",
+        "$x$ and $y$",
+        "[/red]",
+        "<script>",
+        "&lt;",
+    ),
+    *(
+        "../../x",
+        "/etc/passwd",
+        "..",
+        ".",
+        "#010203",
+        "{{ 7 * 7 }}",
+        "%s",
+        "nan",
+        "1e999",
+    ),
+    *(
+        "ok",
+        "failed",
+        "weak",
+        "in_graph",
+        "0" * 20,
+        "f" * 20,
+        "\u0627\u0644",
+        "a; b; c",
+    ),
+)
+NESTED = (None, [], {}, [[]], [{}], {"": None}, [None], [0] * 5000, {"a": {"b": []}})
+values = st.sampled_from((*NUMBERS, *TEXTS, *NESTED)) | st.text(max_size=8)
+chances = st.integers(0, 2**16)
+BYTES = (
+    *(b"", b"\0", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 50_000, b"null", b"[]"),
+    *(b'"\\ud800"', b"1e999", b"9" * 10_000, b"NaN", b"-", b"\n" * 1000, b"{}" * 2),
+)
+PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
+
+
+def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yields the path of everything in a JSON value, itself too."""
+    yield path
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from nodes(item, (*path, key))
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from nodes(item, (*path, index))
+
+
+def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
+    """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
+    if not path:
+        return new
+    holder = value
+    for key in path[:-1]:
+        holder = holder[key]
+    key = path[-1]
+    if how == "set":
+        holder[key] = new
+    elif how == "remove":
+        del holder[key]
+    elif how == "double" and isinstance(holder, list):
+        holder.append(holder[key])
+    elif how == "rename" and isinstance(holder, dict):
+        holder[str(new)] = holder.pop(key)
+    elif isinstance(holder[key], list):
+        holder[key] = []
+    return value
+
+
+def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
+    """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
+    try:
+        ids = identity.ids(TrialSpec.model_validate(spec))
+    except ValueError:
+        ids = name, name
+    plan = json.loads((root / "plan.json").read_text())
+    for trial in plan["trials"]:
+        if trial["trial_id"] == name:
+            trial |= {"trial_id": ids[0], "case_id": ids[1], "spec": spec}
+    (root / "plan.json").write_text(json.dumps(plan))
+    folder = root / "trials" / name
+    (folder / "spec.json").write_text(json.dumps(spec))
+    for path in (folder / "status.json", folder / "result.json"):
+        if path.exists():
+            fields = json.loads(path.read_text())
+            path.write_text(json.dumps({**fields, "trial_id": ids[0]}))
+    if ids[0] != name:
+        folder.rename(root / "trials" / ids[0])
+
+
+def put(path: pathlib.Path, what: str) -> None:
+    """Puts something that is no file in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if what == "directory":
+        path.mkdir()
+    elif what in ("loop", "dangling", "endless"):
+        path.symlink_to(
+            {"loop": path.name, "endless": "/dev/zero"}.get(what, "nothing")
+        )
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "huge":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+
+
+@st.composite
+def damages(draw: Any) -> Any:
+    """Returns a function that damages a study directory, in one to three places."""
+    return draw(st.lists(st.tuples(
+        st.sampled_from(("set", "set", "set", "set", "remove", "double", "rename",
+                         "empty", "spec", "spec", "bytes", "place", "version")),
+        chances, chances, values, st.sampled_from(BYTES), st.sampled_from(PLACES),
+    ), min_size=1, max_size=3))  # fmt: skip
+
+
+def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
+    """Damages one record of a study."""
+    first, second, new, content, thing = what
+    files = sorted(p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size)
+    if not files:
+        return
+    # Half of them to results and the plan, which most is computed from.
+    rich = [p for p in files if p.name in ("result.json", "plan.json")]
+    path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
+    if kind == "place":
+        others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
+        put(others[second % len(others)], thing)
+    elif kind == "bytes":
+        data = path.read_bytes()
+        at = second * 7919 % (len(data) + 1)
+        kept = data[at + first % 50 :] if first % 3 else b""
+        path.write_bytes(data[:at] + content + kept)
+    else:
+        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
+            value = json.loads(path.read_text())
+            if kind == "version":
+                value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
+            elif kind == "spec":
+                folder = sorted((root / "trials").iterdir())[first % 2]
+                spec = json.loads((folder / "spec.json").read_text())
+                keys = list(nodes(spec))[1:]
+                rename(
+                    root,
+                    folder.name,
+                    change(spec, keys[second % len(keys)], "set", new),
+                )
+                return
+            else:
+                keys = list(nodes(value))
+                value = change(value, keys[second % len(keys)], kind, new)
+            path.write_text(json.dumps(value))
+
+
+def to_version(root: pathlib.Path, version: int) -> None:
+    """Writes every record of a study as an older version had it."""
+    newer = {1: ("budget", "curve", "window_metrics"), 2: ("window_metrics",)}
+    for path in root.rglob("*.json"):
+        fields = json.loads(path.read_text())
+        trials = fields.get("trials", ())
+        for record in (fields, *(trial["spec"] for trial in trials)):
+            record["schema_version"] = version
+            for name in newer.get(version, ()):
+                if not record.get(name):
+                    record.pop(name, None)
+        path.write_text(json.dumps(fields))
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, pathlib.Path]:
+    """Makes one small study per schema version, with quality runs and a failure."""
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        replicas=(1, 2),
+        repeats=2,
+        num_measured_steps=3,
+        budget=synthetic.LEARNING,
+        num_learning_runs=2,
+        has_actors=True,
+        statuses={("in_graph", synthetic.WEAK, 2, 1): synthetic.TrialStatus.FAILED},
+    )
+    root = tmp_path_factory.mktemp("studies")
+    found = {}
+    for version in (1, 2, 3):
+        store = synthetic.make_store(root / str(version), shape)
+        to_version(store.root, version)
+        found[version] = store.root
+    return found
+
+
+class Told(logging.Handler):
+    """Collects what libraries warn of, by logging."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes the message."""
+        self.lines.append(record.getMessage())
+
+
+def draw_once(patch: pytest.MonkeyPatch, drawn: dict[Any, Any]) -> None:
+    """Draws figures that are the same in thousands of cases only once."""
+
+    def once(draw: Any) -> Any:
+        def drawing(*args: Any, **kwargs: Any) -> Any:
+            # A panel of a view shows its points; functions write what is described.
+            shown = [getattr(arg, "points", arg) for arg in args]
+            named = {k: v for k, v in kwargs.items() if not callable(v)}
+            key = f"{draw.__module__} {shown!r} {named!r}"
+            if key not in drawn:
+                drawn[key] = draw(*args, **kwargs)
+            return drawn[key]
+
+        return drawing
+
+    for place in (rows, curves, profiles, scaling):
+        for name in ("draw", "draw_estimates", "draw_distributions"):
+            if hasattr(place, name):
+                patch.setattr(place, name, once(getattr(place, name)))
+
+
+DRAWN: dict[str, Any] = {}
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Runs a verb and checks what holds of any: no fault, no warning, soon."""
+    out, err, told = io.StringIO(), io.StringIO(), Told()
+    fake = launch.TrialExit(
+        exit_code=1, is_timed_out=False, timeout_sec=1, duration_sec=0, num_oom_kills=0
+    )
+    start = time.monotonic()
+    logging.getLogger("matplotlib").addHandler(told)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as warned,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        warnings.simplefilter("always")
+        # No process of a trial starts; the code is that of whoever made the study.
+        patch.setattr(launch, "run_tree", lambda *_, **__: fake)
+        patch.setattr("harness.study.check_code", lambda _: None)
+        draw_once(patch, DRAWN)
+        code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
+    logging.getLogger("matplotlib").removeHandler(told)
+    told.lines += [str(warning.message) for warning in warned]
+
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    assert code in CODES, err.getvalue()
+    assert told.lines == []
+    assert time.monotonic() - start < LONGEST_SEC
+    return code, out.getvalue(), err.getvalue()
+
+
+def check_study(root: pathlib.Path) -> None:
+    """Runs the three verbs over a study and checks that what is wrong is named."""
+    for arguments in (("status",), ("status", "--json"), ("report", "--json")):
+        code, out, err = run(*arguments, str(root))
+        if code == exit_codes.USAGE:
+            assert err.startswith(("error: ", "report: "))
+        elif "--json" in arguments:
+            json.loads(out, parse_constant=pytest.fail)
+    with pytest.MonkeyPatch.context() as patch:
+        # Just built, and of what is resumed nothing ends well.
+        patch.setattr("reports.build.write_report", lambda *_: None)
+        run("resume", str(root), "--retry=failed")
+
+
+@settings(
+    max_examples=NUM_CASES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(version=st.sampled_from((3, 3, 2, 1)), places=damages())
+def test_damaged_studies_are_told_in_lines(
+    studies: dict[int, pathlib.Path], version: int, places: Any
+) -> None:
+    """Bytes, keys, types, values and files: of all versions, by all three verbs."""
+    root = studies[version].with_name("damaged")
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(studies[version], root)
+    for kind, *what in places:
+        damage(root, kind, *what)
+    check_study(root)

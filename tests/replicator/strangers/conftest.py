@@ -1,0 +1,52 @@
+"""Strangers: processes that listen where they should not."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+ANSWERS = {
+    "silent": b"",
+    "garbage": bytes(range(200, 256)) * 4,
+    "web server": b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n",
+}
+
+
+@contextlib.contextmanager
+def listening(port, answer):
+    """Accepts connections at a port at once, and gives the same answer to all."""
+    kept = []
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(listener.accept()[0])
+                with contextlib.suppress(OSError):
+                    kept[-1].sendall(answer)
+
+    with contextlib.closing(socket.socket()) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                listener.bind(("", port))
+                break
+            except OSError:
+                assert time.monotonic() < deadline, f"port {port} stays in use"
+        listener.listen(16)
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"localhost:{listener.getsockname()[1]}"
+        listener.shutdown(socket.SHUT_RDWR)
+    for connection in kept:
+        connection.close()
+
+
+@pytest.fixture
+def stranger():
+    """Starts a stranger at a port, which says one of ``ANSWERS``."""
+    with contextlib.ExitStack() as started:
+        yield lambda port, how: started.enter_context(listening(port, ANSWERS[how]))
