@@ -175,9 +175,10 @@ class Lockstep:
                 block = then if bool(environment[predicate][replica]) else orelse
                 return self._block(block, environment, replica)
             case syntax.Call(argument=argument, parameter=parameter, body=body):
-                return self._block(
-                    body, environment, replica, {parameter: environment[argument]}
-                )
+                # A value of its own, too: not the one that the function closes over.
+                values = [None] * self._num_replicas
+                values[replica] = tf.identity(environment[argument][replica])
+                return self._block(body, environment, replica, {parameter: values})
             case syntax.Loop(times=times, carried=carried, body=body):
                 values = [None] * self._num_replicas
                 values[replica] = tf.identity(environment[statement.start][replica])

@@ -1,0 +1,55 @@
+"""Whether an error is the library's own: one that it raised to say what is wrong."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import traceback
+from pathlib import Path
+
+import replicator
+
+FOLDER = str(Path(replicator.__file__).parent)
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def complaint(error: Exception) -> str | None:
+    """Says what is wrong with an error; None if the library raised it itself.
+
+    An error of Python's that passes through the library (``'NoneType' object is not
+    callable``) has its last frame there, too, but at a line that does not raise.
+    """
+    if not isinstance(error, (replicator.ReplicatorError, TypeError, ValueError)):
+        return f"a {type(error).__name__} from {place_of(error)}"
+    path, line = place_of(error)
+    if not path.startswith(FOLDER):
+        return f"raised in {path}:{line}"
+    if not raises(path, line):
+        return f"passed through {Path(path).name}:{line}"
+    return None
+
+
+def place_of(error: Exception) -> tuple[str, int]:
+    """File and line where an error comes from; AutoGraph hides it in the message."""
+    frames = _FRAME.findall(str(error).partition("in user code:")[2])
+    if frames:
+        path, line = frames[-1]
+        return path, int(line)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return last.filename, last.lineno or 0
+
+
+def raises(path: str, line: int) -> bool:
+    """Whether a line is part of a ``raise`` statement."""
+    return any(first <= line <= last for first, last in _raise_statements(path))
+
+
+@functools.cache
+def _raise_statements(path: str) -> list[tuple[int, int]]:
+    tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    return [
+        (node.lineno, node.end_lineno or node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Raise)
+    ]

@@ -1,0 +1,123 @@
+"""Every public function with every kind of argument works, or says what is wrong."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from arguments import calls, judging, kinds
+
+import replicator
+
+# Calls that answer some kinds with an error of Python, TensorFlow or Keras today.
+NOT_YET = ()
+
+
+# Errors of what the user passed, when it is called: they must come through.
+ERRORS_OF_USERS = {("run(value)", "a Keras layer")}
+
+
+def _answers(name, folder):
+    """What is wrong with the answer to each kind of argument that is not answered."""
+    found = {}
+    for kind, make in kinds.KINDS.items():
+        repl = replicator.create("in_graph", num_replicas=2)
+        place = folder / kind.replace(" ", "_").replace("'", "")
+        try:
+            calls.CALLS[name](repl, make(), str(place))
+        except Exception as error:  # noqa: BLE001 - judged, whatever it is
+            complaint = judging.complaint(error)
+            if complaint and (name, kind) not in ERRORS_OF_USERS:
+                found[kind] = f"{complaint}: {error}"
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            name,
+            marks=[pytest.mark.xfail(strict=True, reason="answered by others")]
+            if name in NOT_YET
+            else [],
+        )
+        for name in calls.CALLS
+    ],
+)
+def test_any_argument_is_taken_or_refused_by_the_library(name, tmp_path, monkeypatch):
+    """A ReplicatorError, TypeError or ValueError that the library itself raises."""
+    monkeypatch.chdir(tmp_path)  # where a path is asked for, any text is one
+
+    found = _answers(name, tmp_path)
+    replicator.set_determinism(None)
+
+    assert not found, "\n".join(f"{kind}: {text}" for kind, text in found.items())
+
+
+def test_errors_of_others_are_told_from_own_ones():
+    """A mistake that Python finds while the library works is not the library's."""
+    own = passed = None
+    try:
+        replicator.create("no_such_backend")
+    except replicator.ReplicatorError as error:
+        own = error
+    try:
+        len(3)
+    except TypeError as error:
+        passed = error
+
+    assert judging.complaint(own) is None
+    assert "raised in" in judging.complaint(passed)
+    assert "a KeyError from" in judging.complaint(
+        KeyError("x").with_traceback(passed.__traceback__)
+    )
+
+
+def test_every_public_function_is_called():
+    """A new function of the package, or method of a replicator, must be here, too."""
+    # Results and contexts, which users do not make.
+    made_by_the_library = {
+        "CheckpointManager",
+        "InputAudit",
+        "InputIterator",
+        "ReplicaContext",
+        "ReplicatedOptimizer",
+        "Replicator",
+        "ReplicatorError",
+        "RestoredCheckpoint",
+    }
+    # Enumerations, records, and what takes no argument.
+    without_arguments = {
+        "InputContext",
+        "InputReplicationMode",
+        "backend_names",
+        "get_replica_context",
+    }
+    # ``create`` makes them.
+    backends = {n for n in replicator.__all__ if n.endswith("Replicator")}
+    backends -= {"StrategyReplicator"}
+    text = inspect.getsource(calls)
+    asked = set(replicator.__all__) - made_by_the_library - without_arguments - backends
+
+    assert set() == {name for name in asked if name not in text}
+
+    methods = {
+        name
+        for name, member in inspect.getmembers(replicator.Replicator)
+        if inspect.isfunction(member) and not name.startswith("_")
+    }
+    # Without arguments of users: they describe, check, and serve checkpoints.
+    of_the_library = {
+        "assert_in_sync",
+        "context",
+        "explain",
+        "summary",
+        "gather_bytes",
+        "local_state",
+        "restore_local_state",
+        "settled",
+    }
+
+    assert set() == {
+        name for name in methods - of_the_library if f".{name}(" not in text
+    }
