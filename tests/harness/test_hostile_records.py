@@ -93,7 +93,7 @@ PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
 
 
 def pick(value: Any, chance: int) -> tuple[Any, ...]:
-    """Returns the path of a part of a JSON value: a whole list as likely as a number."""
+    """Returns the path of a part of a JSON value, a list as likely as a number."""
     path: list[Any] = []
     while value and isinstance(value, dict | list):
         chance, place = divmod(chance, len(value))
@@ -222,43 +222,6 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
             path.write_text(json.dumps(value))
 
 
-def to_version(root: pathlib.Path, version: int) -> None:
-    """Writes every record of a study as an older version had it."""
-    newer = {1: ("budget", "curve", "window_metrics"), 2: ("window_metrics",)}
-    for path in root.rglob("*.json"):
-        fields = json.loads(path.read_text())
-        trials = fields.get("trials", ())
-        for record in (fields, *(trial["spec"] for trial in trials)):
-            record["schema_version"] = version
-            for name in newer.get(version, ()):
-                if not record.get(name):
-                    record.pop(name, None)
-        path.write_text(json.dumps(fields))
-
-
-@pytest.fixture(scope="module")
-def studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, pathlib.Path]:
-    """Makes one small study per schema version, with quality runs and a failure."""
-    shape = synthetic.Shape(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        replicas=(1, 2),
-        repeats=2,
-        num_measured_steps=3,
-        budget=synthetic.LEARNING,
-        num_learning_runs=2,
-        has_actors=True,
-        statuses={("in_graph", synthetic.WEAK, 2, 1): synthetic.TrialStatus.FAILED},
-    )
-    root = tmp_path_factory.mktemp("studies")
-    found = {}
-    for version in (1, 2, 3):
-        store = synthetic.make_store(root / str(version), shape)
-        to_version(store.root, version)
-        found[version] = store.root
-    return found
-
-
 class Told(logging.Handler):
     """Collects what libraries warn of, by logging."""
 
@@ -331,7 +294,8 @@ def check_study(root: pathlib.Path) -> None:
     for arguments in (("status",), ("status", "--json"), ("report", "--json")):
         code, out, err = run(*arguments, str(root))
         if code == exit_codes.USAGE:
-            assert err.startswith(("error: ", "report: "))
+            lines = err.splitlines()
+            assert all(line.startswith(("error: ", "report: ")) for line in lines), err
         elif "--json" in arguments:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
@@ -347,12 +311,12 @@ def check_study(root: pathlib.Path) -> None:
 )
 @given(version=st.sampled_from((3, 3, 2, 1)), places=damages())
 def test_damaged_studies_are_told_in_lines(
-    studies: dict[int, pathlib.Path], version: int, places: Any
+    old_and_new_studies: dict[int, pathlib.Path], version: int, places: Any
 ) -> None:
     """Bytes, keys, types, values and files: of all versions, by all three verbs."""
-    root = studies[version].with_name("damaged")
+    root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(studies[version], root)
+    shutil.copytree(old_and_new_studies[version], root)
     for kind, *what in places:
         damage(root, kind, *what)
     check_study(root)
