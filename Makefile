@@ -7,10 +7,10 @@ STAMP := $(VENV)/.installed
 TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 
-.PHONY: help setup sweep test check fmt lint types bench lock clean
+.PHONY: help setup sweep test check fmt lint types fuzz-records bench lock clean
 
 help:  ## List the targets.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## Install the locked versions, checked by hash, into .venv.
 
@@ -41,6 +41,10 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+
+fuzz-records: setup  ## Damage 2,000 studies and type 5,000 hostile command lines (half an hour).
+	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/test_hostile_records.py tests/harness/test_hostile_command_lines.py
+	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/test_kill_and_leave_nothing.py
 
 types: setup  ## Check types.
 	$(BIN)/mypy
