@@ -114,7 +114,11 @@ def _empty(options: dict[str, Any] | None) -> Callable[[], Any]:
             return function().numpy()
 
         return call
-    return lambda: repl.run(step)[0].numpy()
+
+    def run() -> Any:
+        return repl.run(step)[0].numpy()
+
+    return run
 
 
 def _training(options: dict[str, Any] | None) -> Callable[[], Any]:
@@ -147,7 +151,11 @@ def _training(options: dict[str, Any] | None) -> Callable[[], Any]:
 
         return call
     inputs = repl.make_input_iterator(lambda _: data)
-    return lambda: repl.run(step, inputs)[0].numpy()
+
+    def run() -> Any:
+        return repl.run(step, inputs)[0].numpy()
+
+    return run
 
 
 if __name__ == "__main__":
