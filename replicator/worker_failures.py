@@ -28,9 +28,10 @@ def shape_error(what: str, message: str) -> ReplicatorError:
     shapes = message.partition("shapes differ between workers")[2]
     return DisagreementError(
         f"a collective in {what} got tensors of different shapes on different workers "
-        f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); all "
-        "replicas must pass the same shapes: pad or drop the last partial batch "
-        "(drop_remainder=True)"
+        f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); "
+        "replicas must pass it the same shapes: reduce over the examples first "
+        "(mean_over_examples weighs the uneven batches of split_global_batches), or "
+        "pad them"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -67,3 +68,43 @@ def test_a_branch_that_writes_starts_after_an_earlier_write(
         weight.assign(0)
         in_graph.run(step, PerReplica([tf.constant(False)] * 2))
         assert 8 == int(weight.numpy())
+
+
+def test_a_branch_whose_argument_nobody_uses_keeps_its_place(in_graph):
+    """The argument was all that said that the branch follows another one."""
+    with in_graph.context():
+        weight = tf.Variable(
+            [0.5, 0.25],
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+        )
+
+    def step(batch):
+        is_taken, c = batch
+        read = tf.function(weight.read_value, autograph=False)
+        before = tf.tanh(read())
+
+        def add():
+            weight.assign_add(before)
+            return before
+
+        def first():
+            tf.cond(is_taken, add, lambda: c)
+            return tf.reduce_sum(weight.read_value())
+
+        total = tf.cond(is_taken, first, lambda: tf.zeros([]))
+
+        def second():
+            weight.assign_sub(c)
+            tf.square(total)  # nobody uses it
+            return 2.0 * c
+
+        tf.cond(is_taken, second, lambda: c)
+        return weight.read_value()
+
+    for _ in range(NUM_RUNS):
+        weight.assign([0.5, 0.25])
+        values = PerReplica([tf.constant([1.0, 2.0])] * 2)
+        found = in_graph.run(step, (PerReplica([tf.constant(True)] * 2), values))
+        for value in found:
+            np.testing.assert_allclose(value, [-0.0378829, -1.5050814], rtol=1e-5)
