@@ -228,7 +228,7 @@ def _question(address: str) -> bytes:
             b"\x86",  # :scheme: http
             b"\x04" + _literal(_PATH),
             b"\x01" + _literal(address.encode()[:100]),  # :authority
-            b"\x00" + _literal(b"te") + _literal(b"trailers"),
+            b"\x00" + _literal(b"te") + _literal(b"trailers"),  # codespell:ignore te
             b"\x0f\x10" + _literal(b"application/grpc"),  # content-type
         ]
     )

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from replicator import _tf_compat, errors
+from replicator.peer import Peer
 from replicator.servers import assignment as assignment_lib
 from replicator.servers import faults
 from replicator.servers.assignment import Assignment, make_batch
@@ -126,6 +127,7 @@ def test_a_server_that_ended_is_named(server):
     address, listener = server
     watch = faults.ServerWatch([])
     watch._addresses = (address,)
+    watch._peers = [Peer(address)]
     watch.check()
     assert watch.find_lost() is None
     listener.close()
@@ -141,6 +143,7 @@ def test_a_server_that_hangs_is_named(server):
     address, _ = server
     watch = faults.ServerWatch([])
     watch._addresses = (address, address)
+    watch._peers = [Peer(address), Peer(address)]
     watch._watch.lost["/job:ps/replica:0/task:1"] = "1"
     message = r"server 1 \(.*\) gave no sign of life for 30 s"
 
@@ -153,6 +156,7 @@ def test_an_error_of_a_step_stays_what_it_is(server):
     """While all servers answer."""
     watch = faults.ServerWatch([])
     watch._addresses = (server[0],)
+    watch._peers = [Peer(server[0])]
 
     with pytest.raises(tf.errors.OutOfRangeError), watch.guard():
         raise tf.errors.OutOfRangeError(None, None, "End of sequence")
