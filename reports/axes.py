@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 Axis = tuple[str, str, int]
 
+MOST_FIGURES = 20
+"""Of one section; a study with more names of metrics than that is not read by eye."""
+
 
 def axis_of(metric: QualityMetric) -> Axis:
     """Returns name, protocol and, where the protocol matters, n.

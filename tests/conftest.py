@@ -41,6 +41,7 @@ LONG_FIRST = (
     "tests/workloads/test_resnet50_program.py",
     "tests/workloads/test_sngan_program.py",
     "tests/workloads/metrics/test_digits_extractor.py",
+    "tests/harness/test_kill_and_leave_nothing.py",
     "tests/harness/test_kill_and_resume.py",
     "tests/docs/",
     "tests/replicator/test_leaks.py",

@@ -168,7 +168,8 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
 
 def render(view: View) -> Markup:
     """Renders two or three panels per metric, what each run reached, and all seeds."""
-    found = collect(view)
+    everything = collect(view)
+    found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
     figures = [
         (
@@ -186,6 +187,7 @@ def render(view: View) -> Markup:
         "learning",
         view=view,
         figures=figures,
+        num_left_out=len(everything) - len(found),
         planned=view.study.quality_runs,
         pictures=pictures(view),
         name_run=seeds.name_run,

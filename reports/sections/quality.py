@@ -100,7 +100,8 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
 
 def render(view: View) -> Markup:
     """Renders one figure per metric, with each trial's own interval below."""
-    found = collect(view)
+    everything = collect(view)
+    found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(cases[0].trials[0][1]) for cases in found.values()]
     figures = [
         (name, _draw(view, name, cases), cases, axes.explain(axis, all_axes))
@@ -114,4 +115,10 @@ def render(view: View) -> Markup:
             for entry, _ in quality.trials
         }
     )
-    return page.render("quality", view=view, figures=figures, steps=steps)
+    return page.render(
+        "quality",
+        view=view,
+        figures=figures,
+        num_left_out=len(everything) - len(found),
+        steps=steps,
+    )

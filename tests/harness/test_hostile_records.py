@@ -137,13 +137,20 @@ def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
     return value
 
 
+def load(path: pathlib.Path) -> Any:
+    """Returns what a plain file of a usual size holds; a pipe would not end."""
+    if not path.is_file() or path.stat().st_size > 2**24:
+        raise OSError(f"{path} was damaged before")
+    return json.loads(path.read_text())
+
+
 def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
     """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
     try:
         ids = identity.ids(TrialSpec.model_validate(spec))
     except ValueError:
         ids = name, name
-    plan = json.loads((root / "plan.json").read_text())
+    plan = load(root / "plan.json")
     for trial in plan["trials"]:
         if trial["trial_id"] == name:
             trial |= {"trial_id": ids[0], "case_id": ids[1], "spec": spec}
@@ -152,7 +159,7 @@ def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
     (folder / "spec.json").write_text(json.dumps(spec))
     for path in (folder / "status.json", folder / "result.json"):
         if path.exists():
-            fields = json.loads(path.read_text())
+            fields = load(path)
             path.write_text(json.dumps({**fields, "trial_id": ids[0]}))
     if ids[0] != name:
         folder.rename(root / "trials" / ids[0])
@@ -189,7 +196,9 @@ def damages(draw: Any) -> Any:
 def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
     """Damages one record of a study."""
     first, second, new, content, thing = what
-    files = sorted(p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size)
+    files = sorted(
+        p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size < 2**24
+    )
     if not files:
         return
     # Half of them to results and the plan, which most is computed from.
@@ -204,13 +213,15 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
         kept = data[at + first % 50 :] if first % 3 else b""
         path.write_bytes(data[:at] + content + kept)
     else:
-        with contextlib.suppress(ValueError, KeyError, TypeError, OSError):
-            value = json.loads(path.read_text())
+        with contextlib.suppress(
+            ValueError, LookupError, TypeError, OSError, RecursionError
+        ):
+            value = load(path)
             if kind == "version":
                 value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
             elif kind == "spec":
                 folder = sorted((root / "trials").iterdir())[first % 2]
-                spec = json.loads((folder / "spec.json").read_text())
+                spec = load(folder / "spec.json")
                 place = pick(spec, second)
                 new = like(spec, place, first, new)
                 rename(root, folder.name, change(spec, place, "set", new))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -193,3 +194,25 @@ def test_a_picture_of_any_size_is_not_put_into_the_page(
     from reports.view import view_store
 
     assert [] == learning.pictures(view_store(store))
+
+
+def test_figures_beyond_the_most_are_said_to_be_left_out(
+    tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names come from records, and each would be drawn."""
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
+    store: Store = synthetic.make_store(tmp_path / "study", shape)
+    from reports import axes, build
+
+    for path in store.root.rglob("result.json"):
+        result = json.loads(path.read_text())
+        for holder in (result, *result["curve"]):
+            holder["quality"] += [{**holder["quality"][0], "name": "another"}]
+        path.write_text(json.dumps(result))
+
+    assert "left out: the records" not in build.build_report(store)
+
+    monkeypatch.setattr(axes, "MOST_FIGURES", 1)
+    page = build.build_report(store)
+
+    assert 2 == len(re.findall(r"more figures?, of other names, left out", page))
