@@ -9,10 +9,10 @@ SWEEP_FLAGS ?= --workload resnet50
 FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 
-.PHONY: help setup sweep test fuzz check fmt lint types bench lock clean
+.PHONY: help setup sweep test fuzz check fmt lint types fuzz-records bench lock clean
 
 help:  ## List the targets.
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
 
 setup: $(STAMP)  ## Install the locked versions, checked by hash, into .venv.
 
@@ -46,6 +46,10 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+
+fuzz-records: setup  ## Damage 2,000 studies and type 5,000 hostile command lines (half an hour).
+	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/test_hostile_records.py tests/harness/test_hostile_command_lines.py
+	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/test_kill_and_leave_nothing.py
 
 types: setup  ## Check types.
 	$(BIN)/mypy

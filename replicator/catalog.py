@@ -16,6 +16,16 @@ CAPABILITIES: dict[str, str] = {
         "R replicas of b examples train like one replica of R x b examples"
     ),
     "sparse_gradients": "tf.IndexedSlices are summed and averaged over replicas",
+    "shared_rows": (
+        "rows of sparse gradients that several replicas touch are added up before the "
+        "update"
+    ),
+    "uneven_rows": "replicas may touch different numbers of rows",
+    "higher_derivatives": (
+        "collectives have gradients of every order, and work in forward mode"
+    ),
+    "vectorized_collectives": "collectives in tf.vectorized_map and tape.jacobian",
+    "loss_objects": "a Keras loss object gives the mean over the batch of a replica",
     "random_streams": "replicas draw different streams, which a seed repeats",
     "replica_local_state": (
         "a variable written with per-replica values keeps a copy per replica"
@@ -96,6 +106,17 @@ class BackendInfo:
 
 # What tf.distribute does not do, whatever its strategy.
 _STOCK_LACKS = {
+    "loss_objects": (
+        "Keras divides the loss by the number of replicas under a strategy; the "
+        "average of gradients over replicas then divides again"
+    ),
+    "shared_rows": (
+        "Keras joins the rows of all replicas in its update, and squares each of those "
+        "that come twice"
+    ),
+    "vectorized_collectives": (
+        "a vectorized loop rewrites the graph of one replica; refused by name"
+    ),
     "control_flow_check": "tf.distribute fails in its own words, or not at all",
     "explained_plan": "tf.distribute does not show its plan",
     "model_parallelism": "a replica of tf.distribute is one device here",
@@ -234,6 +255,7 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
                 "ragged_inputs": "steps are compiled, so shapes must be static",
+                "uneven_rows": "steps are compiled, so shapes must be static",
             },
             not_swept_because="it needs a TPU, which the harness does not look for",
         ),
@@ -278,6 +300,9 @@ BACKENDS: dict[str, BackendInfo] = {
                     "every process keeps its own copy, and reads its own outside steps"
                 ),
                 "sharded_update": "every process keeps and updates all variables",
+                "vectorized_collectives": (
+                    "Horovod's operations have no form for several iterations"
+                ),
                 "unsynchronized_update_check": (
                     "every process has variables of its own, which may drift apart"
                 ),

@@ -52,9 +52,9 @@ FEW_TICKS = (1, 2, 5)
 MORE_TICKS = (1, 1.5, 2, 3, 4, 5, 7)
 MANY = 12
 
-LONGEST_TICK = 24
-WIDEST_TEXT = 0.9
-"""Of a figure's width."""
+LONGEST_TICK = 20
+WIDEST_TEXT, WIDEST_BESIDE = 0.9, 0.35
+"""Of a figure's width; beside the axes, these need theirs."""
 CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 SETTINGS = {
@@ -163,10 +163,12 @@ def short(text: str) -> str:
 
 def _shorten_texts(figure: Figure) -> None:
     """Cuts texts that are wider than the figure, whatever a record calls things."""
-    widest = WIDEST_TEXT * figure.bbox.width
     for text in figure.findobj(Text):
         content = text.get_text()
         if len(content) > LONGEST_TICK:
+            is_beside = getattr(text, "get_annotation_clip", lambda: None)() is False
+            share = WIDEST_BESIDE if is_beside else WIDEST_TEXT
+            widest = share * figure.bbox.width
             width = text.get_window_extent().width
             if width > widest:
                 kept = int(len(content) * widest / width)

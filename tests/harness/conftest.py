@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -194,3 +195,40 @@ def template(tmp_path_factory: Any, overrides: Any) -> Any:
 def finished(template: Path, tmp_path: Path) -> None:
     """Puts a finished study into the test's directory."""
     shutil.copytree(template / "runs", tmp_path / "runs")
+
+
+def _to_version(root: Path, version: int) -> None:
+    """Writes every record of a study as an older version had it."""
+    newer = {1: ("budget", "curve", "window_metrics"), 2: ("window_metrics",)}
+    for path in root.rglob("*.json"):
+        fields = json.loads(path.read_text())
+        trials = fields.get("trials", ())
+        for record in (fields, *(trial["spec"] for trial in trials)):
+            record["schema_version"] = version
+            for name in newer.get(version, ()):
+                if not record.get(name):
+                    record.pop(name, None)
+        path.write_text(json.dumps(fields))
+
+
+@pytest.fixture(scope="module")
+def old_and_new_studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, Path]:
+    """Makes one small study per schema version, with quality runs and a failure."""
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        replicas=(1, 2),
+        repeats=2,
+        num_measured_steps=3,
+        budget=synthetic.LEARNING,
+        num_learning_runs=2,
+        has_actors=True,
+        statuses={("in_graph", synthetic.WEAK, 2, 1): synthetic.TrialStatus.FAILED},
+    )
+    root = tmp_path_factory.mktemp("studies")
+    found = {}
+    for version in (1, 2, 3):
+        store = synthetic.make_store(root / str(version), shape)
+        _to_version(store.root, version)
+        found[version] = store.root
+    return found

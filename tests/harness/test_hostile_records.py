@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
 import os
-import pathlib  # noqa: TC003 - also run by Hypothesis
 import shutil
 import time
 import warnings
@@ -24,7 +24,7 @@ from results.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records import TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import pathlib
 
 NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", "24"))
 LONGEST_SEC = 30.0
@@ -84,7 +84,7 @@ TEXTS = (
 )
 NESTED = (None, [], {}, [[]], [{}], {"": None}, [None], [0] * 5000, {"a": {"b": []}})
 values = st.sampled_from((*NUMBERS, *TEXTS, *NESTED)) | st.text(max_size=8)
-chances = st.integers(0, 2**16)
+chances = st.integers(0, 2**40)
 BYTES = (
     *(b"", b"\0", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 50_000, b"null", b"[]"),
     *(b'"\\ud800"', b"1e999", b"9" * 10_000, b"NaN", b"-", b"\n" * 1000, b"{}" * 2),
@@ -92,15 +92,28 @@ BYTES = (
 PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
 
 
-def nodes(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yields the path of everything in a JSON value, itself too."""
-    yield path
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from nodes(item, (*path, key))
-    if isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from nodes(item, (*path, index))
+def pick(value: Any, chance: int) -> tuple[Any, ...]:
+    """Returns the path of a part of a JSON value, a list as likely as a number."""
+    path: list[Any] = []
+    while value and isinstance(value, dict | list):
+        chance, place = divmod(chance, len(value))
+        path.append(sorted(value)[place] if isinstance(value, dict) else place)
+        value = value[path[-1]]
+        chance, is_end = divmod(chance, 3)
+        if not is_end:
+            break
+    return tuple(path)
+
+
+def like(value: Any, path: tuple[Any, ...], chance: int, new: Any) -> Any:
+    """Returns a number in place of a number, a text in place of a text, or anything."""
+    for key in path:
+        value = value[key]
+    if chance % 4 == 0:
+        return new
+    if isinstance(value, int | float):
+        return NUMBERS[chance // 4 % len(NUMBERS)]
+    return TEXTS[chance // 4 % len(TEXTS)] if isinstance(value, str) else new
 
 
 def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
@@ -184,7 +197,7 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
     path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
     if kind == "place":
         others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
-        put(others[second % len(others)], thing)
+        put(others[max(0, second % 9 - 4)], thing)
     elif kind == "bytes":
         data = path.read_bytes()
         at = second * 7919 % (len(data) + 1)
@@ -198,54 +211,15 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
             elif kind == "spec":
                 folder = sorted((root / "trials").iterdir())[first % 2]
                 spec = json.loads((folder / "spec.json").read_text())
-                keys = list(nodes(spec))[1:]
-                rename(
-                    root,
-                    folder.name,
-                    change(spec, keys[second % len(keys)], "set", new),
-                )
+                place = pick(spec, second)
+                new = like(spec, place, first, new)
+                rename(root, folder.name, change(spec, place, "set", new))
                 return
             else:
-                keys = list(nodes(value))
-                value = change(value, keys[second % len(keys)], kind, new)
+                place = pick(value, second)
+                new = like(value, place, first // 7, new)
+                value = change(value, place, kind, new)
             path.write_text(json.dumps(value))
-
-
-def to_version(root: pathlib.Path, version: int) -> None:
-    """Writes every record of a study as an older version had it."""
-    newer = {1: ("budget", "curve", "window_metrics"), 2: ("window_metrics",)}
-    for path in root.rglob("*.json"):
-        fields = json.loads(path.read_text())
-        trials = fields.get("trials", ())
-        for record in (fields, *(trial["spec"] for trial in trials)):
-            record["schema_version"] = version
-            for name in newer.get(version, ()):
-                if not record.get(name):
-                    record.pop(name, None)
-        path.write_text(json.dumps(fields))
-
-
-@pytest.fixture(scope="module")
-def studies(tmp_path_factory: Any, synthetic: Any) -> dict[int, pathlib.Path]:
-    """Makes one small study per schema version, with quality runs and a failure."""
-    shape = synthetic.Shape(
-        backends=("in_graph",),
-        modes=(synthetic.WEAK,),
-        replicas=(1, 2),
-        repeats=2,
-        num_measured_steps=3,
-        budget=synthetic.LEARNING,
-        num_learning_runs=2,
-        has_actors=True,
-        statuses={("in_graph", synthetic.WEAK, 2, 1): synthetic.TrialStatus.FAILED},
-    )
-    root = tmp_path_factory.mktemp("studies")
-    found = {}
-    for version in (1, 2, 3):
-        store = synthetic.make_store(root / str(version), shape)
-        to_version(store.root, version)
-        found[version] = store.root
-    return found
 
 
 class Told(logging.Handler):
@@ -260,7 +234,7 @@ class Told(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def draw_once(patch: pytest.MonkeyPatch, drawn: dict[Any, Any]) -> None:
+def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
     """Draws figures that are the same in thousands of cases only once."""
 
     def once(draw: Any) -> Any:
@@ -268,7 +242,8 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[Any, Any]) -> None:
             # A panel of a view shows its points; functions write what is described.
             shown = [getattr(arg, "points", arg) for arg in args]
             named = {k: v for k, v in kwargs.items() if not callable(v)}
-            key = f"{draw.__module__} {shown!r} {named!r}"
+            text = f"{draw.__module__} {shown!r} {named!r}"
+            key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
             if key not in drawn:
                 drawn[key] = draw(*args, **kwargs)
             return drawn[key]
@@ -281,7 +256,7 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[Any, Any]) -> None:
                 patch.setattr(place, name, once(getattr(place, name)))
 
 
-DRAWN: dict[str, Any] = {}
+DRAWN: dict[bytes, Any] = {}
 
 
 def run(*arguments: str) -> tuple[int, str, str]:
@@ -319,7 +294,8 @@ def check_study(root: pathlib.Path) -> None:
     for arguments in (("status",), ("status", "--json"), ("report", "--json")):
         code, out, err = run(*arguments, str(root))
         if code == exit_codes.USAGE:
-            assert err.startswith(("error: ", "report: "))
+            lines = err.splitlines()
+            assert all(line.startswith(("error: ", "report: ")) for line in lines), err
         elif "--json" in arguments:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
@@ -335,12 +311,12 @@ def check_study(root: pathlib.Path) -> None:
 )
 @given(version=st.sampled_from((3, 3, 2, 1)), places=damages())
 def test_damaged_studies_are_told_in_lines(
-    studies: dict[int, pathlib.Path], version: int, places: Any
+    old_and_new_studies: dict[int, pathlib.Path], version: int, places: Any
 ) -> None:
     """Bytes, keys, types, values and files: of all versions, by all three verbs."""
-    root = studies[version].with_name("damaged")
+    root = old_and_new_studies[version].with_name("damaged")
     shutil.rmtree(root, ignore_errors=True)
-    shutil.copytree(studies[version], root)
+    shutil.copytree(old_and_new_studies[version], root)
     for kind, *what in places:
         damage(root, kind, *what)
     check_study(root)

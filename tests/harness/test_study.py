@@ -198,3 +198,42 @@ def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         PlanError, match=r"--data-dir '.*nowhere' is not a directory; g"
     ):
         plan_of(data_dir=tmp_path / "nowhere")
+
+
+def test_resuming_an_empty_plan_is_told(small_plan: Plan) -> None:
+    """Nothing was asked for."""
+    with pytest.raises(StudyError, match=r"'small' has no trials, so there is no"):
+        study.check_trials(small_plan.model_copy(update={"trials": ()}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workload": "vgg"}, r"unknown workload 'vgg'"),
+        ({"backend": "nccl"}, r"unknown backend 'nccl'"),
+        (
+            {"backend": "single"},
+            r"has 2 replicas on backend 'single', which runs at mo",
+        ),
+    ],
+)
+def test_resuming_what_cannot_be_started_here_is_told_before(
+    small_plan: Plan, fields: Any, message: str
+) -> None:
+    """Not after the trials before it."""
+    trial = small_plan.trials[1]
+    changed = trial.model_copy(update={"spec": trial.spec.model_copy(update=fields)})
+    plan = small_plan.model_copy(update={"trials": (small_plan.trials[0], changed)})
+    with pytest.raises(PlanError, match=message):
+        study.check_trials(plan)
+
+
+def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan: Plan) -> None:
+    """Weak scaling keeps the batch of a replica; such a plan was not made here."""
+    trial = small_plan.trials[0]
+    spec = trial.spec.model_copy(update={"per_replica_batch_size": 9})
+    trials = (*small_plan.trials[1:], trial.model_copy(update={"spec": spec}))
+    with pytest.raises(
+        MatchStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
+    ):
+        study.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)

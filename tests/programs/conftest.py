@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from replicator import devices
+
 FOLDER = Path(__file__).resolve().parent
 # Programs are imported here and in the processes of clusters, by the same name.
 sys.path.insert(0, str(FOLDER))
-
-from replicator import devices  # noqa: E402 - after the path
 
 NUM_VIRTUAL_DEVICES = 4
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from conformance_cases import (
     collectives,
+    derivatives,
     habits,
     inputs,
     layers,
@@ -18,6 +19,7 @@ from conformance_cases.registry import CASES
 __all__ = (
     "CASES",
     "collectives",
+    "derivatives",
     "habits",
     "inputs",
     "layers",

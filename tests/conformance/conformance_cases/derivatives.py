@@ -1,0 +1,160 @@
+"""Derivatives of every order, vectorized loops, and rows that replicas share."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from conformance_cases.registry import case, on_every, share
+
+import replicator
+
+NUM_ROWS = 4
+
+
+def _operands(num_replicas):
+    return np.linspace(-1.0, 1.5, 3 * num_replicas).reshape(num_replicas, 3)
+
+
+def _second_derivative(topology):
+    """By hand: t = sum(y^2) with y = all_sum(x); h = |dt/dx|^2 = |2 R y|^2.
+
+    Its derivative: 2 * 2 R y, times 2 R, summed over the replicas: 8 R^3 y.
+    """
+    n = topology.num_replicas
+    total = _operands(n).sum(axis=0)
+    return on_every(topology, 8 * n**3 * total)
+
+
+@case("collectives", "higher_derivatives", reference=_second_derivative)
+def second_derivatives(repl):
+    """The gradient of a gradient through all_sum has all replicas in it."""
+
+    def step(x):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                target = tf.reduce_sum(replicator.all_sum(x) ** 2)
+            penalty = tf.reduce_sum(inner.gradient(target, x) ** 2)
+        return outer.gradient(penalty, x)
+
+    return repl.run(step, share(repl, _operands(repl.num_replicas)))
+
+
+def _tangents(topology):
+    xs = _operands(topology.num_replicas)
+    return {
+        "all_mean": on_every(topology, (2 * xs).mean(axis=0)),
+        "all_gather": on_every(topology, 2 * xs),
+    }
+
+
+@case("collectives", "higher_derivatives", reference=_tangents)
+def forward_mode(repl):
+    """Tangents of a result have those of all replicas in them."""
+
+    def step(x):
+        with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
+            results = {
+                "all_mean": replicator.all_mean(x * x),
+                "all_gather": replicator.all_gather(x * x),
+            }
+        return {name: forward.jvp(result) for name, result in results.items()}
+
+    return repl.run(step, share(repl, _operands(repl.num_replicas)))
+
+
+def _vectorized(topology):
+    xs = _operands(topology.num_replicas)
+    n = topology.num_replicas
+    return {
+        "map": on_every(topology, xs.max(axis=0)),
+        "jacobian": replicator.PerReplica([np.diag(2 * n * x) for x in xs]),
+    }
+
+
+@case("collectives", "vectorized_collectives", reference=_vectorized)
+def vectorized_loops(repl):
+    """tf.vectorized_map and tape.jacobian communicate."""
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            joined = replicator.all_sum(x * x)
+        return {
+            "map": tf.vectorized_map(replicator.all_max, x),
+            "jacobian": tape.jacobian(joined, x),
+        }
+
+    return repl.run(step, share(repl, _operands(repl.num_replicas)))
+
+
+def _train_table(repl, counts):
+    """Adagrad, which squares gradients, on rows that several replicas touch."""
+    ids = np.array([[0, 1, 0], [0, 2, 1], [0, 0, 3], [2, 0, 1]])[: repl.num_replicas]
+    with repl.context():
+        table = tf.Variable(np.linspace(-1.0, 1.0, NUM_ROWS, dtype=np.float32)[:, None])
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adagrad(0.1))
+
+    def step(batch):
+        rows, count = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.sin(tf.gather(table, rows[:count])))
+        optimizer.apply_gradients([(tape.gradient(loss, table), table)])
+
+    for _ in range(2):
+        repl.run(step, (share(repl, ids), share(repl, np.array(counts))))
+    return replicator.PerReplica([table.numpy()] * repl.num_local_replicas)
+
+
+def _trained_table(counts):
+    def reference(topology):
+        ids = np.array([[0, 1, 0], [0, 2, 1], [0, 0, 3], [2, 0, 1]])
+        n = topology.num_replicas
+        table = np.linspace(-1.0, 1.0, NUM_ROWS)[:, None]
+        accumulator = np.full_like(table, 0.1)
+        for _ in range(2):
+            gradient = np.zeros_like(table)
+            for rows, count in zip(ids[:n], counts[:n], strict=True):
+                np.add.at(gradient, rows[:count], np.cos(table[rows[:count]]) / n)
+            accumulator += gradient**2
+            table = table - 0.1 * gradient / np.sqrt(accumulator + 1e-7)
+        return on_every(topology, np.float32(table))
+
+    return reference
+
+
+_EVEN, _UNEVEN = (3, 3, 3, 3), (3, 1, 0, 2)
+
+
+@case("synchronous_training", "shared_rows", reference=_trained_table(_EVEN))
+def rows_that_replicas_share(repl):
+    """They are added up before a nonlinear update, as in the dense gradient."""
+    return _train_table(repl, _EVEN[: repl.num_replicas])
+
+
+@case(
+    "synchronous_training",
+    "shared_rows",
+    "uneven_rows",
+    reference=_trained_table(_UNEVEN),
+)
+def rows_that_are_not_equally_many(repl):
+    """Replicas touch 3, 1, 0 and 2 rows."""
+    return _train_table(repl, _UNEVEN[: repl.num_replicas])
+
+
+def _loss(topology):
+    return on_every(topology, np.float32(2.5))
+
+
+@case("loss_objects", reference=_loss)
+def a_keras_loss_object(repl):
+    """It gives the mean over the batch of a replica, as Keras' loss functions do."""
+    loss = keras.losses.MeanSquaredError()
+
+    def step():
+        return loss(tf.constant([[1.0], [2.0]]), tf.constant([[0.0], [0.0]]))
+
+    return repl.run(step)

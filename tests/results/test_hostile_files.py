@@ -1,0 +1,386 @@
+"""Records that are no records: each is named in one line, and the others are read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from results import bounds, errors, schema, statistics, texts, upgrade
+from results.lock import lock_study
+from results.records import Budget, BudgetUnit, QualityMetric
+from results.store import Store
+from results.summary import summary
+
+
+@pytest.fixture
+def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
+    """One backend, two replica counts, one repetition, and quality runs."""
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        repeats=1,
+        budget=Budget(amount=9, unit=BudgetUnit.STEPS, num_evaluations=1),
+    )
+    return synthetic.make_store(tmp_path / "study", shape)
+
+
+def _first(store: Store, name: str) -> pathlib.Path:
+    return store.trial_dir(store.trial_ids()[0]) / name
+
+
+def _edit(path: pathlib.Path, **fields: object) -> None:
+    data = json.loads(path.read_text())
+    path.write_text(json.dumps({**data, **fields}))
+
+
+def _place(path: pathlib.Path, what: str) -> None:
+    path.unlink()
+    if what == "directory":
+        path.mkdir()
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "large":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+    else:
+        path.symlink_to({"loop": path.name, "endless": "/dev/zero"}.get(what, "no"))
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("directory", r"unreadable: it is not a plain file"),
+        ("pipe", r"unreadable: it is not a plain file"),
+        ("endless", r"unreadable: it is not a plain file"),
+        ("loop", r"unreadable: Too many levels of symbolic links"),
+        ("dangling", r"unreadable: a symbolic link to nothing"),
+        ("large", r"unreadable: \d+ bytes, a record has at most \d+"),
+    ],
+)
+def test_what_is_no_file_is_named_and_not_waited_for(
+    store: Store, what: str, reason: str
+) -> None:
+    """A pipe has no writer, a device no end."""
+    _place(_first(store, "result.json"), what)
+    (problem,) = store.corrupt()
+
+    assert re.search(reason, problem.reason)
+    assert len(store.trial_ids()) - 1 == len(list(store.trials()))
+
+
+@pytest.mark.parametrize("name", ["spec.json", "plan.json"])
+def test_a_file_without_permission_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Also where this user may not even see whether it is there."""
+    real = pathlib.Path.stat
+
+    def stat(path: pathlib.Path, **options: Any) -> os.stat_result:
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, **options)
+
+    monkeypatch.setattr(pathlib.Path, "stat", stat)
+
+    assert {"unreadable: Permission denied"} == {p.reason for p in store.corrupt()}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[" * 100_000, r"not JSON of ours: lists or objects are nested too deeply"),
+        ('{"a":' * 100_000, r"not JSON of ours: .* nested too deeply"),
+        ("9" * 10_000, r"not JSON: Exceeds the limit"),
+        (f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+, must"),
+        ('{"schema_version": 10000}', r"schema_version is 10000, must be a whole"),
+        ('{"schema_version": 3, "\\ud800": 1}', r"Field required|\\ud800"),
+    ],
+)
+def test_text_that_no_program_of_ours_wrote_is_named(
+    store: Store, text: str, reason: str
+) -> None:
+    """Nested without end, numbers without end, versions that never were."""
+    _first(store, "env.json").write_text(text)
+    (problem,) = store.corrupt()
+
+    assert re.search(reason, problem.reason)
+    assert problem.reason.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        (
+            {"window_sec": 1e-300},
+            r"window_sec: .*greater than or equal to 0.000000001|1e-09",
+        ),
+        ({"window_sec": 10**400}, r"window_sec: Input should be a valid number"),
+        ({"num_parameters": 10**400}, r"num_parameters: .*less than or equal to 1000"),
+        ({"num_measured_steps": 10**9}, r"num_measured_steps: .*equal to 1000000, got"),
+        ({"example_unit": "\ud800"}, r"example_unit: .*unable to parse .*'\\ud800'"),
+        ({"example_unit": "a\nb"}, r"example_unit: .* holds '\\n', must be one line"),
+        ({"example_unit": "a" * 201}, r"example_unit: .* at most 200 characters"),
+        (
+            {"collectives": "\0"},
+            r"collectives: .* holds '\\x00', must be text that UTF",
+        ),
+        ({"trial_id": "../../x"}, r"trial_id: .*should match pattern"),
+        ({"ranks": []}, r"ranks: .* at least 1 item"),
+        ({"ranks": [{"step_time_sec": []}]}, r"ranks\.0\.\w+: "),
+        ({"num_measured_steps": 7}, r"num_measured_steps is 7, the spec .* has 16"),
+        (
+            {"global_batch_size": 9},
+            r"global_batch_size is 9, the spec of the trial has",
+        ),
+    ],
+)
+def test_a_value_out_of_bounds_is_named(
+    store: Store, fields: dict[str, Any], reason: str
+) -> None:
+    """Before anything is computed from it."""
+    _edit(_first(store, "result.json"), **fields)
+    (problem,) = store.corrupt()
+
+    assert re.search(reason, problem.reason), problem.reason
+
+
+def test_a_rank_without_its_steps_is_named(store: Store) -> None:
+    """The spec says how many there are."""
+    path = _first(store, "result.json")
+    ranks = json.loads(path.read_text())["ranks"]
+    ranks[0]["step_time_sec"].pop()
+    _edit(path, ranks=ranks)
+    (problem,) = store.corrupt()
+
+    assert re.search(r"measured steps of rank 0 is 15, the spec .* 16", problem.reason)
+
+
+def test_a_picture_outside_its_trial_is_named(store: Store) -> None:
+    """A report holds the file that a record names, so it must be the trial's own."""
+    paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
+    path = next(p for p in paths if json.loads(p.read_text())["curve"])
+    curve = json.loads(path.read_text())["curve"]
+    curve[0]["samples"] = "../../../../etc/passwd"
+    _edit(path, curve=curve)
+    (problem,) = store.corrupt()
+
+    assert re.search(r"curve\.0\.samples: .*should match pattern", problem.reason)
+
+
+def test_a_quality_run_without_a_curve_is_named(store: Store) -> None:
+    """It is said to be ok, so it reached something."""
+    paths = [store.trial_dir(name) / "result.json" for name in store.trial_ids()]
+    path = next(p for p in paths if json.loads(p.read_text())["curve"])
+    _edit(path, curve=[])
+    (problem,) = store.corrupt()
+
+    assert re.search(r"the curve is empty, though the trial is a q", problem.reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda plan: plan.pop("trials"), r"trials: Field required"),
+        (
+            lambda plan: plan.update(trials=None),
+            r"trials: Input should be a valid tuple",
+        ),
+        (lambda plan: plan.update(trials=7), r"trials: Input should be a valid tuple"),
+        (lambda plan: plan.update(trials=[7]), r"trials\.0: Input should be a valid d"),
+        (
+            lambda plan: plan["trials"][0].pop("spec"),
+            r"trials\.0\.spec: Field required",
+        ),
+        (lambda plan: plan["trials"][0].update(spec=[]), r"trials\.0\.spec: Input sho"),
+        (
+            lambda plan: plan["trials"][0].update(trial_id="0" * 20),
+            r"trial 0 is named '0+' of case '\w+', its content has the ids '\w+' and",
+        ),
+        (
+            lambda plan: plan["trials"].append(plan["trials"][0]),
+            r"names trial '\w+' twice; every trial must differ in its spec",
+        ),
+    ],
+)
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_a_plan_of_any_version_without_its_parts_is_named(
+    store: Store, version: int, change: Any, reason: str
+) -> None:
+    """Older versions pass upgraders first, which change only what they recognize."""
+    path = store.root / "plan.json"
+    plan = json.loads(path.read_text())
+    plan["schema_version"] = version
+    change(plan)
+    path.write_text(json.dumps(plan))
+    (problem,) = store.corrupt()
+
+    assert re.search(reason, problem.reason), problem.reason
+
+
+def test_an_upgrader_that_fails_names_the_record(tmp_path: pathlib.Path) -> None:
+    """Whatever it took for granted."""
+
+    def upgrader(_kind: str, data: dict[str, Any]) -> dict[str, Any]:
+        return {"b": data["a"]}
+
+    with pytest.raises(
+        errors.CorruptRecordError,
+        match=r"not a env of schema_version 1: upgrading it ended with KeyError",
+    ):
+        upgrade.upgrade(
+            "env", {"schema_version": 1}, tmp_path, upgraders={1: upgrader}, current=2
+        )
+
+
+def test_trials_that_are_no_folder_are_told(store: Store) -> None:
+    """A link in a circle is not the same as no trial yet."""
+    trials = store.root / "trials"
+    trials.rename(store.root / "elsewhere")
+    trials.symlink_to("trials")
+    with pytest.raises(errors.OpenStoreError, match=r"its trials is not a directory"):
+        Store.open(store.root)
+
+
+def test_a_study_that_cannot_be_looked_at_is_told(tmp_path: pathlib.Path) -> None:
+    """Circles and names of any length."""
+    (tmp_path / "loop").symlink_to("loop")
+    for path, reason in (
+        (tmp_path / "loop", "Too many"),
+        (tmp_path / ("a" * 300), "F"),
+    ):
+        with pytest.raises(
+            errors.OpenStoreError,
+            match=rf"cannot use '.*' as a study directory: {reason}.*; choose another",
+        ):
+            Store.open(path)
+
+
+def test_a_folder_that_cannot_be_listed_is_told(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, with the folder."""
+
+    def listdir(path: Any) -> list[str]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", listdir)
+    with pytest.raises(errors.OpenStoreError, match=r"cannot list '.*trials': Permiss"):
+        store.trial_ids()
+
+
+def test_a_lock_that_is_a_link_empties_nothing(store: Store) -> None:
+    """Taking a lock empties its file, which must not be somebody else's."""
+    other = store.root.parent / "precious"
+    other.write_text("kept")
+    (store.root / ".lock").symlink_to(other)
+    with (
+        pytest.raises(errors.WriteStoreError, match=r"\.lock is a symbolic link"),
+        lock_study(store.root),
+    ):
+        pass
+
+    assert "kept" == other.read_text()
+
+
+def test_a_holder_that_cannot_be_written_is_told(store: Store) -> None:
+    """A directory in its place."""
+    (store.root / ".lock-holder").mkdir()
+    with (
+        pytest.raises(
+            errors.WriteStoreError, match=r"cannot write '.*holder': .*; rem"
+        ),
+        lock_study(store.root),
+    ):
+        pass
+
+
+def test_a_folder_whose_name_is_no_text_can_be_told(store: Store) -> None:
+    """Names of files are bytes."""
+    name = os.fsdecode(b"\xff\x1b")
+    (store.root / "trials" / name).mkdir()
+    (store.root / "trials" / name / "status.json").write_text("{}")
+    (problem,) = store.corrupt()
+
+    assert r"\udcff\x1b/status.json" == problem.label
+
+
+def test_memory_that_could_not_be_read_has_no_estimate(store: Store) -> None:
+    """Zero stands for that; the other figures are there."""
+    for trial_id in store.trial_ids():
+        path = store.trial_dir(trial_id) / "result.json"
+        ranks = json.loads(path.read_text())["ranks"]
+        _edit(path, ranks=[{**rank, "peak_memory_bytes": 0} for rank in ranks])
+    (point, *_) = summary(store)["points"]
+
+    assert point["peak_memory"] is None
+    assert point["time_to_first_step"]["value"] > 0
+
+
+def test_the_wildest_repetitions_have_an_interval_of_floats() -> None:
+    """Its ends are beyond any float."""
+    found = statistics.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+
+    assert found.low is not None
+    assert found.high is not None
+    assert 0 <= found.low < 1 < found.high < float("inf")
+
+
+def _parts(part: Any, path: str = "") -> Any:
+    yield path, part
+    if isinstance(part, dict):
+        for key, value in part.items():
+            yield from _parts(value, f"{path}/{key}")
+    if isinstance(part, list):
+        for index, value in enumerate(part):
+            yield from _parts(value, f"{path}/{index}")
+
+
+BOUNDS = {
+    "integer": ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}),
+    "number": ({"minimum", "exclusiveMinimum"}, {"maximum", "exclusiveMaximum"}),
+    "string": ({"maxLength", "pattern", "enum", "const"},),
+    "array": ({"maxItems"},),
+}
+
+
+@pytest.mark.parametrize("kind", schema.MODELS)
+def test_every_number_text_and_list_of_a_schema_has_bounds(kind: str) -> None:
+    """A new field is bounded, or this says which is not."""
+    missing = [
+        path
+        for path, part in _parts(json.loads(schema.render(kind)))
+        if isinstance(part, dict) and "const" not in part
+        for needed in BOUNDS.get(part.get("type", ""), ())
+        if not needed & set(part)
+    ]
+    missing += [
+        path
+        for path, part in _parts(json.loads(schema.render(kind)))
+        if isinstance(part, dict)
+        and isinstance(part.get("additionalProperties"), dict)
+        and "maxProperties" not in part
+    ]
+
+    assert [] == missing
+
+
+def test_texts_are_made_fit_for_records_and_terminals() -> None:
+    """What a library wrote to its log can be anything."""
+    assert "\N{REPLACEMENT CHARACTER}b" == texts.storable("xx\0b", 2)
+    assert r"\x1b[31m\ud800\n" == texts.printable("\x1b[31m\ud800\n")
+    assert bounds.UNSTORABLE.search(texts.storable("\0\ud800", 9)) is None
+
+
+def test_real_values_stay_as_they_are() -> None:
+    """Options keep their Python types, on which ids depend."""
+    metric = QualityMetric(
+        name="FID", value=1.5e9, unit="1", num_examples=10**12, low=-2.0, high=2e9,
+        method="m",
+    )  # fmt: skip
+
+    assert metric == QualityMetric.model_validate_json(metric.model_dump_json())
