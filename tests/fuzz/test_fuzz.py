@@ -7,7 +7,16 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from fuzzing import drawing, engine, lockstep, series, syntax, variance
+from fuzzing import (
+    drawing,
+    engine,
+    lockstep,
+    series,
+    structure,
+    syntax,
+    transformations,
+    variance,
+)
 from hypothesis import HealthCheck, Phase, given, settings
 
 from replicator.engine import trace
@@ -201,7 +210,7 @@ def test_programs_are_as_varied_as_the_grammar():
     seen = set()
 
     @settings(
-        max_examples=400,
+        max_examples=150,
         database=None,
         deadline=None,
         phases=[Phase.generate],
@@ -212,7 +221,7 @@ def test_programs_are_as_varied_as_the_grammar():
         setting = program.setting
         seen.update([setting.placement, setting.num_replicas, setting.feed])
         for statement in program.statements:
-            seen.update(type(part) for part in syntax.inside(statement))
+            seen.update(type(part) for part in structure.inside(statement))
 
     draw()
 
@@ -222,6 +231,6 @@ def test_programs_are_as_varied_as_the_grammar():
 
 def test_the_interpreter_does_not_use_the_library():
     """Otherwise both could be wrong in the same way."""
-    for module in (lockstep, variance, syntax):
+    for module in (lockstep, transformations, variance, structure, syntax):
         lines = Path(module.__file__).read_text(encoding="utf-8").splitlines()
         assert not [line for line in lines if "import" in line and "replicator" in line]

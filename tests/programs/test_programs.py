@@ -16,6 +16,10 @@ NOT_MEANT = {
     ("two_devices", "tf_mirrored"): "a replica of MirroredStrategy is one device",
     ("mixed_precision", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
     ("moving_averages", "tf_mirrored"): "MirroredStrategy cannot update in a branch",
+    ("mixed_lengths", "tf_mirrored"): (
+        "replicas that touch different numbers of rows end the collective operations "
+        "of the whole process (Shape mismatch in the collective instance)"
+    ),
 }
 # Program and target -> what is wrong there today.
 WRONG = {

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from fuzzing import syntax
+from fuzzing.transformations import Transformations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 _NUMPY_TYPES = {syntax.INT: tf.int32, syntax.BOOL: tf.bool}
 
 
-class Lockstep:
+class Lockstep(Transformations):
     """R replicas of a program, in lock step."""
 
     def __init__(
@@ -61,7 +62,7 @@ class Lockstep:
         self._dtype = dtype
         self._num_replicas = program.setting.num_replicas
         self._declared = {v.name: v for v in program.variables}
-        self._copies = {
+        self.variables = {
             name: [
                 tf.Variable(value, trainable=self._declared[name].trainable)
                 for value in self._initial(name, initial[name])
@@ -79,19 +80,19 @@ class Lockstep:
             name: [self._tensor(type_, batch[name]) for batch in batches]
             for name, type_ in self._program.inputs
         }
-        self._run(self._program.statements, environment, range(self._num_replicas))
+        self.run(self._program.statements, environment, range(self._num_replicas))
         outputs = [environment[name] for name in self._program.outputs]
         return [[o[r].numpy() for o in outputs] for r in range(self._num_replicas)]
 
     def assign(self, name: str, value: Any) -> None:
         """Assigns a variable from outside: every copy starts from the value."""
         values = self._initial(name, value)
-        for copy, fresh in zip(self._copies[name], values, strict=True):
+        for copy, fresh in zip(self.variables[name], values, strict=True):
             copy.assign(fresh)
 
     def copies(self, name: str) -> list[Any]:
         """What each replica holds of a variable."""
-        return [copy.numpy() for copy in self._copies[name]]
+        return [copy.numpy() for copy in self.variables[name]]
 
     def outside(self, name: str) -> Any:
         """What the user's variable reads as between steps."""
@@ -115,7 +116,7 @@ class Lockstep:
     def _tensor(self, type_: syntax.Type, value: Any) -> tf.Tensor:
         return tf.constant(value, _NUMPY_TYPES.get(type_.dtype, self._dtype))
 
-    def _run(
+    def run(
         self,
         statements: Sequence[syntax.Statement],
         environment: Environment,
@@ -131,36 +132,64 @@ class Lockstep:
         environment: Environment,
         replicas: Sequence[int],
     ) -> None:
-        match statement:
-            case syntax.Compute(result=result, arguments=arguments):
-                function = _compiled(statement.template, len(arguments))
-                environment[result] = self._on(
-                    replicas,
-                    lambda r: function(
-                        self._dtype, *(environment[name][r] for name in arguments)
-                    ),
-                )
-            case syntax.ReplicaId(result=result):
-                environment[result] = self._on(replicas, tf.constant)
-            case syntax.Read(result=result, variable=name):
-                environment[result] = self._on(
-                    replicas, lambda r: self._copies[name][r].read_value()
-                )
-            case syntax.Write(variable=name, method=method, argument=argument):
-                for r in replicas:
-                    getattr(self._copies[name][r], method)(environment[argument][r])
-            case syntax.Communicate():
-                self._communicate(statement, environment)
-            case syntax.Differentiate():
-                self._differentiate(statement, environment, replicas)
-            case syntax.Map():
-                self._map(statement, environment)
-            case _:
-                environment[statement.result] = self._on(
-                    replicas, lambda r: self._alone(statement, environment, r)
-                )
+        handlers = {
+            syntax.Compute: self._compute,
+            syntax.ReplicaId: self._replica_id,
+            syntax.Read: self._read,
+            syntax.Write: self._write,
+            syntax.Communicate: self._communicate,
+            syntax.Map: self._map,
+            **self.transformations(),
+        }
+        handler = handlers.get(type(statement), self._control_flow)
+        handler(statement, environment, replicas)
 
-    def _on(self, replicas: Sequence[int], function: Any) -> Values:
+    def _compute(
+        self,
+        statement: syntax.Compute,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        function = _compiled(statement.template, len(statement.arguments))
+        arguments = [environment[name] for name in statement.arguments]
+        environment[statement.result] = self.on(
+            replicas, lambda r: function(self._dtype, *(a[r] for a in arguments))
+        )
+
+    def _replica_id(
+        self,
+        statement: syntax.ReplicaId,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        environment[statement.result] = self.on(replicas, tf.constant)
+
+    def _read(
+        self, statement: syntax.Read, environment: Environment, replicas: Sequence[int]
+    ) -> None:
+        variables = self.variables[statement.variable]
+        environment[statement.result] = self.on(
+            replicas, lambda r: variables[r].read_value()
+        )
+
+    def _write(
+        self, statement: syntax.Write, environment: Environment, replicas: Sequence[int]
+    ) -> None:
+        for r in replicas:
+            variable = self.variables[statement.variable][r]
+            getattr(variable, statement.method)(environment[statement.argument][r])
+
+    def _control_flow(
+        self,
+        statement: syntax.Statement,
+        environment: Environment,
+        replicas: Sequence[int],
+    ) -> None:
+        environment[statement.result] = self.on(
+            replicas, lambda r: self._alone(statement, environment, r)
+        )
+
+    def on(self, replicas: Sequence[int], function: Any) -> Values:
         """One value per replica; those that do not take part have none."""
         return [
             function(r) if r in replicas else None for r in range(self._num_replicas)
@@ -197,13 +226,16 @@ class Lockstep:
         bound: Environment | None = None,
     ) -> tf.Tensor:
         inner = {**environment, **(bound or {})}
-        self._run(block.statements, inner, [replica])
+        self.run(block.statements, inner, [replica])
         # A value of its own, as the result of a graph's branch or loop is one: a tape
         # tells it from the value that the block ended in.
         return tf.identity(inner[block.result][replica])
 
     def _communicate(
-        self, statement: syntax.Communicate, environment: Environment
+        self,
+        statement: syntax.Communicate,
+        environment: Environment,
+        _: Sequence[int],
     ) -> None:
         for name, argument in zip(statement.results, statement.arguments, strict=True):
             values = environment[argument]
@@ -215,29 +247,9 @@ class Lockstep:
                 joined = reduce_all(statement.op, values)
             environment[name] = [tf.identity(joined) for _ in values]
 
-    def _differentiate(
-        self,
-        statement: syntax.Differentiate,
-        environment: Environment,
-        replicas: Sequence[int],
+    def _map(
+        self, statement: syntax.Map, environment: Environment, _: Sequence[int]
     ) -> None:
-        with tf.GradientTape() as tape:
-            for name in statement.watched:
-                tape.watch([environment[name][r] for r in replicas])
-            self._run(statement.body.statements, environment, replicas)
-        flat = [
-            (self._copies.get(name) or environment[name])[r]
-            for name in statement.sources
-            for r in replicas
-        ]
-        targets = [environment[statement.body.result][r] for r in replicas]
-        found = iter(tape.gradient(targets, flat, unconnected_gradients="zero"))
-        for name in statement.results:
-            environment[name] = self._on(
-                replicas, lambda _: tf.convert_to_tensor(next(found))
-            )
-
-    def _map(self, statement: syntax.Map, environment: Environment) -> None:
         """Item i belongs to replica i % R, with all that the work reads there."""
         count = self._num_replicas
         done = [

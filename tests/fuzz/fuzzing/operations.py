@@ -58,11 +58,12 @@ def _has_rank(*ranks: int) -> Callable[[Shape], bool]:
     return lambda shape: len(shape) in ranks and all(shape)
 
 
-def _size(shape: Shape) -> int:
-    size = 1
+def size(shape: Shape) -> int:
+    """How many elements a tensor has."""
+    count = 1
     for length in shape:
-        size *= length
-    return size
+        count *= length
+    return count
 
 
 def _ids(_: Shape) -> tuple[tuple[Type, ...], ...]:
@@ -141,7 +142,7 @@ SHAPES = [
     Operation(
         template="tf.reshape({0}, [-1])",
         takes=FLOAT,
-        gives=lambda shape: Type(FLOAT, (_size(shape),)),
+        gives=lambda shape: Type(FLOAT, (size(shape),)),
     ),
     Operation(
         template="tf.transpose({0})",
@@ -170,14 +171,14 @@ SHAPES = [
     Operation(
         template="tf.stack([{0}, {1}])",
         takes=FLOAT,
-        fits=lambda shape: len(shape) < MAX_RANK and 2 * _size(shape) <= MAX_SIZE,
+        fits=lambda shape: len(shape) < MAX_RANK and 2 * size(shape) <= MAX_SIZE,
         others=lambda shape: ((Type(FLOAT, shape),),),
         gives=lambda shape: Type(FLOAT, (2, *shape)),
     ),
     Operation(
         template="tf.concat([{0}, {1}], 0)",
         takes=FLOAT,
-        fits=lambda shape: bool(shape) and 2 * _size(shape) <= MAX_SIZE,
+        fits=lambda shape: bool(shape) and 2 * size(shape) <= MAX_SIZE,
         others=lambda shape: ((Type(FLOAT, shape),),),
         gives=lambda shape: Type(FLOAT, (2 * shape[0], *shape[1:])),
     ),
@@ -258,4 +259,6 @@ RANDOM = [
     )
     for shape in ((), (3,), (2, 3))
 ]
-OPERATIONS = (*_elementwise(), *_reductions(), *SHAPES, *DISCRETE, *RANDOM)
+# What any transformation of a whole function can take.
+PLAIN_OPERATIONS = (*_elementwise(), *_reductions())
+OPERATIONS = (*PLAIN_OPERATIONS, *SHAPES, *DISCRETE, *RANDOM)

@@ -109,6 +109,30 @@ def _tape(statement: syntax.Differentiate) -> list[str]:
     ]
 
 
+def _followed(statement: syntax.Push | syntax.Jacobian) -> list[str]:
+    result, source = statement.result, statement.source
+    body = [line for s in statement.body.statements for line in _lines(s)]
+    target = statement.body.result
+    if isinstance(statement, syntax.Push):
+        return [
+            f"follow_{result} = tf.autodiff.ForwardAccumulator(",
+            f"    {source}, {statement.tangent}",
+            ")",
+            f"with follow_{result}:",
+            *_indent(body or ["pass"]),
+            f"{result} = follow_{result}.jvp(",
+            f"    {target}, unconnected_gradients=tf.UnconnectedGradients.ZERO",
+            ")",
+        ]
+    return [
+        f"with tf.GradientTape() as tape_{result}:",
+        *_indent([f"tape_{result}.watch({source})", *body]),
+        f"{result} = tape_{result}.jacobian(",
+        f'    {target}, {source}, unconnected_gradients="zero"',
+        ")",
+    ]
+
+
 def _with_functions(statement: syntax.Statement) -> list[str]:
     match statement:
         case syntax.Branch(result=result, predicate=predicate):
@@ -132,6 +156,16 @@ def _with_functions(statement: syntax.Statement) -> list[str]:
                 f"    body_{result},",
                 f"    (tf.constant(0), {start}),",
                 ")",
+            ]
+        case syntax.Push() | syntax.Jacobian():
+            return _followed(statement)
+        case syntax.Vectorize(result=result, argument=argument, parameter=parameter):
+            body = statement.body
+            return [
+                *_define(f"row_{result}", parameter, body, body.result),
+                # TensorFlow returns the argument itself where rows come back unchanged,
+                # and a tape could not tell the two.
+                f"{result} = tf.identity(tf.vectorized_map(row_{result}, {argument}))",
             ]
         case syntax.Call(result=result, argument=argument, parameter=parameter):
             body = statement.body

@@ -7,10 +7,7 @@ of the printed Python; nested blocks see the values of the blocks around them.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, TypeAlias
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 FLOAT, INT, BOOL = "float", "int", "bool"
 
@@ -179,6 +176,42 @@ class Map:
     op: str = ""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Push:
+    """A ``tf.autodiff.ForwardAccumulator``: the change of the body's result.
+
+    Attributes:
+      result: The change, of the type of the body's result.
+      source: A value that the accumulator follows.
+      tangent: Its change: another value of the same type.
+      body: What is followed.
+    """
+
+    result: str
+    source: str
+    tangent: str
+    body: Block
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Jacobian:
+    """``tape.jacobian`` of the body's result by one source."""
+
+    result: str
+    source: str
+    body: Block
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vectorize:
+    """``tf.vectorized_map`` over the rows of a value."""
+
+    result: str
+    argument: str
+    parameter: str
+    body: Block
+
+
 Statement: TypeAlias = (
     Compute
     | ReplicaId
@@ -190,6 +223,9 @@ Statement: TypeAlias = (
     | Loop
     | Call
     | Map
+    | Push
+    | Jacobian
+    | Vectorize
 )
 
 
@@ -233,114 +269,3 @@ class Program:
     statements: tuple[Statement, ...]
     outputs: tuple[str, ...]
     setting: Setting
-
-
-def blocks(statement: Statement) -> list[Block]:
-    """The blocks inside a statement."""
-    if isinstance(statement, Branch):
-        return [statement.then, statement.orelse]
-    if isinstance(statement, (Differentiate, Loop, Call, Map)):
-        return [statement.body]
-    return []
-
-
-def inside(statement: Statement) -> Iterator[Statement]:
-    """A statement and all that stand in its blocks."""
-    yield statement
-    for block in blocks(statement):
-        for inner in block.statements:
-            yield from inside(inner)
-
-
-def used(statement: Statement) -> set[str]:
-    """Names of values that a statement reads, those of its blocks included."""
-    names: set[str] = set()
-    for part in inside(statement):
-        names |= {block.result for block in blocks(part)}
-        names |= _arguments(part)
-    return names
-
-
-def written(statement: Statement) -> set[str]:
-    """Names of variables that a statement writes, in its blocks too."""
-    return {part.variable for part in inside(statement) if isinstance(part, Write)}
-
-
-def read(statement: Statement) -> set[str]:
-    """Names of variables whose values a statement reads, in its blocks too."""
-    return {part.variable for part in inside(statement) if isinstance(part, Read)}
-
-
-def _arguments(  # noqa: PLR0911 - a line for each kind of statement
-    statement: Statement,
-) -> set[str]:
-    match statement:
-        case Compute(arguments=arguments) | Communicate(arguments=arguments):
-            return set(arguments)
-        case Write(argument=argument) | Call(argument=argument):
-            return {argument}
-        case Differentiate(watched=watched, sources=sources):
-            return {*watched, *sources}
-        case Branch(predicate=predicate):
-            return {predicate}
-        case Loop(start=start, times=times):
-            return {start, times}
-        case Map(items=items):
-            return set(items)
-    return set()
-
-
-def results(statement: Statement) -> tuple[str, ...]:
-    """Names of the values that a statement defines, those in a tape excepted."""
-    if isinstance(statement, (Communicate, Differentiate, Map)):
-        return statement.results
-    return () if isinstance(statement, Write) else (statement.result,)
-
-
-def without_dead(
-    statements: Sequence[Statement], wanted: set[str]
-) -> tuple[Statement, ...]:
-    """Leaves out what has no effect and nobody uses, inside blocks too.
-
-    Args:
-      statements: In order.
-      wanted: Names of values that are used behind them.
-    """
-    kept: list[Statement] = []
-    wanted = set(wanted)
-    for statement in reversed(statements):
-        lean = _with_lean_blocks(statement, wanted)
-        defined = {name for part in _visible(lean) for name in results(part)}
-        if not defined & wanted and not written(lean):
-            continue
-        kept.append(lean)
-        wanted |= used(lean)
-    return tuple(reversed(kept))
-
-
-def _visible(statement: Statement) -> Iterator[Statement]:
-    """A statement, and those in tapes, whose values are seen afterwards."""
-    yield statement
-    if isinstance(statement, Differentiate):
-        for inner in statement.body.statements:
-            yield from _visible(inner)
-
-
-def _with_lean_blocks(statement: Statement, wanted: set[str]) -> Statement:
-    def lean(block: Block, *more: str) -> Block:
-        needed = {block.result, *more}
-        return Block(
-            statements=without_dead(block.statements, needed), result=block.result
-        )
-
-    if isinstance(statement, Branch):
-        return dataclasses.replace(
-            statement, then=lean(statement.then), orelse=lean(statement.orelse)
-        )
-    if isinstance(statement, Differentiate):
-        return dataclasses.replace(
-            statement, body=lean(statement.body, *wanted, *statement.sources)
-        )
-    if isinstance(statement, (Loop, Call, Map)):
-        return dataclasses.replace(statement, body=lean(statement.body))
-    return statement

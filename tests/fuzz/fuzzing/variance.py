@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fuzzing import syntax
+from fuzzing import structure, syntax
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,27 +44,27 @@ class _Pass:
                 continue
             varies = outer or self._varies(statement)
             # A call is one operation of the graph: what goes into it varies as a whole.
-            for block in syntax.blocks(statement):
+            for block in structure.blocks(statement):
                 if varies:
                     self._bind(statement)
                 self.run(block.statements, outer=varies)
             if varies:
-                self.local |= syntax.written(statement)
+                self.local |= structure.written(statement)
             # What replicas joined is the same on all of them.
             if varies and not isinstance(statement, (syntax.Communicate, syntax.Map)):
-                self.varying |= set(syntax.results(statement))
+                self.varying |= set(structure.results(statement))
 
     def _varies(self, statement: syntax.Statement) -> bool:
         asks_who = any(
-            isinstance(part, syntax.ReplicaId) for part in syntax.inside(statement)
+            isinstance(part, syntax.ReplicaId) for part in structure.inside(statement)
         )
-        reads = syntax.read(statement) & self.local
-        return bool(asks_who or reads or syntax.used(statement) & self.varying)
+        reads = structure.read(statement) & self.local
+        return bool(asks_who or reads or structure.used(statement) & self.varying)
 
     def _bind(self, statement: syntax.Statement) -> None:
         if isinstance(statement, syntax.Loop):
             self.varying.add(statement.carried)
-        elif isinstance(statement, (syntax.Call, syntax.Map)):
+        elif isinstance(statement, (syntax.Call, syntax.Map, syntax.Vectorize)):
             self.varying.add(statement.parameter)
 
     def _differentiate(self, statement: syntax.Differentiate, *, outer: bool) -> None:

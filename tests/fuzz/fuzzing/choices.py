@@ -1,0 +1,157 @@
+"""What every part of the grammar draws with: scopes, names, values, operations."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import strategies as st
+
+from fuzzing import syntax
+from fuzzing.operations import MAX_RANK, MAX_SIZE, OPERATIONS, PLAIN_OPERATIONS, size
+from fuzzing.syntax import BOOL, FLOAT, Block, Type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+MAX_INNER = 3
+MAX_REPLICAS = 3
+
+
+@dataclasses.dataclass
+class Scope:
+    """What a place in the program can use.
+
+    Attributes:
+      values: Names and types, oldest first.
+      may_communicate: Whether collectives can stand here.
+      may_write: Whether variables can be written here.
+      is_plain: Whether only operations and collectives stand here.
+      num_tapes: Tapes around it.
+      watched: Values that the tapes around it watch.
+      depth: Blocks around it.
+    """
+
+    values: list[tuple[str, Type]]
+    may_communicate: bool = True
+    may_write: bool = True
+    is_plain: bool = False
+    num_tapes: int = 0
+    watched: tuple[tuple[str, Type], ...] = ()
+    depth: int = 0
+
+    def inner(self, **changes: Any) -> Scope:
+        """The scope of a block: what it defines is not seen outside."""
+        return dataclasses.replace(
+            self, values=list(self.values), depth=self.depth + 1, **changes
+        )
+
+
+class Choices(abc.ABC):
+    """Choices of Hypothesis."""
+
+    num_replicas: int
+
+    def __init__(self, draw: Callable[..., Any]) -> None:
+        self._draw = draw
+        self._num_names = 0
+        self.variables: list[syntax.Variable] = []
+
+    def choose(self, options: Sequence[Any]) -> Any:
+        """One of some options; shrinks to the first."""
+        return self._draw(st.sampled_from(options))
+
+    def number(self, low: int, high: int) -> int:
+        """An integer; shrinks to the lowest."""
+        return self._draw(st.integers(low, high))
+
+    def name(self) -> str:
+        """A new name of a value."""
+        self._num_names += 1
+        return f"v{self._num_names}"
+
+    def pick(
+        self, scope: Scope, fits: Callable[[Type], bool]
+    ) -> tuple[str, Type] | None:
+        """A value that fits; those that were made last more often than others."""
+        found = [value for value in scope.values if fits(value[1])]
+        if not found:
+            return None
+        return self.choose([*found, *found[-3:], found[-1]])
+
+    def block(
+        self, scope: Scope, result: Callable[[Type], bool], least: int = 0
+    ) -> Block | None:
+        """Statements that end in a value that fits, the last one mostly."""
+        statements = self.statements(scope, self.number(least, MAX_INNER))
+        found = self.pick(scope, result)
+        if self.number(0, 2):
+            found = next((v for v in reversed(scope.values) if result(v[1])), None)
+        return found and Block(statements=statements, result=found[0])
+
+    def statements(self, scope: Scope, count: int) -> tuple[syntax.Statement, ...]:
+        """Up to so many statements; what they define is in the scope afterwards."""
+        drawn: list[syntax.Statement] = []
+        for _ in range(count):
+            kind = self.choose(self.kinds(scope))
+            statement = kind(scope)
+            if statement is not None:
+                drawn.append(statement)
+        return tuple(drawn)
+
+    def compute(self, scope: Scope) -> syntax.Statement | None:
+        """One operation of TensorFlow."""
+        operations = PLAIN_OPERATIONS if scope.is_plain else OPERATIONS
+        operation = self.choose(operations)
+        first = self.pick(
+            scope,
+            lambda t: t.dtype == operation.takes and operation.fits(t.shape),
+        )
+        if first is None:
+            return None
+        arguments = [first[0]]
+        for types in operation.others(first[1].shape):
+            other = self.pick(scope, lambda t, types=types: t in types)
+            if other is None:
+                return None
+            arguments.append(other[0])
+        return self.operate(
+            scope, operation.template, arguments, operation.gives(first[1].shape)
+        )
+
+    def operate(
+        self, scope: Scope, template: str, arguments: Sequence[str], type_: Type
+    ) -> syntax.Compute:
+        """An operation of named arguments, as many as its template has places for."""
+        num_used = 1 + max(i for i in range(len(arguments)) if f"{{{i}}}" in template)
+        return syntax.Compute(
+            result=self.define(scope, type_),
+            template=template,
+            arguments=tuple(arguments[:num_used]),
+        )
+
+    def define(self, scope: Scope, type_: Type) -> str:
+        """A new value in a scope."""
+        name = self.name()
+        scope.values.append((name, type_))
+        return name
+
+    @abc.abstractmethod
+    def kinds(self, scope: Scope) -> list[Callable[[Scope], Any]]:
+        """The kinds of statement that can stand somewhere, those wanted more often."""
+
+
+def can_communicate(type_: Type, kind: str, op: str) -> bool:
+    """Whether a collective takes values of a type."""
+    if kind == "all_gather":
+        is_small = size(type_.shape) * MAX_REPLICAS <= MAX_SIZE
+        return len(type_.shape) < MAX_RANK and is_small
+    if kind == "broadcast":
+        return True
+    return {
+        "sum": type_.dtype != BOOL,
+        "mean": type_.dtype == FLOAT,
+        "min": True,
+        "max": True,
+    }[op]
