@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import functools
-import hashlib
-import importlib.metadata
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.errors import PlanError
@@ -24,6 +19,7 @@ from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from results.records import OptionValue
 
@@ -42,31 +38,11 @@ __all__ = [
     "check_data",
     "check_machine",
     "check_options",
-    "code_digest",
     "preset",
     "workload",
 ]
 
 _T = TypeVar("_T")
-
-_MEASURED_PACKAGES = ("replicator", "workloads")
-_MEASURED_HARNESS_FILES = (
-    "checkpoints.py",
-    "measure.py",
-    "memory.py",
-    "rank_file.py",
-    "ranks.py",
-    "training.py",
-    "worker.py",
-)
-_MEASURED_DISTRIBUTIONS = (
-    "dm-control",
-    "keras",
-    "mujoco",
-    "numpy",
-    "tensorflow",
-    "tensorflow-datasets",
-)
 
 
 def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
@@ -175,31 +151,3 @@ def check_machine(
         )
     except ValueError as error:
         raise PlanError(str(error)) from error
-
-
-@functools.lru_cache(maxsize=1)
-def code_digest() -> str:
-    """Returns the digest of the code that determines a measured number.
-
-    Source files of ``replicator`` and ``workloads``, the measuring modules of the
-    harness, the versions of the numeric packages, and Python's minor version: results
-    of other code have other trial ids and are never reused.
-    """
-    return digest_code(Path(__file__).resolve().parent.parent)
-
-
-def digest_code(root: Path) -> str:
-    """Returns the code digest of the packages under ``root``, 16 hex characters."""
-    paths = [root / "harness" / name for name in _MEASURED_HARNESS_FILES]
-    for package in _MEASURED_PACKAGES:
-        paths += sorted((root / package).rglob("*.py"))
-    hasher = hashlib.blake2b(digest_size=8)
-    for path in paths:
-        content = path.read_bytes()
-        name = path.relative_to(root).as_posix()
-        hasher.update(f"{name}\0{len(content)}\0".encode())
-        hasher.update(content)
-    for name in _MEASURED_DISTRIBUTIONS:
-        hasher.update(f"{name}=={importlib.metadata.version(name)}\0".encode())
-    hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
-    return hasher.hexdigest()

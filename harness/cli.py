@@ -208,7 +208,7 @@ def main(
 
     Args:
       argv: The arguments; by default those of the process.
-      run_overrides: Replaces fields of ``run.RunSettings``, such as the process of a
+      run_overrides: Replaces fields of ``trial.RunSettings``, such as the process of a
         trial; for tests.
     """
     try:

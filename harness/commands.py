@@ -21,6 +21,7 @@ from harness import (
 from harness import plan as plan_module
 from harness import study as study_module
 from harness.errors import Interrupted, StudyError
+from harness.trial import RunSettings
 from results import atomic
 from results.lock import lock_study
 from results.records import PlannedTrial, TrialStatus
@@ -102,7 +103,7 @@ def sweep(
             store.write_plan(reconciled.plan)
         for note in notes:
             _note(note)
-        settings = run.RunSettings(
+        settings = RunSettings(
             timeout_sec=request.timeout_sec,
             topology=cpus,
             is_failed_retried=is_failed_retried,
@@ -137,9 +138,8 @@ def resume(
     study_module.check_code(plan)
     with lock_study(root):
         _check_readable(store)
-        settings = run.RunSettings(
+        settings = RunSettings(
             timeout_sec=timeout_sec or plan.timeout_sec,
-            topology=topology.read_topology(),
             is_failed_retried=is_failed_retried,
             are_checkpoints_kept=are_checkpoints_kept,
             data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
@@ -167,7 +167,7 @@ def _check_readable(store: Store) -> None:
 def _run(
     store: Store,
     trials: Sequence[PlannedTrial],
-    settings: run.RunSettings,
+    settings: RunSettings,
     runs_dir: Path,
     *,
     is_json: bool,

@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pydantic
 
-from harness import batches, catalog, placement, plan_count, quality_runs
+from harness import (
+    batches,
+    catalog,
+    code_digest,
+    placement,
+    plan_count,
+    quality_runs,
+)
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.processes import processes_of
@@ -131,7 +138,6 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     common: dict[str, Any] = {
         "workload": info.name,
         "workload_version": info.version,
-        "code_digest": catalog.code_digest(),
         "preset": preset_name,
         "data": data,
         "device": request.device,
@@ -196,6 +202,7 @@ def _trials(
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             spec = TrialSpec(
                 **common,
+                code_digest=code_digest.of_trial(common["workload"], case.backend),
                 backend=case.backend,
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,

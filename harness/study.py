@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime as dt
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness import catalog
+from harness import catalog, code_digest
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.plan import refusing_bounds
+from harness.time_of_day import now_text
 from results.records import Plan, PlannedTrial, ScalingMode
 from results.store import PLAN_NAME, Store
 
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
-# What may differ between the trials of one study; everything else is a setting.
+# What may differ between the trials of one study; everything else is a setting. The
+# code has a check of its own, since it depends on the backend.
 _VARYING = {
     "backend",
     "budget",
+    "code_digest",
     "is_evaluated",
     "num_replicas",
     "per_replica_batch_size",
@@ -33,11 +35,6 @@ _VARYING = {
     "repetition_index",
     "seed",
 }
-
-
-def now_text() -> str:
-    """Returns the time as RFC 3339 in UTC, to the second."""
-    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
 
 
 def default_name(sweep: PlannedSweep) -> str:
@@ -146,14 +143,17 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
     """Resumes or extends an existing plan with a new one.
 
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
-    extend, if all settings are the same.
+    extend, if all settings are the same and the code of every trial that the plan has
+    is too: new trials are compared with those.
 
     Raises:
-      MatchStudyError: A setting differs; the message names it and both values.
+      MatchStudyError: A setting or the code differs; the message names it and both
+        values.
     """
     if existing is None:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
     _check_same_settings(existing, new)
+    check_code(existing)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:
         old = known.get(trial.trial_id)
@@ -234,13 +234,18 @@ def check_code(plan: Plan) -> None:
     Raises:
       MatchStudyError: It is not; results of both must not mix.
     """
-    digests = {trial.spec.code_digest for trial in plan.trials}
-    for planned in sorted(digests - {catalog.code_digest()}):
-        raise MatchStudyError(
-            f"study {plan.study!r} was made with code_digest {planned!r}, the code is"
-            f" now {catalog.code_digest()!r}: results of different code must not mix;"
-            " go back to that code, or start a new study"
-        )
+    made_with = {
+        (trial.spec.workload, trial.spec.backend, trial.spec.code_digest)
+        for trial in plan.trials
+    }
+    for workload, backend, planned in sorted(made_with):
+        now = code_digest.of_trial(workload, backend)
+        if planned != now:
+            raise MatchStudyError(
+                f"study {plan.study!r} was made with code_digest {planned!r} of backend"
+                f" {backend!r}, the code is now {now!r}: results of different code must"
+                " not mix; go back to that code, or start a new study"
+            )
 
 
 def check_trials(plan: Plan) -> None:

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from harness import cli, exit_codes, plan, run
+from harness import cli, exit_codes, plan
 from harness.request import SweepRequest
 from harness.topology import CpuTopology, LogicalCpu
+from harness.trial import RunSettings
 from results.records import Plan, ScalingMode, TrialSpec
 from results.store import Store
 
@@ -94,9 +95,9 @@ def _canary(core: int | None) -> float:
 
 
 @pytest.fixture
-def settings(one_core: CpuTopology) -> run.RunSettings:
+def settings(one_core: CpuTopology) -> RunSettings:
     """Returns run settings with the fake worker and a fake canary."""
-    return run.RunSettings(
+    return RunSettings(
         timeout_sec=60.0,
         topology=one_core,
         worker_command=FAKE_WORKER,

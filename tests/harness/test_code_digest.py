@@ -1,31 +1,356 @@
-"""The digest of the code that was measured."""
+"""A trial's code digest covers what can change its numbers, and nothing else."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ast
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from harness import catalog
+import pytest
+
+from harness import code_digest, source_code
+from harness.code_digest import Sources
+from harness.errors import PlanError
+from harness.trial import RunSettings, run_trial
+from results import identity
+from results.records import PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Callable
+
+    from results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCES = Sources(root=ROOT)
+WORKLOADS = ("resnet50", "sngan", "d4pg")
+BACKENDS = ("in_graph", "multi_worker", "tf_mirrored", "horovod")
+A_LINE = "\nCHANGED = True\n"
+
+# Runs, places, starts, times and concludes a trial, in the harness or in the trial.
+COUNTS = {
+    "aggregate",
+    "canary",
+    "catalog",
+    "checkpoints",
+    "die_with_parent",
+    "environment",
+    "errors",
+    "foreign_load",
+    "gpus",
+    "launch",
+    "measure",
+    "memory",
+    "placement",
+    "process_tree",
+    "processes",
+    "rank_file",
+    "ranks",
+    "time_of_day",
+    "topology",
+    "training",
+    "trial",
+    "worker",
+    "",
+}
+# Reads the command line, plans (what it decides is in the spec), stores and shows.
+DOES_NOT = {
+    "__main__",
+    "arguments",
+    "batches",
+    "budgets",
+    "cli",
+    "code_digest",
+    "commands",
+    "estimate",
+    "exit_codes",
+    "listing",
+    "plan",
+    "plan_count",
+    "progress",
+    "quality_runs",
+    "ranges",
+    "request",
+    "run",
+    "source_code",
+    "study",
+    "study_status",
+    "sweep_options",
+}
+
+_PRINT_MODULES = """
+import json, sys
+from harness import worker
+code = worker.main(sys.argv[1:])
+print(json.dumps([name for name, module in sys.modules.items() if module is not None]))
+sys.exit(code)
+"""
 
 
-def test_code_digest_covers_the_measured_code_only(tmp_path: Path) -> None:
-    """A change of the replicator counts, one of the report does not."""
-    root = tmp_path
-    for name in catalog._MEASURED_HARNESS_FILES:
-        (root / "harness").mkdir(exist_ok=True)
-        (root / "harness" / name).write_text("")
-    for package in ("replicator", "workloads", "reports"):
-        (root / package).mkdir()
-        (root / package / "a.py").write_text("x = 1\n")
-    digests = [catalog.digest_code(root)]
-    (root / "reports" / "a.py").write_text("x = 2\n")
-    digests.append(catalog.digest_code(root))
-    (root / "replicator" / "a.py").write_text("x = 2\n")
-    digests.append(catalog.digest_code(root))
-    (root / "workloads" / "a.py").rename(root / "workloads" / "b.py")
-    digests.append(catalog.digest_code(root))
+def module_of(name: str) -> str:
+    """The full name of a module of the harness."""
+    return f"harness.{name}" if name else "harness"
 
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
+
+@functools.cache
+def read(module: str) -> str:
+    """The text of a module."""
+    return SOURCES.paths[module].read_text(encoding="utf-8")
+
+
+@functools.cache
+def before(workload: str, backend: str) -> str:
+    """The digest of a trial before any change."""
+    return code_digest.of_sources(workload, backend, SOURCES)
+
+
+def changed_by(texts: dict[str, str]) -> set[tuple[str, str]]:
+    """The workloads and backends whose digest is another with these texts."""
+    unchanged = {module: read(module) for module in SOURCES.paths}
+    other = Sources(root=ROOT, texts=unchanged | texts)
+    return {
+        (workload, backend)
+        for workload in WORKLOADS
+        for backend in BACKENDS
+        if before(workload, backend) != code_digest.of_sources(workload, backend, other)
+    }
+
+
+ALL = {(workload, backend) for workload in WORKLOADS for backend in BACKENDS}
+
+
+def of_workloads(*names: str) -> set[tuple[str, str]]:
+    """Every backend's trials of some workloads."""
+    return {(workload, backend) for workload, backend in ALL if workload in names}
+
+
+def of_backends(*names: str) -> set[tuple[str, str]]:
+    """Every workload's trials on some backends."""
+    return {(workload, backend) for workload, backend in ALL if backend in names}
+
+
+@pytest.mark.parametrize("name", sorted(COUNTS))
+def test_a_line_of_what_runs_a_trial_changes_every_digest(name: str) -> None:
+    """Placement, threads, processes, timing and the result are the trial's own."""
+    module = module_of(name)
+
+    assert changed_by({module: read(module) + A_LINE}) == ALL
+
+
+@pytest.mark.parametrize("name", sorted(DOES_NOT))
+def test_a_line_of_what_plans_or_shows_changes_no_digest(name: str) -> None:
+    """A study is not lost because a table has another column."""
+    module = module_of(name)
+
+    assert changed_by({module: read(module) + A_LINE}) == set()
+
+
+def test_it_is_said_of_each_module_of_the_harness_whether_it_counts() -> None:
+    """A new module is put on one of the two sides."""
+    found = {name for name in SOURCES.paths if name.split(".")[0] == "harness"}
+
+    assert found == {module_of(name) for name in COUNTS | DOES_NOT}
+    assert not COUNTS & DOES_NOT
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("workloads.d4pg.film", of_workloads("d4pg")),
+        ("workloads.d4pg.actors.process", of_workloads("d4pg")),
+        ("workloads.resnet50.model", of_workloads("resnet50")),
+        ("workloads.sngan.networks", of_workloads("sngan")),
+        ("workloads.metrics.kid", of_workloads("sngan")),
+        ("workloads.common.lars", of_workloads("resnet50")),
+        ("workloads.data.digits.write", of_workloads("resnet50", "sngan")),
+        ("workloads.spec", ALL),
+        ("replicator.backends.horovod", of_backends("horovod")),
+        ("replicator.backends.strategy", of_backends("tf_mirrored")),
+        (
+            "replicator.backends.in_graph",
+            of_backends("in_graph", "multi_worker"),
+        ),
+        ("replicator.engine", ALL),
+        ("replicator.optimizer", ALL),
+        ("replicator.server", ALL),
+        ("replicator", ALL),
+    ],
+)
+def test_a_line_changes_the_trials_that_reach_it(
+    module: str, expected: set[tuple[str, str]]
+) -> None:
+    """Those of the workload and of the backend that import it; the engine is all's."""
+    assert changed_by({module: read(module) + A_LINE}) == expected
+
+
+def test_everything_of_the_replicator_but_backends_counts() -> None:
+    """By the folder, whether or not an import can be seen."""
+    found = code_digest.measured_code("resnet50", "single", SOURCES)
+    engine = {name for name in SOURCES.paths if name.split(".")[0] == "replicator"}
+
+    assert {name for name in engine if ".backends." not in name} <= set(found)
+    assert {
+        "replicator.backends.single",
+    } == {name for name in found if ".backends." in name and " " not in name}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "expected"),
+    [
+        ("workloads.catalog", "the recipe of Goyal", "a recipe", ("resnet50",)),
+        ("workloads.catalog", "D4PG on the DeepMind", "on DeepMind", ("d4pg",)),
+        ("replicator.catalog", "Horovod plans while", "It plans while", ("horovod",)),
+    ],
+)
+def test_an_entry_of_a_catalogue_counts_for_its_own_trials(
+    module: str, old: str, new: str, expected: tuple[str, ...]
+) -> None:
+    """Other workloads and backends may be added and changed."""
+    text = read(module)
+    assert old in text
+
+    assert changed_by({module: text.replace(old, new)}) == (
+        of_workloads(*expected) | of_backends(*expected)
+    )
+
+
+@pytest.mark.parametrize("package", ["harness", "replicator", "workloads"])
+def test_comments_docstrings_and_formatting_change_nothing(package: str) -> None:
+    """All files of a package at once, written by another formatter."""
+    texts = {}
+    for module in SOURCES.paths:
+        if module.split(".")[0] == package:
+            tree = ast.parse(read(module))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                if isinstance(body, list) and ast.get_docstring(_with_docs(node)):
+                    body[0] = ast.parse("'another docstring'").body[0]
+            texts[module] = f"# A comment.\n{ast.unparse(tree)}\n"
+            assert texts[module] != read(module)
+
+    assert changed_by(texts) == set()
+
+
+def _with_docs(node: ast.AST) -> Any:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return node if isinstance(node, kinds) else ast.Module(body=[], type_ignores=[])
+
+
+def test_a_removed_docstring_changes_nothing() -> None:
+    """Nor does one that comes first."""
+    with_text = source_code.read('def f():\n    """Says."""\n    return 1\n', "")
+    without = source_code.read("def f():\n    return 1  # one\n", "")
+    other = source_code.read("def f():\n    return 2\n", "")
+
+    assert with_text.fingerprint == without.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("import a.b", {"a.b"}),
+        ("from a import b, c", {"a", "a.b", "a.c"}),
+        ("def f():\n    from a.b import c", {"a.b", "a.b.c"}),
+        ("from . import b", {"p.q", "p.q.b"}),
+        ("from ..r import b", {"p.r", "p.r.b"}),
+        ("COMMAND = ('-m', 'a.b')", {"a.b"}),
+        ("TARGET = 'a.b:Class'", {"a.b"}),
+        ("say('a.b: not found')", set()),
+        ("'a.b'", set()),
+        ("if TYPE_CHECKING:\n    import a\nelse:\n    import b", {"b"}),
+        ("if typing.TYPE_CHECKING:\n    import a", set()),
+    ],
+)
+def test_references_are_imports_and_names_of_modules(text: str, expected: Any) -> None:
+    """Wherever they stand, but for what type checkers only see."""
+    assert expected == source_code.read(text, "p.q").references
+
+
+def test_files_are_read_from_the_tree(tmp_path: Path) -> None:
+    """Another number of threads in a copy is another digest; a moved file too."""
+    for package in ("harness", "replicator", "workloads"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    copied = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+    path = tmp_path / "harness" / "launch.py"
+    path.write_text(
+        path.read_text().replace(
+            "num_threads = str(placement.num_intra_op_threads)", "num_threads = '1'"
+        )
+    )
+    after = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+    path = tmp_path / "replicator" / "fused.py"
+    path.rename(path.with_name("joined.py"))
+    moved = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+
+    assert copied == code_digest.of_trial("resnet50", "in_graph")
+    assert len({copied, after, moved}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda path: path.write_text("def f(:\n"), "invalid syntax"),
+        (lambda path: path.write_bytes(b"x = '\xff'\n"), "can't decode byte"),
+        (lambda path: path.unlink() or path.mkdir(), "Is a directory"),
+    ],
+)
+def test_code_that_cannot_be_read_is_named(
+    tmp_path: Path, change: Callable[[Path], Any], what: str
+) -> None:
+    """In one line, with what to do."""
+    for package in ("harness", "replicator", "workloads"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    change(tmp_path / "harness" / "launch.py")
+
+    with pytest.raises(
+        PlanError, match=rf"cannot read '.*launch\.py', which is part .*{what}.*; mend"
+    ):
+        code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("workload", "backend", "what"),
+    [
+        ("resnet51", "in_graph", "no WorkloadInfo .* name 'resnet51'"),
+        ("resnet50", "in_grph", "no BackendInfo .* name 'in_grph'"),
+    ],
+)
+def test_an_unknown_name_has_no_digest(workload: str, backend: str, what: str) -> None:
+    """A digest of half of the code would be worse than none."""
+    with pytest.raises(PlanError, match=rf"{what}.*; 'python -m harness list' shows"):
+        code_digest.of_trial(workload, backend)
+
+
+@pytest.mark.processes
+def test_every_module_of_ours_that_a_trial_loads_counts(
+    store: Store, settings: Any, make_spec: Any
+) -> None:
+    """What was found by reading is all that a real trial imports."""
+    spec = make_spec(
+        workload="d4pg",
+        data="synthetic",
+        per_replica_batch_size=8,
+        global_batch_size=16,
+        is_evaluated=False,
+    )
+    trial_id, case_id = identity.ids(spec)
+    trial = PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+    )
+    real = RunSettings(
+        timeout_sec=300.0,
+        topology=settings.topology,
+        canary=settings.canary,
+        worker_command=(sys.executable, "-c", _PRINT_MODULES),
+    )
+    status = run_trial(store, trial, real)
+    assert TrialStatus.OK is status.status, status.failure
+    output = (store.trial_dir(trial_id) / "stdout.log").read_text()
+    loaded = set(json.loads(output.splitlines()[-1]))
+
+    counted = set(code_digest.measured_code("d4pg", "in_graph", SOURCES))
+    assert {"harness.worker", "replicator.backends.in_graph"} <= loaded
+    assert loaded & set(SOURCES.paths) <= counted

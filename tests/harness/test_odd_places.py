@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness import arguments, exit_codes, plan_count, run
+from harness import arguments, exit_codes, plan_count
 from harness.aggregate import conclude
 from harness.errors import PlanError, StudyError
 from harness.launch import TrialExit
+from harness.trial import clean_trial_dir
 from reports import formats, svg
 from reports.sections import learning
 from results.limits import MAX_TRIALS
@@ -34,7 +35,7 @@ def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path: Path) -> None
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "status.json").write_text("kept")
     (tmp_path / "trial").symlink_to("precious")
-    run.clean_trial_dir(tmp_path / "trial")
+    clean_trial_dir(tmp_path / "trial")
 
     assert ["precious"] == [path.name for path in tmp_path.iterdir()]
     assert "kept" == (tmp_path / "precious" / "status.json").read_text()
@@ -48,7 +49,7 @@ def test_what_is_no_trial_is_removed(tmp_path: Path, place: str) -> None:
         trial_dir.write_text("")
     else:
         (trial_dir / place / "x").mkdir(parents=True)
-    run.clean_trial_dir(trial_dir)
+    clean_trial_dir(trial_dir)
 
     assert not trial_dir.exists()
 
@@ -65,7 +66,7 @@ def test_what_cannot_be_removed_is_told(
     with pytest.raises(
         StudyError, match=r"cannot remove '.*' .*: Permission denied; re"
     ):
-        run.clean_trial_dir(tmp_path)
+        clean_trial_dir(tmp_path)
 
 
 def test_status_without_a_plan_shows_what_ran(

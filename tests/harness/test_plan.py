@@ -252,7 +252,7 @@ def test_quality_is_measured_unless_the_data_has_none(
 def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of other code are never reused."""
     before = plan_of().digest
-    monkeypatch.setattr("harness.catalog.code_digest", lambda: "another")
+    monkeypatch.setattr("harness.code_digest.of_trial", lambda *_: "another")
 
     assert before != plan_of().digest
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from harness import run
+from harness.trial import run_trial
 from results import identity
 from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
+    from harness.trial import RunSettings
     from results.store import Store
 
 pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
-def run_cluster(store: Store, settings: run.RunSettings, make_spec: Any) -> Any:
+def run_cluster(store: Store, settings: RunSettings, make_spec: Any) -> Any:
     """Returns a function that runs a trial of two workers; it returns its record."""
 
     def run_it() -> Any:
@@ -29,7 +31,7 @@ def run_cluster(store: Store, settings: run.RunSettings, make_spec: Any) -> Any:
             modes=(ScalingMode.WEAK,),
             spec=spec,
         )
-        run.run_trial(store, trial, settings)
+        run_trial(store, trial, settings)
         return store.read_trial(trial.trial_id)
 
     return run_it
@@ -85,7 +87,7 @@ def test_a_lost_worker_without_a_cause_is_recorded_as_that(
 
 def test_a_stuck_rank_is_killed_with_all_others(
     store: Store,
-    settings: run.RunSettings,
+    settings: RunSettings,
     make_spec: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -99,9 +101,7 @@ def test_a_stuck_rank_is_killed_with_all_others(
         spec=spec,
     )
 
-    status = run.run_trial(
-        store, trial, run.dataclasses.replace(settings, timeout_sec=4)
-    )
+    status = run_trial(store, trial, dataclasses.replace(settings, timeout_sec=4))
 
     assert TrialStatus.TIMEOUT is status.status
     # Other tests start workers of their own meanwhile; these are told by their store.

@@ -12,22 +12,24 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from harness import launch, progress, run
+from harness import launch, process_tree, progress, run
 from harness.estimate import Durations
+from harness.trial import run_trial
 from results.records import Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from harness.trial import RunSettings
     from results.store import Store
 
 pytestmark = pytest.mark.processes
 
 
-def run_one(store: Store, settings: run.RunSettings, index: Any = 0) -> Any:
+def run_one(store: Store, settings: RunSettings, index: Any = 0) -> Any:
     """Runs one trial of the small plan; returns what the store says of it."""
     trial = store.read_plan().trials[index]
-    run.run_trial(store, trial, settings)
+    run_trial(store, trial, settings)
     return store.read_trial(trial.trial_id)
 
 
@@ -39,7 +41,7 @@ def is_running(pid: int) -> Any:
         return False
 
 
-def test_an_ok_trial_has_everything(store: Store, settings: run.RunSettings) -> None:
+def test_an_ok_trial_has_everything(store: Store, settings: RunSettings) -> None:
     """Spec, environment with both canaries, result and status."""
     trial = run_one(store, settings)
     (rank,) = trial.result.ranks
@@ -76,7 +78,7 @@ def test_an_ok_trial_has_everything(store: Store, settings: run.RunSettings) -> 
 )
 def test_each_way_to_fail_is_recorded(
     store: Store,
-    settings: run.RunSettings,
+    settings: RunSettings,
     monkeypatch: pytest.MonkeyPatch,
     behavior: str,
     status: str,
@@ -95,7 +97,7 @@ def test_each_way_to_fail_is_recorded(
 
 
 def test_a_failure_keeps_type_and_traceback(
-    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Enough to mend it without running it again."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
@@ -107,7 +109,7 @@ def test_a_failure_keeps_type_and_traceback(
 
 
 def test_a_crash_keeps_the_tail_of_stderr(
-    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that cannot say why it ended may have said it before."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:exit3")
@@ -116,7 +118,7 @@ def test_a_crash_keeps_the_tail_of_stderr(
 
 
 def test_a_nan_loss_ends_the_recorded_losses(
-    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Records hold finite numbers only; the check says where it happened."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:nan")
@@ -127,7 +129,7 @@ def test_a_nan_loss_ends_the_recorded_losses(
 
 
 def test_a_worker_that_cannot_start_fails_in_launch(
-    store: Store, settings: run.RunSettings
+    store: Store, settings: RunSettings
 ) -> None:
     """The reason does not hide in a log."""
     command = ("/bin/sh", "-c", "echo no module named harness >&2; exit 1")
@@ -140,7 +142,7 @@ def test_a_worker_that_cannot_start_fails_in_launch(
 
 def test_a_timeout_kills_grandchildren_that_left_the_session(
     store: Store,
-    settings: run.RunSettings,
+    settings: RunSettings,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -160,7 +162,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
         return process
 
     monkeypatch.setattr(launch, "_start", start_with_grandchild)
-    monkeypatch.setattr(run.process_tree, "TERMINATE_GRACE_SEC", 0.3)
+    monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)
     settings = dataclasses.replace(settings, timeout_sec=0.5)
     trial = run_one(store, settings)
     failure = trial.status.failure
@@ -175,7 +177,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
 
 def test_failures_do_not_stop_a_sweep_and_are_finished(
     store: Store,
-    settings: run.RunSettings,
+    settings: RunSettings,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
@@ -214,7 +216,7 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
 
 
 def test_a_half_written_trial_is_cleaned_with_its_processes(
-    store: Store, settings: run.RunSettings, tmp_path: Path
+    store: Store, settings: RunSettings, tmp_path: Path
 ) -> None:
     """What a killed harness left is neither trusted nor left running."""
     trial = store.read_plan().trials[0]
@@ -233,7 +235,7 @@ def test_a_half_written_trial_is_cleaned_with_its_processes(
 
 
 def test_an_interrupt_kills_the_tree_and_leaves_no_status(
-    store: Store, settings: run.RunSettings, monkeypatch: pytest.MonkeyPatch
+    store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The current trial is missing afterwards, not failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
@@ -251,11 +253,11 @@ def test_an_interrupt_kills_the_tree_and_leaves_no_status(
     start = time.monotonic()
     try:
         with pytest.raises(run.Interrupted):
-            run.run_trial(store, trial, settings)
+            run_trial(store, trial, settings)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
     assert time.monotonic() - start < 50
     assert store.read_trial(trial.trial_id).status is None
-    assert not run.process_tree.find_tree(str(trial_dir.resolve()))
+    assert not process_tree.find_tree(str(trial_dir.resolve()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness import plan, study
+from harness import code_digest, plan, study
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.request import SweepRequest
 from results.records import Plan, ScalingMode
@@ -115,12 +115,50 @@ def test_another_strong_batch_is_refused_by_name() -> None:
 def test_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers of different code must not mix, by sweep or by resume."""
     first = plan_of()
-    monkeypatch.setattr("harness.catalog.code_digest", lambda: "another")
+    monkeypatch.setattr("harness.code_digest.of_trial", lambda *_: "another")
 
     with pytest.raises(MatchStudyError, match=r"made with code_digest .* 'another'"):
         study.reconcile(first, plan_of())
     with pytest.raises(MatchStudyError, match=r"code is now 'another'"):
         study.check_code(first)
+
+
+def test_other_code_of_another_backend_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A study goes on when a backend changed that none of its trials runs on."""
+    now = code_digest.of_trial
+    first = plan_of(backends=("in_graph",))
+    monkeypatch.setattr(
+        "harness.code_digest.of_trial",
+        lambda workload, backend: (
+            now(workload, backend) if backend == "in_graph" else "another"
+        ),
+    )
+
+    study.check_code(first)
+    extended = study.reconcile(first, plan_of(backends=("in_graph", "tf_mirrored")))
+    assert {"in_graph": {now("resnet50", "in_graph")}, "tf_mirrored": {"another"}} == {
+        backend: {
+            trial.spec.code_digest
+            for trial in extended.plan.trials
+            if trial.spec.backend == backend
+        }
+        for backend in ("in_graph", "tf_mirrored")
+    }
+
+
+def test_no_backend_is_added_to_trials_of_other_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ratio of two backends would compare two versions of the engine."""
+    first = plan_of(backends=("in_graph",))
+    monkeypatch.setattr("harness.code_digest.of_trial", lambda *_: "another")
+
+    with pytest.raises(
+        MatchStudyError, match=r"of backend 'in_graph', the code is now 'another'"
+    ):
+        study.reconcile(first, plan_of(backends=("tf_mirrored",)))
 
 
 def test_the_default_name_is_that_of_the_same_sweep() -> None:

@@ -1,0 +1,167 @@
+"""What a source file does and refers to, apart from how it is written.
+
+Comments, docstrings, formatting, and what is for type checkers only are left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import gc
+import hashlib
+import re
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ENTRY_CLASSES: Final = ("BackendInfo", "WorkloadInfo")
+"""A call of one of these with a ``name`` is an entry of a catalogue."""
+
+# Whether a name is read, written or deleted follows from where it stands.
+_CONTEXTS = (ast.Load, ast.Store, ast.Del)
+_TARGET = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Code:
+    """What one file, or one entry of a catalogue, does and refers to.
+
+    Attributes:
+      fingerprint: Equal for files that differ in how they are written only.
+      references: Dotted names that it imports anywhere, and those that stand in it as
+        a text, such as ``package.module:Class`` or what ``python -m`` is given.
+      entries: Entries of a catalogue, by class and name; no part of the others.
+    """
+
+    fingerprint: str
+    references: frozenset[str]
+    entries: Mapping[tuple[str, str], Code]
+
+
+@functools.cache
+def read(text: str, package: str) -> Code:
+    """Reads the code of one file.
+
+    Args:
+      text: Its content.
+      package: The package that relative imports in it start from.
+
+    Raises:
+      SyntaxError: It is no Python.
+    """
+    with _no_garbage_collection():
+        return _read(ast.parse(text), package)
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A tree of many small objects is made several times faster without."""
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
+
+
+def _read(tree: ast.AST, package: str) -> Code:
+    reader = _Reader(package)
+    reader.node(tree)
+    content = "\0".join(reader.parts).encode("utf-8", "backslashreplace")
+    return Code(
+        fingerprint=hashlib.blake2b(content, digest_size=16).hexdigest(),
+        references=frozenset(reader.references),
+        entries=reader.entries,
+    )
+
+
+class _Reader:
+    """Walks a syntax tree once.
+
+    ``ast.dump`` of a cleaned copy would say the same, and takes longer.
+    """
+
+    def __init__(self, package: str) -> None:
+        self.parts: list[str] = []
+        self.references: set[str] = set()
+        self.entries: dict[tuple[str, str], Code] = {}
+        self._package = package
+
+    def node(self, node: ast.AST) -> None:
+        self.parts.append(type(node).__name__)
+        if isinstance(node, ast.Constant):
+            self._constant(node.value)
+            return
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            self._import(node)
+        for name in node._fields:
+            value = getattr(node, name, None)
+            kind = type(value)
+            if isinstance(value, list):
+                self.parts.append("[")
+                self._items(value)
+                self.parts.append("]")
+            elif kind is str or value is None:
+                self.parts.append(repr(value))
+            elif kind not in _CONTEXTS:
+                self._item(value)
+
+    def _items(self, items: Sequence[ast.AST]) -> None:
+        for item in items:
+            kind = type(item)
+            if kind is ast.Expr and _is_text(item):
+                continue  # a docstring
+            if isinstance(item, ast.If) and _is_for_type_checkers(item.test):
+                self._items(item.orelse)
+            elif kind is ast.Call and (entry := _entry_name(item)):
+                self.entries[entry] = _read(item, self._package)
+            else:
+                self._item(item)
+
+    def _item(self, item: object) -> None:
+        if isinstance(item, ast.AST):
+            self.node(item)
+        else:
+            self.parts.append(repr(item))
+
+    def _constant(self, value: object) -> None:
+        self.parts.append(repr(value))
+        if isinstance(value, str) and (target := _TARGET.fullmatch(value)):
+            self.references.add(target[1])
+
+    def _import(self, node: ast.Import | ast.ImportFrom) -> None:
+        if isinstance(node, ast.Import):
+            self.references |= {alias.name for alias in node.names}
+            return
+        base = node.module or ""
+        if node.level:
+            parents = self._package.split(".")
+            kept = parents[: len(parents) - node.level + 1]
+            base = ".".join([*kept, base]) if base else ".".join(kept)
+        self.references.add(base)
+        self.references |= {f"{base}.{alias.name}" for alias in node.names}
+
+
+def _is_text(statement: ast.AST) -> bool:
+    value = getattr(statement, "value", None)
+    return isinstance(value, ast.Constant) and isinstance(value.value, str)
+
+
+def _is_for_type_checkers(test: ast.expr) -> bool:
+    name = test.attr if isinstance(test, ast.Attribute) else getattr(test, "id", "")
+    return name == "TYPE_CHECKING"
+
+
+def _entry_name(call: ast.AST) -> tuple[str, str] | None:
+    assert isinstance(call, ast.Call)
+    name = getattr(call.func, "id", "")
+    if name not in ENTRY_CLASSES:
+        return None
+    for keyword in call.keywords:
+        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+            return name, str(keyword.value.value)
+    return None

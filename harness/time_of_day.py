@@ -1,0 +1,10 @@
+"""The time of day, as records have it."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+
+def now_text() -> str:
+    """Returns the time as RFC 3339 in UTC, to the second."""
+    return dt.datetime.now(dt.timezone.utc).isoformat(timespec="seconds")
