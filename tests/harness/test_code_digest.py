@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness import code_digest, source_code
+from harness import code_digest
 from harness.code_digest import Sources
 from harness.errors import PlanError
 from harness.trial import RunSettings, run_trial
@@ -237,36 +237,6 @@ def test_comments_docstrings_and_formatting_change_nothing(package: str) -> None
 def _with_docs(node: ast.AST) -> Any:
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return node if isinstance(node, kinds) else ast.Module(body=[], type_ignores=[])
-
-
-def test_a_removed_docstring_changes_nothing() -> None:
-    """Nor does one that comes first."""
-    with_text = source_code.read('def f():\n    """Says."""\n    return 1\n', "")
-    without = source_code.read("def f():\n    return 1  # one\n", "")
-    other = source_code.read("def f():\n    return 2\n", "")
-
-    assert with_text.fingerprint == without.fingerprint != other.fingerprint
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("import a.b", {"a.b"}),
-        ("from a import b, c", {"a", "a.b", "a.c"}),
-        ("def f():\n    from a.b import c", {"a.b", "a.b.c"}),
-        ("from . import b", {"p.q", "p.q.b"}),
-        ("from ..r import b", {"p.r", "p.r.b"}),
-        ("COMMAND = ('-m', 'a.b')", {"a.b"}),
-        ("TARGET = 'a.b:Class'", {"a.b"}),
-        ("say('a.b: not found')", set()),
-        ("'a.b'", set()),
-        ("if TYPE_CHECKING:\n    import a\nelse:\n    import b", {"b"}),
-        ("if typing.TYPE_CHECKING:\n    import a", set()),
-    ],
-)
-def test_references_are_imports_and_names_of_modules(text: str, expected: Any) -> None:
-    """Wherever they stand, but for what type checkers only see."""
-    assert expected == source_code.read(text, "p.q").references
 
 
 def test_files_are_read_from_the_tree(tmp_path: Path) -> None:
