@@ -6,8 +6,10 @@ STAMP := $(VENV)/.installed
 # Files stay whole, since the tests of one share clusters and traced programs.
 TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
+FUZZ_PROGRAMS ?= 10000
+FUZZ_SEED ?= 1000
 
-.PHONY: help setup sweep test check fmt lint types fuzz-records bench lock clean
+.PHONY: help setup sweep test check fmt lint types fuzz fuzz-records bench lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -29,6 +31,9 @@ sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the rep
 
 test: setup  ## Run every test.
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+fuzz: setup  ## Compare FUZZ_PROGRAMS random steps with an interpreter in lock step.
+	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
 check: lint types test  ## What a change must pass: format, lint, imports, types, tests.
 

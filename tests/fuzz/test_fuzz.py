@@ -201,7 +201,7 @@ def test_programs_are_as_varied_as_the_grammar():
     seen = set()
 
     @settings(
-        max_examples=400,
+        max_examples=150,
         database=None,
         deadline=None,
         phases=[Phase.generate],
