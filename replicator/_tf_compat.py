@@ -79,6 +79,12 @@ def slot_index(optimizer: Any, variable: Any) -> int:
     return int(optimizer._get_variable_index(variable))  # noqa: SLF001
 
 
+def is_optimized(optimizer: Any, variable: Any) -> bool:
+    """Whether a Keras optimizer was built with a variable (test_keras_spelling)."""
+    known = optimizer._trainable_variables_indices  # noqa: SLF001
+    return optimizer._var_key(variable) in known  # noqa: SLF001
+
+
 def adam_slots(optimizer: Any) -> tuple[list[Any], list[Any]]:
     """First and second moments of Keras Adam (test_fused)."""
     return optimizer._momentums, optimizer._velocities  # noqa: SLF001

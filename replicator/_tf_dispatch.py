@@ -64,7 +64,7 @@ class Dispatch:
         arguments = (
             self._name,
             self._num_outputs,
-            [*inputs, *self._captures],
+            [*inputs, *(self._captures or self._traced.captured_inputs)],
             self._attrs[context.soft_device_placement],
             context,
         )
@@ -84,7 +84,9 @@ class Dispatch:
         traced = function.get_concrete_function(source)
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
         self._num_outputs = len(traced.outputs)
-        self._captures = list(traced.captured_inputs)
+        # Stock strategies number their collectives anew in every call.
+        if not traced.graph.deferred_external_captures:
+            self._captures = list(traced.captured_inputs)
         for is_soft in (False, True):
             config = None if self._is_optimized else unoptimized_config(is_soft)
             options = eager_context.FunctionCallOptions(config_proto=config)

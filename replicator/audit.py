@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from replicator import user_functions
+from replicator.arguments import shown
 from replicator.errors import InputAuditError
 from replicator.inputs import to_pipeline
+from replicator.integers import INT64_MAX, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -77,6 +80,14 @@ def audit(
     See ``Replicator.audit_inputs``. ``contexts`` holds one context per pipeline, and
     pipeline p feeds the p-th equal share of the replicas, in turn.
     """
+    user_functions.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
+    if num_examples is not None and not is_integer(
+        num_examples, least=0, most=INT64_MAX
+    ):
+        raise ValueError(
+            f"num_examples {shown(num_examples)} must be an integer of at least 0: the "
+            "examples that there are; or None for those that were read"
+        )
     pipelines = [to_pipeline(input_fn(context)) for context in contexts]
     num_in_turn = num_replicas // len(pipelines)
     batches = [

@@ -191,6 +191,8 @@ class Replicator(CheckpointedBackend, abc.ABC):
         Raises:
           InputAuditError: Examples are missing or repeated; says which pipelines, and
             how to mend it; its ``audit`` has the counts.
+          TypeError: ``key_fn`` is no function of a batch.
+          ValueError: ``num_examples`` is no integer.
         """
         user_functions.check_input_fn(input_fn, "audit_inputs")
         check_mode(mode)
@@ -347,7 +349,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
           The manager; see ``CheckpointManager``.
 
         Raises:
-          TypeError: Something that TensorFlow cannot save.
+          TypeError: Something that TensorFlow cannot save; ``directory`` is no path.
           ValueError: Nothing to save, or ``max_to_keep`` is less than 1.
         """
         from replicator.checkpoint.manager import CheckpointManager

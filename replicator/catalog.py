@@ -66,6 +66,10 @@ PARAMETER_SERVERS = "parameter_servers"
 """A chief runs the program; workers and parameter servers run the server."""
 
 
+MAX_REPLICAS = 2**16
+"""Most replicas, and devices of theirs; each is traced into one graph."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
     """What a planner needs to know of a backend.
@@ -75,7 +79,7 @@ class BackendInfo:
       target: ``module:Class`` of the implementation.
       description: One line.
       kind: ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
-      max_replicas: Most replicas it can run, or None.
+      max_replicas: Most replicas it can run, or None for ``MAX_REPLICAS``.
       lacks: Capability it does not have -> why not; see ``CAPABILITIES``.
       processes: How replicas are spread over processes; one of the constants above.
       not_swept_because: Why the harness cannot start it by itself, or empty.

@@ -14,7 +14,9 @@ import tensorflow as tf
 from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator import differentiable, reducible
+from replicator.arguments import shown
 from replicator.integers import is_integer
+from replicator.tensors import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,20 +49,22 @@ def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -
     Raises:
       CollectiveContextError: Called outside a step function.
       OptimizerOptionError: Unknown ``compression``.
+      TypeError: A leaf that is no dense tensor.
       ValueError: Unknown ``op``, the mean of integers, the minimum of complex numbers,
         or a type that is no number.
     """
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
     wire_dtype = compression_lib.check(compression)
-    leaves = tf.nest.flatten(value)
+    leaves = [
+        leaf
+        if isinstance(leaf, tf.IndexedSlices)
+        else tensor_of(leaf, "all_reduce() takes a nest of dense tensors")
+        for leaf in tf.nest.flatten(value)
+    ]
     for leaf in leaves:
         reducible.check(leaf, op, "all_reduce")
-    dense = [
-        tf.convert_to_tensor(leaf)
-        for leaf in leaves
-        if not isinstance(leaf, tf.IndexedSlices)
-    ]
+    dense = [leaf for leaf in leaves if not isinstance(leaf, tf.IndexedSlices)]
     reduced = iter(_all_reduce_dense(context, dense, op, wire_dtype))
     merged = [
         _all_reduce_sparse(context, leaf, op, wire_dtype)
@@ -103,6 +107,7 @@ def all_gather(value: Any) -> Any:
 
     Raises:
       CollectiveContextError: Called outside a step function.
+      TypeError: A leaf that is no dense tensor.
       ValueError: A leaf is ``tf.IndexedSlices``.
     """
     context = context_lib.require("all_gather")
@@ -113,7 +118,10 @@ def all_gather(value: Any) -> Any:
                 "tf.convert_to_tensor on the slices, or gather their values and indices"
             )
 
-    tensors = [tf.convert_to_tensor(leaf) for leaf in tf.nest.flatten(value)]
+    tensors = [
+        tensor_of(leaf, "all_gather() takes a nest of dense tensors")
+        for leaf in tf.nest.flatten(value)
+    ]
     return tf.nest.pack_sequence_as(value, differentiable.all_gather(context, tensors))
 
 
@@ -132,26 +140,26 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``source_replica_id`` is not an int.
+      TypeError: ``source_replica_id`` is not an int, or a leaf is no dense tensor.
       ValueError: ``source_replica_id`` is out of range.
     """
     context = context_lib.require("broadcast")
     if not is_integer(source_replica_id):
         raise TypeError(
-            f"source_replica_id {source_replica_id!r} must be a Python int: the source "
-            "is linked when the step is traced"
+            f"source_replica_id {shown(source_replica_id)} must be a Python int: the "
+            "source is linked when the step is traced"
         )
     count = context.num_replicas_in_sync
     if not 0 <= source_replica_id < count:
         raise ValueError(
-            f"source_replica_id {source_replica_id!r} is out of range: there are "
+            f"source_replica_id {shown(source_replica_id)} is out of range: there are "
             f"{count} replicas; use 0 to {count - 1}"
         )
 
     leaves = tf.nest.flatten(value)
     # Slices travel as their two tensors; their dense shape is known everywhere.
     parts = [
-        tf.convert_to_tensor(part)
+        tensor_of(part, "broadcast() takes a nest of dense tensors")
         for leaf in leaves
         for part in (
             (leaf.values, leaf.indices)

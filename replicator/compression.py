@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from replicator.arguments import is_one_of, shown
 from replicator.errors import OptimizerOptionError
 
 _WIRE_DTYPES = {"bfloat16": tf.bfloat16, "float16": tf.float16}
@@ -43,10 +44,10 @@ def check(compression: str | None) -> tf.DType | None:
     """
     if compression is None:
         return None
-    if not isinstance(compression, str) or compression not in _WIRE_DTYPES:
+    if not is_one_of(compression, _WIRE_DTYPES):
         raise OptimizerOptionError(
-            f"compression={compression!r} is unknown; use 'bfloat16' (the exponents of "
-            "float32, 8 significant bits), 'float16' (11 significant bits, needs "
-            "loss_scale), or None"
+            f"compression={shown(compression)} is unknown; use 'bfloat16' (the "
+            "exponents of float32, 8 significant bits), 'float16' (11 significant "
+            "bits, needs loss_scale), or None"
         )
     return _WIRE_DTYPES[compression]

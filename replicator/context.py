@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.arguments import is_one_of, shown
 from replicator.errors import CollectiveContextError
 
 if TYPE_CHECKING:
@@ -171,21 +172,20 @@ def check_reduce_op(op: Any) -> str:
     Raises:
       ValueError: Anything else; the message lists what is allowed.
     """
-    if op not in REDUCE_OPS:
+    if not is_one_of(op, REDUCE_OPS):
         raise ValueError(
-            f"unknown reduction {op!r}; use one of {', '.join(map(repr, REDUCE_OPS))}"
+            f"unknown reduction {shown(op)}; use one of "
+            f"{', '.join(map(repr, REDUCE_OPS))}"
         )
-    return str(op)
+    return op
 
 
-def check_mean(value: Any, caller: str) -> None:
+def check_mean(dtype: tf.DType, caller: str) -> None:
     """Refuses the mean of integers.
 
     Raises:
-      ValueError: The value is not of a floating or complex type.
+      ValueError: Not a floating or complex type.
     """
-    has_type = hasattr(value, "dtype")
-    dtype = tf.as_dtype(value.dtype if has_type else tf.convert_to_tensor(value).dtype)
     if not (dtype.is_floating or dtype.is_complex):
         raise ValueError(
             f"{caller} 'mean' of {dtype.name} would have to round; use 'sum', or "

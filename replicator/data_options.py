@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from replicator.integers import is_integer
+from replicator.arguments import shown
+from replicator.integers import INT32_MAX, is_integer
 
 
 def default_data_options(
@@ -41,12 +42,16 @@ def default_data_options(
       New options.
 
     Raises:
+      TypeError: ``deterministic`` or ``autotune`` is neither True nor False.
       ValueError: ``num_threads`` is not a positive integer or None.
     """
-    if num_threads is not None and not is_integer(num_threads, least=1):
+    for name, flag in (("deterministic", deterministic), ("autotune", autotune)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} {shown(flag)} must be True or False")
+    if num_threads is not None and not is_integer(num_threads, least=1, most=INT32_MAX):
         raise ValueError(
-            f"num_threads {num_threads!r} must be an integer of at least 1, or None "
-            "for TensorFlow's shared threads"
+            f"num_threads {shown(num_threads)} must be an integer of at least 1, or "
+            "None for TensorFlow's shared threads"
         )
     options = tf.data.Options()
     options.deterministic = deterministic

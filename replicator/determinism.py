@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from replicator import _tf_compat
+from replicator.arguments import shown
 from replicator.integers import is_integer
 
 _LIMIT = 1 << 32
@@ -36,7 +37,7 @@ def set_determinism(seed: int | None) -> None:
         return
     if not is_integer(seed, least=0) or seed >= _LIMIT:
         raise ValueError(
-            f"seed {seed!r} must be an integer from 0 to {_LIMIT - 1}, or None to "
+            f"seed {shown(seed)} must be an integer from 0 to {_LIMIT - 1}, or None to "
             "switch deterministic kernels off"
         )
     keras.utils.set_random_seed(seed)

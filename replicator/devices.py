@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_workers
+from replicator.arguments import listed, shown
+from replicator.catalog import MAX_REPLICAS
 from replicator.errors import DeviceError
 from replicator.integers import is_integer
 
@@ -33,8 +35,7 @@ def resolve(
     Raises:
       DeviceError: A device does not exist, or there are too few.
     """
-    if num_replicas < 1:
-        raise DeviceError(f"num_replicas {num_replicas!r} must be at least 1")
+    _check_count(num_replicas)
     if devices is not None:
         return _explicit(num_replicas, devices, distinct=distinct)
     gpus = tf.config.list_physical_devices("GPU")
@@ -97,9 +98,10 @@ def check_num_logical(count: Any) -> int:
     Raises:
       DeviceError: Not a positive integer.
     """
-    if not is_integer(count, least=1):
+    if not is_integer(count, least=1, most=MAX_REPLICAS):
         raise DeviceError(
-            f"logical_devices_per_replica {count!r} must be an integer of at least 1"
+            f"logical_devices_per_replica {shown(count)} must be an integer of at "
+            f"least 1 and at most {MAX_REPLICAS}"
         )
     return count
 
@@ -110,6 +112,7 @@ def split_cpu(num_devices: int) -> list[str]:
     Raises:
       DeviceError: TensorFlow already runs with fewer.
     """
+    _check_count(num_devices)
     cpu = tf.config.list_physical_devices("CPU")[0]
     configured = tf.config.get_logical_device_configuration(cpu) or [None]
     if len(configured) < num_devices:
@@ -166,13 +169,24 @@ def cpu_of(device: str) -> str:
     return device if is_cpu(device) else first_cpu(device)
 
 
-def _explicit(
-    num_replicas: int, devices: Sequence[str], *, distinct: bool
-) -> list[str]:
-    if isinstance(devices, str) or len(devices) != num_replicas:
+def _check_count(num_replicas: Any) -> None:
+    """Refuses numbers for which nobody could make a list of devices."""
+    if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):
         raise DeviceError(
-            f"devices {devices!r} must be a list of one device per replica, and there "
-            f"are {num_replicas} replicas"
+            f"num_replicas {shown(num_replicas)} must be an integer from 1 to "
+            f"{MAX_REPLICAS}, and so must replicas times logical devices"
+        )
+
+
+def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> list[str]:
+    try:
+        devices = [] if isinstance(passed, str) else listed(passed, "devices")
+    except TypeError:
+        devices = []
+    if len(devices) != num_replicas:
+        raise DeviceError(
+            f"devices {shown(passed)} must be a list of one device per replica, and "
+            f"there are {num_replicas} replicas; pass names such as ['CPU:0', 'CPU:1']"
         )
     names = [_full_name(device) for device in devices]
     known = {_full_name(d.name) for d in tf.config.list_logical_devices()}
@@ -193,8 +207,8 @@ def _full_name(device: str) -> str:
         spec = tf.DeviceSpec.from_string(name)
     except (TypeError, ValueError) as error:
         raise DeviceError(
-            f"device {device!r} is not a device name; use names such as 'CPU:0' or "
-            "'GPU:1'"
+            f"device {shown(device)} is not a device name; use names such as 'CPU:0' "
+            "or 'GPU:1'"
         ) from error
     kind, index = _tf_workers.own_place()
     spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)

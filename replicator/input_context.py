@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import numbers
 from typing import Any
 
+from replicator.arguments import shown
 from replicator.errors import InputModeError, SplitBatchError
+from replicator.integers import INT64_MAX
 
 
 class InputReplicationMode(enum.Enum):
@@ -30,7 +33,7 @@ def check_mode(mode: Any) -> None:
     """
     if not isinstance(mode, InputReplicationMode):
         allowed = ", ".join(str(m) for m in InputReplicationMode)
-        raise TypeError(f"mode {mode!r} is not one of {allowed}")
+        raise TypeError(f"mode {shown(mode)} is not one of {allowed}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +60,7 @@ class InputContext:
           Examples per step of one replica.
 
         Raises:
-          SplitBatchError: The division leaves a rest.
+          SplitBatchError: The division leaves a rest, or no integer was passed.
         """
         return split_batch(global_batch_size, self.num_replicas_in_sync)
 
@@ -66,8 +69,22 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
     """Returns ``global_batch_size / num_replicas`` or explains why it cannot.
 
     Raises:
-      SplitBatchError: The division leaves a rest; nothing is rounded in silence.
+      SplitBatchError: The division leaves a rest; nothing is rounded in silence. Or
+        what shall be divided is no integer.
     """
+    # Integers of NumPy, as sizes of arrays are, will do as well.
+    is_number = isinstance(global_batch_size, numbers.Integral)
+    if (
+        not is_number
+        or isinstance(global_batch_size, bool)
+        or global_batch_size > INT64_MAX
+    ):
+        raise SplitBatchError(
+            f"global_batch_size {shown(global_batch_size)} must be an integer: the "
+            "examples of one step over all replicas; pass a multiple of num_replicas "
+            f"{num_replicas!r}, at most {INT64_MAX}"
+        )
+    global_batch_size = int(global_batch_size)
     share, rest = divmod(global_batch_size, num_replicas)
     if rest or share < 1:
         lower = max(share, 1) * num_replicas

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.tensors import tensor_of
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -24,16 +26,13 @@ def as_value(value: Any, caller: str = "inputs") -> Any:
     Raises:
       TypeError: It cannot become a tensor.
     """
-    if isinstance(value, _COMPOSITE):
+    if isinstance(value, (tf.Tensor, *_COMPOSITE)):
         return value
-    try:
-        return tf.convert_to_tensor(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{caller} hold a {type(value).__name__!r}, which is no tensor; each value "
-            "of a PerReplica is a tensor (dense, ragged or sparse), a NumPy array or a "
-            "number"
-        ) from error
+    return tensor_of(
+        value,
+        f"{caller} must hold tensors (dense, ragged or sparse), NumPy arrays or "
+        "numbers, one for each replica",
+    )
 
 
 def is_composite(value: Any) -> bool:

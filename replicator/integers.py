@@ -7,11 +7,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import TypeGuard
 
+# What TensorFlow holds in its own integers; a Python int has no end.
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
 
-def is_integer(value: Any, *, least: int | None = None) -> TypeGuard[int]:
-    """Whether a value is an integer, and not less than ``least``.
+
+def is_integer(
+    value: Any, *, least: int | None = None, most: int | None = None
+) -> TypeGuard[int]:
+    """Whether a value is an integer, not less than ``least`` nor more than ``most``.
 
     ``True`` and ``False`` are none, though they are instances of ``int``.
     """
     is_int = isinstance(value, int) and not isinstance(value, bool)
-    return is_int and (least is None or value >= least)
+    return (
+        is_int and (least is None or value >= least) and (most is None or value <= most)
+    )

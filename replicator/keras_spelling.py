@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from replicator import _tf_compat
 from replicator import context as context_lib
+from replicator.arguments import listed
 from replicator.errors import OptimizerOptionError
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ class KerasSpelling:
                 "apply() got gradients but no variables, and the optimizer was not "
                 "built with any; write optimizer.apply(grads, variables)"
             )
-        grads, variables = list(grads), list(trainable_variables)
+        said = "apply() takes a list of gradients and a list of variables"
+        grads, variables = listed(grads, said), listed(trainable_variables, said)
         if any(isinstance(grad, tuple) for grad in grads):
             raise TypeError(
                 "apply() got pairs of gradient and variable; write "
@@ -91,22 +93,6 @@ class KerasSpelling:
             "calls optimizer.apply(grads, variables), and run it with "
             "repl.run(step_fn, inputs)"
         )
-
-
-def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Returns the pairs that ``apply_gradients`` is given.
-
-    Raises:
-      TypeError: Something else, such as the gradients alone.
-    """
-    pairs = list(grads_and_vars)
-    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in pairs):  # noqa: PLR2004
-        raise TypeError(
-            "apply_gradients() takes pairs of gradient and variable; write "
-            "optimizer.apply_gradients(zip(grads, variables)), or "
-            "optimizer.apply(grads, variables)"
-        )
-    return [(grad, variable) for grad, variable in pairs]
 
 
 def check_is_not_wrapped(optimizer: Any) -> None:

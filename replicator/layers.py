@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator import collectives
 from replicator import context as context_lib
+from replicator.arguments import is_one_of, shown
 
 _FORMS = ("shifted", "two_pass")
 
@@ -56,9 +57,9 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
           ValueError: Unknown ``variance_form``, ``synchronized=True`` or
             ``renorm=True``.
         """
-        if variance_form not in _FORMS:
+        if not is_one_of(variance_form, _FORMS):
             raise ValueError(
-                f"variance_form {variance_form!r} is unknown; use 'shifted' (one "
+                f"variance_form {shown(variance_form)} is unknown; use 'shifted' (one "
                 "all-reduce) or 'two_pass' (two, no cancellation)"
             )
         if options.get("synchronized"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import context as context_lib
+from replicator.arguments import shown
 from replicator.errors import DeviceError
 from replicator.integers import is_integer
 
@@ -59,7 +60,7 @@ def check_index(index: Any, num_logical_devices: int) -> int:
     """
     if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
-            f"logical_device({index!r}) does not exist: a replica here has "
+            f"logical_device({shown(index)}) does not exist: a replica here has "
             f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or make the "
             "replicator with logical_devices_per_replica=k"
         )

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from replicator import creation
 from replicator.optimizer_options import DYNAMIC
+from replicator.tensors import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,7 +59,7 @@ class LossScale:
     def scaled(self, loss: tf.Tensor) -> tf.Tensor:
         """Returns the loss times the scale, in the type of the loss."""
         self.build()
-        loss = tf.convert_to_tensor(loss)
+        loss = tensor_of(loss, "scale_loss() takes the loss, a tensor")
         return loss * tf.cast(self.value, loss.dtype)
 
     def unscaled(self, grads: Sequence[Any]) -> list[Any]:

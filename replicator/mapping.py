@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import collectives, reducible
+from replicator import collectives, reducible, user_functions
 from replicator import context as context_lib
+from replicator.tensors import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,13 +46,15 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``items`` is no list or tuple.
+      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
+        result no dense tensor.
       ValueError: There are no items, results differ in structure, type or shape, or
         ``op`` is unknown or has no meaning for their type.
     """
     context = context_lib.require("map_reduce")
     context_lib.check_reduce_op(op)
     _check_items("map_reduce", items)
+    user_functions.check_takes_one(fn, "map_reduce", "fn", "an item")
     if not items:
         raise ValueError(
             "map_reduce got no items, and a reduction of nothing has no shape; pass at "
@@ -96,11 +99,13 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``items`` is no list or tuple.
+      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
+        result no dense tensor.
       ValueError: A result's shape is not known when the step is traced.
     """
     context = context_lib.require("map_gather")
     _check_items("map_gather", items)
+    user_functions.check_takes_one(fn, "map_gather", "fn", "an item")
     results = _Results("map_gather", fn, items)
     gathered: list[Any] = [None] * len(items)
     for owner in range(min(context.num_replicas, len(items))):
@@ -162,7 +167,8 @@ class _Results:
                 f"{self._caller}: fn(items[{index}]) returned None where a tensor "
                 "should be; return a nest of tensors"
             )
-        flat = [tf.convert_to_tensor(leaf) for leaf in leaves]
+        said = f"{self._caller}: fn(items[{index}]) must return a nest of dense tensors"
+        flat = [tensor_of(leaf, said) for leaf in leaves]
         self._structures[index] = tf.nest.map_structure(lambda _: 0, value)
         self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
         return flat

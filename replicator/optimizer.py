@@ -25,9 +25,10 @@ from replicator import compression as compression_lib
 from replicator import context as context_lib
 from replicator.accumulation import Accumulation, when
 from replicator.errors import OptimizerOptionError
-from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped, pairs_of
+from replicator.keras_spelling import KerasSpelling, check_is_not_wrapped
 from replicator.loss_scale import LossScale, times
 from replicator.optimizer_options import OptimizerOptions
+from replicator.pairs import check_are_optimized, pairs_of, variables_of
 from replicator.sparse import sum_duplicates
 
 if TYPE_CHECKING:
@@ -115,8 +116,11 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
 
         The state of options is made after that of the Keras optimizer and belongs to
         it, so one checkpoint of ``wrapped`` has all.
+
+        Raises:
+          TypeError: Something else than variables.
         """
-        variables = list(variables)
+        variables = variables_of(variables, "build")
         placing = (
             contextlib.nullcontext()
             if self._sharded_update is None
@@ -171,8 +175,9 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         Raises:
           CollectiveContextError: Called outside a step function.
           OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
-          TypeError: Something else than pairs.
-          ValueError: There is no gradient.
+          TypeError: Something else than pairs of gradient and variable.
+          ValueError: There is no gradient, or one of another shape than its variable;
+            a variable that the optimizer was not built with.
         """
         context_lib.require("apply_gradients")
         self._check_loss_scaled()
@@ -229,6 +234,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
     ) -> None:
         """Adds gradients up, and averages over replicas before or after."""
         assert self.accumulation is not None
+        check_are_optimized(self.wrapped, variables)
         scale, is_apart = self.loss_scale, self.accumulation.is_apart
         if not is_apart:
             grads = self._all_reduce(grads, "mean")
@@ -286,6 +292,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             None if is_split else fused.find(self.wrapped, averaged, variables)
         )
         self.uses_fused_update = fused_update is not None
+        if fused_update is None or not fused_update.is_linear:
+            check_are_optimized(self.wrapped, variables)
         if fused_update is not None:
             fused_update.apply(averaged, variables, 1)
         else:
@@ -327,6 +335,7 @@ class StrategyOptimizer(ReplicatedOptimizer):
 
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         optimizer = self.wrapped
+        check_are_optimized(optimizer, variables)
         clips = _CLIPS.found
         averaged = clipping.as_keras(averaged, clips)
         scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
@@ -342,5 +351,6 @@ class StrategyOptimizer(ReplicatedOptimizer):
         if _CLIPS.found or self.options.compression is not None:
             self._apply(self._all_reduce(grads, "mean"), variables)
             return
+        check_are_optimized(self.wrapped, variables)
         scale = 1.0 / self._num_replicas
         self.wrapped.apply([times(grad, scale) for grad in grads], variables)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 from typing import TYPE_CHECKING, Any
 
 from replicator import compression as compression_lib
+from replicator.arguments import is_one_of, shown
 from replicator.errors import OptimizerOptionError
-from replicator.integers import is_integer
+from replicator.integers import INT32_MAX, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,24 +61,25 @@ class OptimizerOptions:
         """
         compression_lib.check(self.compression)
         steps = self.accumulation_steps
-        if not is_integer(steps, least=1):
+        if not is_integer(steps, least=1, most=INT32_MAX):
             raise OptimizerOptionError(
-                f"accumulation_steps={steps!r} must be an integer of at least 1: the "
-                "number of apply_gradients() calls whose average makes one update"
+                f"accumulation_steps={shown(steps)} must be an integer of at least 1: "
+                "the number of apply_gradients() calls whose average makes one update"
             )
         if self.global_clipnorm is not None and not _is_positive(self.global_clipnorm):
             raise OptimizerOptionError(
-                f"global_clipnorm={self.global_clipnorm!r} must be a positive number, "
-                "or None for no clipping"
+                f"global_clipnorm={shown(self.global_clipnorm)} must be a positive "
+                "number, or None for no clipping"
             )
         if not isinstance(self.sharded_update, bool):
             raise OptimizerOptionError(
-                f"sharded_update={self.sharded_update!r} must be True or False"
+                f"sharded_update={shown(self.sharded_update)} must be True or False"
             )
         scale = self.loss_scale
-        if not (scale is None or scale == DYNAMIC or _is_positive(scale)):
+        if not (scale is None or is_one_of(scale, (DYNAMIC,)) or _is_positive(scale)):
             raise OptimizerOptionError(
-                f"loss_scale={scale!r} must be a positive number, 'dynamic', or None"
+                f"loss_scale={shown(scale)} must be a positive number, 'dynamic', or "
+                "None"
             )
         self._check_with(optimizer)
         return self
@@ -130,4 +132,4 @@ def _refuse_twice(
 
 def _is_positive(value: Any) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and value > 0
+    return is_number and 0 < value <= sys.float_info.max

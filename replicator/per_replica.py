@@ -25,7 +25,10 @@ class PerReplica(Generic[T]):
     def __init__(self, values: Sequence[T]) -> None:
         try:
             self.values = tuple(values)
-        except (TypeError, ValueError) as error:
+        except Exception as error:
+            is_iterable = hasattr(type(values), "__iter__")
+            if is_iterable and not isinstance(error, (TypeError, ValueError)):
+                raise  # of a generator of the user's
             raise TypeError(
                 f"PerReplica takes a sequence with one value per replica, such as "
                 f"PerReplica([a, b]), not a {type(values).__name__!r}"

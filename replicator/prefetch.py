@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from replicator import _tf_data
 from replicator import devices as device_lib
+from replicator.arguments import shown
 from replicator.errors import InputModeError
-from replicator.integers import is_integer
+from replicator.integers import INT32_MAX, is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +29,10 @@ def check_num_batches(num_batches: Any) -> int:
     Raises:
       ValueError: Not an integer, or less than 0.
     """
-    if not is_integer(num_batches, least=0):
+    if not is_integer(num_batches, least=0, most=INT32_MAX):
         raise ValueError(
-            f"prefetch_to_device {num_batches!r} must be an integer: batches that wait "
-            "on the device of each replica; use 1 or 2, or 0 for none"
+            f"prefetch_to_device {shown(num_batches)} must be an integer: batches that "
+            "wait on the device of each replica; use 1 or 2, or 0 for none"
         )
     return int(num_batches)
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import context, step_identity
+from replicator.arguments import shown
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
 from replicator.input_values import common_spec
 from replicator.inputs import InputIterator, is_per_replica_nest, spec_signature
-from replicator.integers import is_integer
+from replicator.integers import INT32_MAX, is_integer
 from replicator.user_functions import check_step_fn, name_of
 
 if TYPE_CHECKING:
@@ -280,8 +281,11 @@ def check_num_steps(num_steps: Any, inputs: Any) -> int:
     Raises:
       ValueError: Not a positive integer, or more than one step over fixed values.
     """
-    if not is_integer(num_steps, least=1):
-        raise ValueError(f"num_steps {num_steps!r} must be an integer of at least 1")
+    if not is_integer(num_steps, least=1, most=INT32_MAX):
+        raise ValueError(
+            f"num_steps {shown(num_steps)} must be an integer of at least 1 and at "
+            f"most {INT32_MAX}; call run() again for more steps"
+        )
     if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
         raise ValueError(
             f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
@@ -22,18 +22,18 @@ _STAND_INS = {
 _UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
-def check(value: Any, op: str, caller: str) -> None:
+def check(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
     """Refuses a reduction that has no meaning for the type of a value.
 
     Args:
-      value: What ``tf.convert_to_tensor`` takes, or ``tf.IndexedSlices``.
+      value: A tensor, or ``tf.IndexedSlices``.
       op: One of ``context.REDUCE_OPS``.
       caller: Name of the function that the user called.
 
     Raises:
       ValueError: The message says what the type allows.
     """
-    dtype = dtype_of(value)
+    dtype = tf.as_dtype(value.dtype)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if dtype == tf.bool and op in ("sum", "mean"):
         number = "tf.int32 first to count" if op == "sum" else "tf.float32 first"
@@ -47,7 +47,7 @@ def check(value: Any, op: str, caller: str) -> None:
             "(and bool under 'min' and 'max'); all_gather and broadcast take any type"
         )
     if op == "mean":
-        context_lib.check_mean(value, caller)
+        context_lib.check_mean(dtype, caller)
     if dtype == _UNKNOWN_TO_GRAPHS:
         raise ValueError(
             f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
@@ -89,10 +89,3 @@ def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
 def is_differentiable(dtype: tf.DType) -> bool:
     """Whether gradients flow through tensors of a type."""
     return bool(dtype.is_floating or dtype.is_complex)
-
-
-def dtype_of(value: Any) -> tf.DType:
-    """The type that a value has as a tensor."""
-    if hasattr(value, "dtype"):
-        return tf.as_dtype(value.dtype)
-    return tf.convert_to_tensor(value).dtype

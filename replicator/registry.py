@@ -6,7 +6,8 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from replicator.catalog import BACKENDS
+from replicator.arguments import is_one_of, shown
+from replicator.catalog import BACKENDS, MAX_REPLICAS
 from replicator.errors import DeviceError, UnknownBackendError
 from replicator.integers import is_integer
 
@@ -35,19 +36,19 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
       DeviceError: The backend cannot run that many replicas.
       TypeError: The backend has no such option; the message lists those it has.
     """
-    if backend not in BACKENDS:
+    if not is_one_of(backend, BACKENDS):
         raise UnknownBackendError(
-            f"unknown backend {backend!r}; use one of {', '.join(backend_names())}"
+            f"unknown backend {shown(backend)}; use one of {', '.join(backend_names())}"
         )
     info = BACKENDS[backend]
     if not is_integer(num_replicas):
-        raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
-    limit = info.max_replicas
-    if num_replicas < 1 or (limit is not None and num_replicas > limit):
-        allowed = "1" if limit == 1 else f"1 to {limit}" if limit else "1 or more"
+        raise DeviceError(f"num_replicas {shown(num_replicas)} must be an integer")
+    limit = info.max_replicas or MAX_REPLICAS
+    if not 1 <= num_replicas <= limit:
+        allowed = "1" if limit == 1 else f"1 to {limit}"
         raise DeviceError(
-            f"backend {backend!r} cannot run num_replicas={num_replicas!r}; it runs "
-            f"{allowed}"
+            f"backend {backend!r} cannot run num_replicas={shown(num_replicas)}; it "
+            f"runs {allowed}"
         )
     module, _, name = info.target.partition(":")
     kind = getattr(importlib.import_module(module), name)

@@ -7,6 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from replicator.arguments import shown
+from replicator.integers import INT32_MAX, is_integer
+
 
 class ShardedEmbedding(keras.layers.Layer):
     """A table of vectors that no single parameter server has to hold.
@@ -43,9 +46,20 @@ class ShardedEmbedding(keras.layers.Layer):
           name: Of the layer.
 
         Raises:
-          ValueError: No part, or one without a row.
+          ValueError: A size that is no positive integer; a part without a row.
         """
         super().__init__(name=name)
+        sizes = {
+            "num_rows": num_rows,
+            "num_columns": num_columns,
+            "num_parts": num_parts,
+        }
+        for argument, size in sizes.items():
+            if not is_integer(size, least=1, most=INT32_MAX):
+                raise ValueError(
+                    f"{argument} {shown(size)} must be an integer of at least 1 and at "
+                    f"most {INT32_MAX}"
+                )
         if not 1 <= num_parts <= num_rows:
             raise ValueError(
                 f"num_parts {num_parts!r} must be at least 1 and at most num_rows, "

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from replicator import collectives
 from replicator import context as context_lib
+from replicator.arguments import shown
 from replicator.errors import SplitBatchError
-
-if TYPE_CHECKING:
-    from replicator.input_context import InputContext
+from replicator.input_context import InputContext
+from replicator.tensors import tensor_of
 
 
 def split_global_batches(
@@ -38,8 +38,20 @@ def split_global_batches(
 
     Raises:
       SplitBatchError: The global batch does not divide by the replicas.
+      TypeError: No dataset, or no ``InputContext``.
     """
-    ctx.get_per_replica_batch_size(global_batch_size)
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"split_global_batches() takes a tf.data.Dataset of single examples, but "
+            f"got {shown(dataset)}; make one with tf.data.Dataset.from_tensor_slices"
+        )
+    if not isinstance(ctx, InputContext):
+        raise TypeError(
+            "split_global_batches() takes the InputContext that the input function is "
+            f"given, but got {shown(ctx)}; write def input_fn(ctx): return "
+            "split_global_batches(dataset, ctx, global_batch_size)"
+        )
+    share = ctx.get_per_replica_batch_size(global_batch_size)
     num_replicas = ctx.num_replicas_in_sync
     num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
     if rest:
@@ -61,7 +73,7 @@ def split_global_batches(
 
         return tf.data.Dataset.range(first, first + num_in_turn).map(part)
 
-    return dataset.batch(global_batch_size).flat_map(parts)
+    return dataset.batch(share * num_replicas).flat_map(parts)
 
 
 def mean_over_examples(values: Any) -> tf.Tensor:
@@ -83,10 +95,13 @@ def mean_over_examples(values: Any) -> tf.Tensor:
 
     Raises:
       CollectiveContextError: Called outside a step function.
+      TypeError: No dense tensor.
       ValueError: Not a vector of a floating type.
     """
     replica = context_lib.require("mean_over_examples")
-    values = tf.convert_to_tensor(values)
+    values = tensor_of(
+        values, "mean_over_examples() takes a tensor of one value per example"
+    )
     if values.shape.rank != 1 or not values.dtype.is_floating:
         raise ValueError(
             f"mean_over_examples needs one floating value per example, shape "

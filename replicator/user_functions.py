@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from replicator.arguments import shown
+
 
 def name_of(function: Any) -> str:
     """What a message calls a function by."""
@@ -34,6 +36,30 @@ def check_input_fn(input_fn: Any, caller: str) -> None:
             f"{caller}() calls {name_of(input_fn)!r} with one argument, an "
             "InputContext, which it does not take; write def input_fn(ctx): even where "
             "ctx is not needed"
+        )
+
+
+def check_takes_one(function: Any, caller: str, argument: str, what: str) -> None:
+    """Refuses what cannot be called with one argument.
+
+    Args:
+      function: What the user passed.
+      caller: Name of the function that the user called.
+      argument: Name of the parameter.
+      what: What it will be called with, such as ``an item``.
+
+    Raises:
+      TypeError: With what to write instead.
+    """
+    if not callable(function):
+        raise TypeError(
+            f"{caller}() calls {argument} with {what}, but got {shown(function)}, "
+            "which is no function; pass a function of one argument"
+        )
+    if not _takes(function, 1):
+        raise TypeError(
+            f"{caller}() calls {argument} with {what}, but {name_of(function)!r} does "
+            "not take one argument; pass a function of one argument"
         )
 
 

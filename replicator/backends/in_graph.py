@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from replicator import base, logical, programs, summary
 from replicator import devices as device_lib
+from replicator.arguments import is_one_of, shown
 from replicator.engine import partial, plan
 from replicator.engine.kinds import Kind
 from replicator.engine.program import Program
@@ -57,9 +58,9 @@ class InGraphReplicator(base.Replicator):
         logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
     ) -> None:
-        if variable_placement not in _PLACEMENTS:
+        if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
-                f"variable_placement {variable_placement!r} is not one of "
+                f"variable_placement {shown(variable_placement)} is not one of "
                 f"{', '.join(map(repr, _PLACEMENTS))}"
             )
         names = device_lib.resolve_logical(

@@ -99,6 +99,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         self.worker_id = self.cluster.worker_id
         if num_replicas is None:
             num_replicas = self.num_workers
+        device_lib.check_num_logical(logical_devices_per_replica)
         num_local = local_share(num_replicas, self.num_workers)
         if devices is None and logical_devices_per_replica > 1:
             # Before the cluster is joined: TensorFlow then has its devices.

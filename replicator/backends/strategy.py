@@ -25,6 +25,7 @@ from replicator import (
 )
 from replicator import devices as device_lib
 from replicator._tf_dispatch import Dispatch
+from replicator.arguments import shown
 from replicator.backends.strategy_context import StrategyReplicaContext
 from replicator.engine.kinds import Kind
 from replicator.engine.variables import LocalState
@@ -90,6 +91,12 @@ class StrategyReplicator(base.Replicator):
     replica_context_class: type[StrategyReplicaContext] = StrategyReplicaContext
 
     def __init__(self, strategy: tf.distribute.Strategy) -> None:
+        if not isinstance(strategy, tf.distribute.Strategy):
+            raise TypeError(
+                "StrategyReplicator takes a tf.distribute.Strategy, but got "
+                f"{shown(strategy)}; pass for example "
+                "tf.distribute.MirroredStrategy(), or write replicator.create(backend)"
+            )
         self.strategy = strategy
         self.num_replicas = strategy.num_replicas_in_sync
         self._programs = programs.ProgramCache()

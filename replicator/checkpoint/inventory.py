@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator import _tf_compat
+from replicator.arguments import shown
 from replicator.optimizer import ReplicatedOptimizer
 
 if TYPE_CHECKING:
@@ -145,9 +146,10 @@ def _unwrap(name: str, value: Any) -> Any:
     value = _inside(value)
     if not _tf_compat.is_trackable(value):
         raise TypeError(
-            f"{name}={value!r} cannot be saved: it is a {type(value).__name__!r}, but "
-            "checkpoints hold Keras models and optimizers, tf.Modules, tf.Variables "
-            "and other objects that tf.train.Checkpoint takes"
+            f"{name}={shown(value)} cannot be saved: it is a "
+            f"{type(value).__name__!r}, but checkpoints hold Keras models and "
+            "optimizers, tf.Modules, tf.Variables and other objects that "
+            "tf.train.Checkpoint takes"
         )
     return value
 

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.arguments import path_of, shown
 from replicator.checkpoint import files, local_state, matching, position
 from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.integers import is_integer
+from replicator.integers import INT64_MAX, is_integer
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
     from replicator.base import Replicator
@@ -95,7 +96,7 @@ class CheckpointManager:
         inputs: InputIterator | None,
     ) -> None:
         _check_arguments(trackables, max_to_keep)
-        self.directory = os.fspath(directory)
+        self.directory = path_of(directory, "make_checkpoint_manager(directory)")
         self._repl = repl
         self._trackables = dict(trackables)
         self._max_to_keep = max_to_keep
@@ -161,7 +162,9 @@ class CheckpointManager:
             raise CheckpointError(failure)
         return self._require_latest()
 
-    def restore(self, path: str | None = None) -> RestoredCheckpoint | None:
+    def restore(
+        self, path: str | os.PathLike[str] | None = None
+    ) -> RestoredCheckpoint | None:
         """Sets everything to what a checkpoint holds.
 
         Weights, optimizer state and other variables become what was saved. With as many
@@ -185,11 +188,13 @@ class CheckpointManager:
           CheckpointMismatchError: The checkpoint is of another model, or its inputs
             do not fit; nothing was changed.
           CheckpointError: The files are missing or damaged.
+          TypeError: ``path`` is no path.
         """
         if path is None:
             if self.latest_checkpoint is None:
                 return None
             path = self._require_latest()
+        path = path_of(path, "restore(path)")
         reader = files.open_reader(path)
         metadata = self.read_metadata(path)
         payloads = [
@@ -215,7 +220,7 @@ class CheckpointManager:
             input_position=self._restore_position(metadata, payloads),
         )
 
-    def read_metadata(self, path: str | None = None) -> Metadata:
+    def read_metadata(self, path: str | os.PathLike[str] | None = None) -> Metadata:
         """Reads what a checkpoint says about itself; changes nothing.
 
         Args:
@@ -223,8 +228,11 @@ class CheckpointManager:
 
         Raises:
           CheckpointError: There is no such checkpoint, or it is not one of ours.
+          TypeError: ``path`` is no path.
         """
-        path = path or self._require_latest()
+        path = path_of(
+            self._require_latest() if path is None else path, "read_metadata(path)"
+        )
         reader = files.open_reader(path)
         key = f"{_METADATA}/{_STATE}"
         if not reader.has_tensor(key):
@@ -312,15 +320,15 @@ def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
         )
     if max_to_keep is not None and not is_integer(max_to_keep, least=1):
         raise ValueError(
-            f"max_to_keep {max_to_keep!r} must be an integer of at least 1, or None to "
-            "keep all"
+            f"max_to_keep {shown(max_to_keep)} must be an integer of at least 1, or "
+            "None to keep all"
         )
 
 
 def _check_step(step: Any) -> int:
-    if not is_integer(step, least=0):
+    if not is_integer(step, least=0, most=INT64_MAX):
         raise ValueError(
-            f"step {step!r} must be an integer of at least 0, or None for the "
+            f"step {shown(step)} must be an integer of at least 0, or None for the "
             "optimizer's"
         )
     return step

@@ -149,6 +149,36 @@ def test_keys_must_be_one_per_example(in_graph):
         in_graph.audit_inputs(_shares(8, 2), key_fn=tf.reduce_sum)
 
 
+@pytest.mark.parametrize(
+    ("key_fn", "message"),
+    [
+        (
+            None,
+            r"audit_inputs\(\) calls key_fn with a batch, but got None, which is no",
+        ),
+        (
+            lambda: 1,
+            r"audit_inputs\(\) calls key_fn with a batch, but '.*' does not take",
+        ),
+    ],
+)
+def test_keys_are_made_by_a_function(in_graph, key_fn, message):
+    """Of a batch."""
+    with pytest.raises(TypeError, match=message):
+        in_graph.audit_inputs(_shares(8, 2), key_fn=key_fn)
+
+
+@pytest.mark.parametrize("num_examples", ["8", 8.0, -1, 10**30])
+def test_there_is_a_number_of_examples(in_graph, num_examples):
+    """Before anything is read."""
+    with pytest.raises(
+        ValueError, match=r"num_examples .* must be an integer of at le"
+    ):
+        in_graph.audit_inputs(
+            _shares(8, 2), key_fn=_identity, num_examples=num_examples
+        )
+
+
 @pytest.mark.parametrize("num_replicas", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("num_examples", [1, 7, 24, 25])
 def test_equal_numbers_of_steps_for_every_replica(num_replicas, num_examples):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -123,9 +124,32 @@ def test_a_running_tensorflow_cannot_be_split_further():
         devices.split_cpu(64)
 
 
+@pytest.mark.parametrize("passed", [2.5, object(), "CPU:0", keras.Variable([1.0])])
+def test_devices_are_a_list(passed):
+    """The message has what was passed."""
+    with pytest.raises(
+        errors.DeviceError, match=r"devices .* must be a list of one device per replica"
+    ):
+        devices.resolve(2, passed, distinct=False)
+
+
+def test_no_replica_has_more_devices_than_a_graph_can_hold():
+    """Nor have all together."""
+    with pytest.raises(
+        errors.DeviceError, match=r"logical_devices_per_replica 10+ must be an .* 65536"
+    ):
+        devices.resolve_logical(2, 10**30, None)
+    with pytest.raises(
+        errors.DeviceError, match=r"num_replicas 131072 must be an integer from 1 to 65"
+    ):
+        devices.resolve_logical(2, 2**16, None)
+
+
 def test_there_is_no_replicator_without_replicas():
     """Zero devices serve nobody."""
-    with pytest.raises(errors.DeviceError, match=r"num_replicas 0 must be at least 1"):
+    with pytest.raises(
+        errors.DeviceError, match=r"num_replicas 0 must be an integer from 1"
+    ):
         replicator.InGraphReplicator(num_replicas=0)
 
 

@@ -127,3 +127,39 @@ def test_nests_with_gaps_come_back_as_they_were(repl_once):
     np.testing.assert_array_equal(
         [int(v) for v in found["b"][1][0]], 2 * np.arange(1, count + 1)
     )
+
+
+def test_what_a_function_captures_when_it_is_called_is_new_in_every_call():
+    """Stock strategies number their collectives so."""
+    numbers = iter(range(10, 20))
+
+    def number(_):
+        graph = tf.compat.v1.get_default_graph()
+        spec = tf.TensorSpec([], tf.int32)
+        return [graph.capture_call_time_value(lambda: next(numbers), spec) + 0]
+
+    dispatch = Dispatch(number)
+
+    first, second = int(dispatch(None)[0]), int(dispatch(None)[0])
+    assert first < second
+
+
+def test_a_stock_strategy_takes_rows_of_other_numbers_in_every_step():
+    """Its collectives refuse another shape under the number that they had."""
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    with repl.context():
+        table = tf.Variable(np.zeros((4, 1), np.float32))
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+
+    def step(batch):
+        ids, count = batch
+        rows = ids[:count]
+        values = tf.ones([tf.size(rows), 1])
+        slices = tf.IndexedSlices(values, rows, tf.constant([4, 1]))
+        optimizer.apply_gradients([(slices, table)])
+
+    ids = PerReplica([tf.constant([0, 1, 2, 3])] * 2)
+    for counts in ((1, 2), (4, 3), (2, 2)):
+        repl.run(step, (ids, PerReplica([tf.constant(c) for c in counts])))
+
+    np.testing.assert_allclose(table.numpy()[:, 0], [-3.0, -2.5, -1.0, -0.5])

@@ -28,11 +28,12 @@ def test_an_unknown_backend_lists_those_there_are():
     ("backend", "num_replicas", "message"),
     [
         ("single", 2, r"'single' cannot run num_replicas=2; it runs 1$"),
-        ("in_graph", 0, r"'in_graph' cannot run num_replicas=0; it runs 1 or more"),
+        ("in_graph", 0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 65536"),
         ("in_graph", -1, r"cannot run num_replicas=-1"),
         ("in_graph", 2.0, r"num_replicas 2.0 must be an integer"),
         ("in_graph", True, r"num_replicas True must be an integer"),
         ("in_graph", "2", r"num_replicas '2' must be an integer"),
+        ("in_graph", 10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
     ],
 )
 def test_numbers_of_replicas_that_a_backend_cannot_run(backend, num_replicas, message):
@@ -82,13 +83,56 @@ def test_unknown_placements_of_variables_list_those_there_are():
         replicator.create("in_graph", variable_placement="host")
 
 
-@pytest.mark.parametrize("num_steps", [0, -1, 1.0, True, "2"])
+@pytest.mark.parametrize("num_steps", [0, -1, 1.0, True, "2", 10**30])
 def test_numbers_of_steps_must_be_positive_integers(num_steps):
     """Before anything is traced."""
     repl = replicator.create("single")
 
     with pytest.raises(ValueError, match=r"num_steps .* must be an integer of at leas"):
         repl.run(lambda: None, num_steps=num_steps)
+
+
+@pytest.mark.parametrize("backend", [None, [], tf.constant(["in_graph", "single"])])
+def test_a_backend_is_a_name(backend):
+    """What cannot be looked up either."""
+    with pytest.raises(
+        errors.UnknownBackendError, match=r"unknown backend .*; use one"
+    ):
+        registry.create(backend)
+
+
+def test_the_placement_of_variables_is_a_name():
+    """A tensor would be compared with each."""
+    with pytest.raises(
+        ValueError, match=r"variable_placement a '.*' .* is not one of 'au"
+    ):
+        replicator.create("in_graph", variable_placement=tf.zeros([2]))
+
+
+@pytest.mark.parametrize("op", [tf.zeros([2]), None, "median"])
+def test_a_reduction_is_a_name(in_graph, op):
+    """In a step and outside."""
+    values = replicator.PerReplica([1.0] * in_graph.num_replicas)
+    message = r"unknown reduction .*; use one of 'sum', 'mean', 'min', 'max'"
+
+    with pytest.raises(ValueError, match=message):
+        in_graph.reduce(op, values)
+    with pytest.raises(ValueError, match=message):
+        in_graph.run(lambda: replicator.all_reduce(1.0, op))
+
+
+def test_a_strategy_is_one_of_tensorflow():
+    """Not the name of a backend."""
+    with pytest.raises(
+        TypeError, match=r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass"
+    ):
+        replicator.StrategyReplicator("tf_mirrored")
+
+
+def test_values_of_replicas_are_a_sequence():
+    """A variable has items, but no end."""
+    with pytest.raises(TypeError, match=r"PerReplica takes a sequence .* a 'Variable'"):
+        replicator.PerReplica(keras.Variable([1.0, 2.0]))
 
 
 def test_values_of_different_shapes_are_refused(in_graph):

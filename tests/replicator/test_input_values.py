@@ -77,7 +77,7 @@ def test_values_that_are_no_tensors_are_refused(repl_once, value):
     values = replicator.PerReplica([value] * repl_once.num_replicas)
 
     with pytest.raises(
-        TypeError, match=r"inputs hold a '.*', which is no tensor; each"
+        TypeError, match=r"inputs must hold tensors \(dense, ragged.*, but got .*; "
     ):
         repl_once.run(tf.identity, values)
 

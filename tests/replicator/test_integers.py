@@ -18,4 +18,6 @@ def test_a_bound_is_allowed_itself():
     """At least means from there on."""
     assert is_integer(-3)
     assert is_integer(1, least=1)
+    assert is_integer(2, most=2)
+    assert not is_integer(3, most=2)
     assert not is_integer(0, least=1)

@@ -109,6 +109,10 @@ def test_inference_uses_the_moving_statistics(in_graph):
             {"variance_form": "naive"},
             r"variance_form 'naive' is unknown; use 'shifted'",
         ),
+        (
+            {"variance_form": tf.zeros([2])},
+            r"variance_form a '.*' of float32 and shape \(2,\) is unknown; use 'shif",
+        ),
         ({"synchronized": True}, r"synchronized=True asks Keras to communicate too"),
         ({"renorm": True}, r"renorm=True corrects statistics of small batches"),
     ],

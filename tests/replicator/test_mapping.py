@@ -218,6 +218,21 @@ def test_bad_items_and_results_teach(in_graph, call, message):
         in_graph.run(call)
 
 
+@pytest.mark.parametrize(
+    ("fn", "message"),
+    [
+        (2.5, r"calls fn with an item, but got 2.5, which is no function; pass a func"),
+        (lambda: 1.0, r"calls fn with an item, but '.*' does not take one argument; p"),
+    ],
+)
+def test_what_is_no_function_of_an_item_is_refused(in_graph, fn, message):
+    """Before it is called."""
+    with pytest.raises(TypeError, match=rf"map_reduce\(\) {message}"):
+        in_graph.run(lambda: replicator.map_reduce(fn, [1, 2]))
+    with pytest.raises(TypeError, match=rf"map_gather\(\) {message}"):
+        in_graph.run(lambda: replicator.map_gather([1, 2], fn))
+
+
 def test_items_that_are_no_list_are_refused(in_graph):
     """A tensor is not dealt in silence along some axis."""
     with pytest.raises(TypeError, match=r"items of type .*Tensor.*tf.unstack"):

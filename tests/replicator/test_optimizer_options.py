@@ -302,6 +302,13 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
             r"SGD has gradient_accumulation_steps=2 itself.*set only one",
         ),
         (
+            {},
+            {"loss_scale": tf.zeros([2])},
+            r"loss_scale=a '.*' of float32 and shape \(2,\) must be a positive number",
+        ),
+        ({}, {"global_clipnorm": 10**400}, r"global_clipnorm=an integer of .* bits mu"),
+        ({}, {"accumulation_steps": 10**30}, r"accumulation_steps=10+ must be an inte"),
+        (
             {"loss_scale_factor": 8.0},
             {"loss_scale": "dynamic"},
             r"SGD has loss_scale_factor=8.0 itself, so it would be done twice",

@@ -62,11 +62,22 @@ def test_training_on_replicas_is_that_of_one_table(repl_once, per_replica, optim
     np.testing.assert_allclose(layer.table(), table.numpy(), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_parts", [0, 12])
-def test_every_shard_holds_a_row(num_parts):
+def test_every_shard_holds_a_row():
     """With both numbers."""
-    with pytest.raises(ValueError, match=rf"num_parts {num_parts} must be .* is 11"):
-        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=num_parts)
+    with pytest.raises(ValueError, match=r"num_parts 12 must be .* is 11"):
+        replicator.ShardedEmbedding(NUM_ROWS, NUM_COLUMNS, num_parts=12)
+
+
+@pytest.mark.parametrize("name", ["num_rows", "num_columns", "num_parts"])
+@pytest.mark.parametrize("size", [None, 2.0, 0, 10**30])
+def test_sizes_are_positive_integers(name, size):
+    """Rows, columns and parts."""
+    sizes = {"num_rows": 4, "num_columns": 2, "num_parts": 2, name: size}
+
+    with pytest.raises(
+        ValueError, match=rf"{name} .* must be an integer of at least 1"
+    ):
+        replicator.ShardedEmbedding(**sizes)
 
 
 def test_ids_must_be_integers():

@@ -137,6 +137,52 @@ def test_pipelines_must_feed_equal_numbers_of_replicas():
         replicator.split_global_batches(tf.data.Dataset.range(3), ctx, 3)
 
 
+@pytest.mark.parametrize("size", [2.0, None, True, "4", 10**30, tf.constant([4])])
+def test_a_global_batch_has_a_number_of_examples(size):
+    """Floats would give shapes that are none."""
+    message = r"global_batch_size .* must be an integer: the examples of one step over"
+
+    with pytest.raises(errors.SplitBatchError, match=message):
+        InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(size)
+    with pytest.raises(errors.SplitBatchError, match=message):
+        replicator.split_global_batches(tf.data.Dataset.range(4), InputContext(), size)
+
+
+def test_a_global_batch_may_be_an_integer_of_numpy():
+    """As sizes of arrays are."""
+    share = InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(np.int64(8))
+
+    assert (4, int) == (share, type(share))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "ctx", "message"),
+    [
+        (
+            [1],
+            InputContext(),
+            r"takes a tf.data.Dataset of single .*, but got \[1\]; ma",
+        ),
+        (
+            tf.data.Dataset.range(4),
+            None,
+            r"takes the InputContext that .*, but got None",
+        ),
+    ],
+)
+def test_global_batches_are_of_a_dataset_for_a_context(dataset, ctx, message):
+    """The message has what an input function looks like."""
+    with pytest.raises(TypeError, match=rf"split_global_batches\(\) {message}"):
+        replicator.split_global_batches(dataset, ctx, 4)
+
+
+@pytest.mark.parametrize("name", ["deterministic", "autotune"])
+def test_flags_of_pipelines_are_true_or_false(name):
+    """Nothing that only looks like it."""
+    with pytest.raises(TypeError, match=rf"{name} 'no' must be True or False"):
+        replicator.default_data_options(**{name: "no"})
+
+
 def test_recommended_options_are_what_they_say():
     """Order is kept, a stock strategy takes no second share, threads are as asked."""
     options = replicator.default_data_options(num_threads=2)

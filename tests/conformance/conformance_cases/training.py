@@ -171,12 +171,22 @@ def trains_convolutional_with_cross_replica_norm(repl):
     return train(repl, _convolutional, OPTIMIZERS, normal_features(6, 6, 1))
 
 
+def _train_embedding(repl, *names):
+    rng = np.random.default_rng(3)
+    words = rng.integers(0, 11, size=(NUM_EXAMPLES, 4)).astype(np.int32)
+    return train(repl, _embedding, {name: OPTIMIZERS[name] for name in names}, words)
+
+
 @case("synchronous_training", "sparse_gradients", **LIKE_ONE)
 def trains_embedding(repl):
     """Sparse gradients of an embedding follow the single device."""
-    rng = np.random.default_rng(3)
-    words = rng.integers(0, 11, size=(NUM_EXAMPLES, 4)).astype(np.int32)
-    return train(repl, _embedding, OPTIMIZERS, words)
+    return _train_embedding(repl, "sgd", "momentum")
+
+
+@case("synchronous_training", "shared_rows", **LIKE_ONE)
+def trains_embedding_by_adam(repl):
+    """Words that come several times are added up before they are squared."""
+    return _train_embedding(repl, "adam")
 
 
 class _Perceptron(tf.Module):

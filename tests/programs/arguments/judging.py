@@ -11,6 +11,7 @@ from pathlib import Path
 import replicator
 
 FOLDER = str(Path(replicator.__file__).parent)
+_LAST_LINE = re.compile(r"\n\n    \w+: ")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 
 
@@ -27,7 +28,17 @@ def complaint(error: Exception) -> str | None:
         return f"raised in {path}:{line}"
     if not raises(path, line):
         return f"passed through {Path(path).name}:{line}"
+    if "\n" in message_of(error):
+        return "a message of several lines"
     return None
+
+
+def message_of(error: Exception) -> str:
+    """What an error says; AutoGraph puts it behind the lines that lead there."""
+    text = str(error)
+    if "in user code:" not in text:
+        return text
+    return _LAST_LINE.split(text)[-1].strip()
 
 
 def place_of(error: Exception) -> tuple[str, int]:

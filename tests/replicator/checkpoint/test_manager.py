@@ -189,12 +189,32 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
 
     with pytest.raises(TypeError, match=r"rate=0.1 cannot be saved: it is a 'float'"):
         repl.make_checkpoint_manager(tmp_path, rate=0.1)
+    with pytest.raises(
+        TypeError,
+        match=r"make_checkpoint_manager\(directory\) must be a path, but got 1",
+    ):
+        repl.make_checkpoint_manager(1, x=tf.Variable(0))
     with pytest.raises(ValueError, match=r"got nothing to save; pass for example"):
         repl.make_checkpoint_manager(tmp_path)
     with pytest.raises(ValueError, match=r"'save_counter' is a name that checkpoints"):
         repl.make_checkpoint_manager(tmp_path, save_counter=tf.Variable(0))
     with pytest.raises(ValueError, match=r"max_to_keep 0 must be an integer of at l"):
         repl.make_checkpoint_manager(tmp_path, max_to_keep=0, x=tf.Variable(0))
+
+
+def test_a_checkpoint_is_read_by_its_path(tmp_path):
+    """Text or pathlib's; a number is the path of nothing."""
+    _, manager = _weights_only(tmp_path)
+    path = manager.save(7)
+
+    assert 7 == manager.read_metadata(pathlib.Path(path)).step
+    assert 7 == manager.restore(pathlib.Path(path)).step
+    with pytest.raises(TypeError, match=r"restore\(path\) must be a path, but got 7; "):
+        manager.restore(7)
+    with pytest.raises(
+        TypeError, match=r"read_metadata\(path\) must be a path, but got"
+    ):
+        manager.read_metadata(7)
 
 
 def test_steps_are_counted_by_the_optimizer_or_by_the_caller(tmp_path):

@@ -1,0 +1,94 @@
+"""What users pass: what a message calls it; checks of names, paths and lists.
+
+Free of TensorFlow, which ``create`` imports only with the backend.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from typing import TypeGuard
+
+_PLAIN = (bool, int, float, str, bytes, type(None))
+_MOST_BITS = 128  # Python refuses to write out integers of thousands of digits
+_MOST_CHARACTERS = 100
+
+
+def shown(value: Any) -> str:
+    """What a message calls a value by: one line, however large the value is."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"an integer of {value.bit_length()} bits"
+    if _is_plain(value):
+        text = repr(value)
+        is_short = len(text) <= _MOST_CHARACTERS
+        return text if is_short else f"{text[: _MOST_CHARACTERS - 3]}..."
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        dtype = getattr(value.dtype, "name", value.dtype)
+        return f"a {type(value).__name__!r} of {dtype} and shape {value.shape}"
+    return f"a {type(value).__name__!r}"
+
+
+def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
+    """Whether a value is one of several names; ``in`` alone would compare tensors."""
+    return isinstance(value, str) and value in names
+
+
+def path_of(value: Any, argument: str) -> str:
+    """Returns a path as text.
+
+    Args:
+      value: What the user passed.
+      argument: What the message calls it by, such as ``restore(path)``.
+
+    Raises:
+      TypeError: It is no path.
+      ValueError: It is empty, or holds a character that no path has.
+    """
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(
+            f"{argument} must be a path, but got {shown(value)}; pass a string or a "
+            "pathlib.Path"
+        )
+    path = os.fsdecode(value)
+    if not path or "\0" in path:
+        raise ValueError(
+            f"{argument} must be a path, but got {shown(path)}, which names no file; "
+            "pass a string without null characters, or a pathlib.Path"
+        )
+    return path
+
+
+def listed(value: Any, said: str) -> list[Any]:
+    """Returns what an iterable holds, in its order.
+
+    Args:
+      value: What the user passed.
+      said: What the function takes; the message goes on with what it got.
+
+    Raises:
+      TypeError: Nothing that can be iterated over here, such as a symbolic tensor.
+    """
+    is_data = hasattr(value, "element_spec")  # endless where a step is traced
+    if hasattr(type(value), "__iter__") and not is_data:
+        try:
+            iterator = iter(value)
+        except TypeError:
+            pass
+        else:
+            return list(iterator)
+    raise TypeError(f"{said}, but got {shown(value)}")
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether what Python writes for a value is short and has one line."""
+    if isinstance(value, (list, tuple)):
+        few = value[:_MOST_CHARACTERS]
+        return all(_is_plain(item) and not _is_huge(item) for item in few)
+    return isinstance(value, _PLAIN)
+
+
+def _is_huge(value: Any) -> bool:
+    return isinstance(value, int) and value.bit_length() > _MOST_BITS
