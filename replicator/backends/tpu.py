@@ -58,7 +58,18 @@ class TpuReplicaContext(StrategyReplicaContext):
         return sum_in_parts(tensors, reduce)
 
     def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins what ``all_gather`` stacks: XLA knows one number of rows for all."""
+        """Joins what ``all_gather`` stacks: XLA knows one number of rows for all.
+
+        Raises:
+          StaticShapeError: It does not.
+        """
+        if tensors[0].shape[0] is None:
+            raise StaticShapeError(
+                "a sparse gradient has a number of rows that is not known when the "
+                "step is traced, but steps are compiled for the TPU; batch with "
+                "drop_remainder=True, pad ids to a fixed length, or use "
+                "tf.convert_to_tensor on the gradient"
+            )
         return [
             tf.reshape(rows, [-1, *rows.shape[2:]]) for rows in self.all_gather(tensors)
         ]

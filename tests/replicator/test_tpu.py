@@ -201,7 +201,8 @@ def test_wide_integers_are_summed_in_parts_exactly(dtype):
 
 def test_logical_devices_are_those_of_the_strategy():
     """TPUStrategy places ops and variables on a core of the replica."""
-    strategy = mock.MagicMock()
+    strategy = mock.MagicMock(spec=tf.distribute.Strategy)
+    strategy.extended = mock.MagicMock()
     strategy.extended.experimental_logical_device.return_value = "scope"
     strategy.num_replicas_in_sync = 4
     system = mock.MagicMock()
@@ -213,3 +214,17 @@ def test_logical_devices_are_those_of_the_strategy():
     strategy.extended.experimental_logical_device.assert_called_once_with(1)
     with pytest.raises(errors.DeviceError, match=r"logical_device\(2\) does not exist"):
         repl.logical_device(2)
+
+
+def test_sparse_gradients_of_unknown_length_are_refused():
+    """A compiled step has one number of rows for all replicas and steps."""
+    context = tpu.TpuReplicaContext(2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])], autograph=False)
+    def step(rows):
+        return context.all_concat([rows])
+
+    with pytest.raises(
+        errors.StaticShapeError, match=r"number of rows that is not known.*pad ids"
+    ):
+        step.get_concrete_function()

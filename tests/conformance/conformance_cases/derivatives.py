@@ -145,6 +145,37 @@ def rows_that_are_not_equally_many(repl):
     return _train_table(repl, _UNEVEN[: repl.num_replicas])
 
 
+def _joined(topology):
+    values, places = _uneven_slices(topology.num_replicas)
+    dense = np.zeros((NUM_ROWS, 2), np.float32)
+    for rows, indices, count in zip(values, places, _UNEVEN, strict=False):
+        np.add.at(dense, indices[:count], rows[:count])
+    return on_every(topology, dense)
+
+
+def _uneven_slices(num_replicas):
+    values = np.arange(6 * num_replicas, dtype=np.float32).reshape(num_replicas, 3, 2)
+    return values, np.arange(3 * num_replicas).reshape(num_replicas, 3) % NUM_ROWS
+
+
+@case("sparse_gradients", "uneven_rows", reference=_joined)
+def slices_that_are_not_equally_many(repl):
+    """A sum of them has the rows of all replicas."""
+    values, places = _uneven_slices(repl.num_replicas)
+
+    def step(batch):
+        rows, indices, count = batch
+        slices = tf.IndexedSlices(
+            rows[:count], indices[:count], dense_shape=tf.constant([NUM_ROWS, 2])
+        )
+        return tf.convert_to_tensor(replicator.all_sum(slices))
+
+    counts = np.array(_UNEVEN[: repl.num_replicas])
+    return repl.run(
+        step, (share(repl, values), share(repl, places), share(repl, counts))
+    )
+
+
 def _loss(topology):
     return on_every(topology, np.float32(2.5))
 
