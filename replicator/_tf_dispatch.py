@@ -52,7 +52,7 @@ class Dispatch:
         self._traced: Any = None
         self._name = ""
         self._num_outputs = 0
-        self._captures: list[Any] = []
+        self._captures: list[Any] | None = None  # None: other ones in every call
         self._attrs: dict[bool, tuple[Any, ...]] = {}
 
     def __call__(self, source: Any) -> list[tf.Tensor]:
@@ -60,11 +60,14 @@ class Dispatch:
         if self._traced is None:
             self._trace(source)
         inputs = _tensors_of(source)
+        captures = self._captures
+        if captures is None:
+            captures = self._traced.captured_inputs
         context = eager_context.context()
         arguments = (
             self._name,
             self._num_outputs,
-            [*inputs, *(self._captures or self._traced.captured_inputs)],
+            [*inputs, *captures],
             self._attrs[context.soft_device_placement],
             context,
         )
@@ -88,10 +91,11 @@ class Dispatch:
         if not traced.graph.deferred_external_captures:
             self._captures = list(traced.captured_inputs)
         for is_soft in (False, True):
-            config = None if self._is_optimized else unoptimized_config(is_soft)
-            options = eager_context.FunctionCallOptions(config_proto=config)
-            if config is None:
-                options = eager_context.context().function_call_options
+            options = (
+                eager_context.context().function_call_options
+                if self._is_optimized
+                else _UNOPTIMIZED_CALLS[is_soft]
+            )
             self._attrs[is_soft] = tuple(
                 itertools.chain.from_iterable(options.as_attrs().items())
             )
