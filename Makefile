@@ -48,8 +48,8 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 	$(BIN)/lint-imports
 
 fuzz-records: setup  ## Damage 2,000 studies and type 5,000 hostile command lines (half an hour).
-	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/test_hostile_records.py tests/harness/test_hostile_command_lines.py
-	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/test_kill_and_leave_nothing.py
+	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
+	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
 types: setup  ## Check types.
 	$(BIN)/mypy

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicator import server
-from replicator.cluster import ClusterConfig
+from replicator.cluster.configuration import ClusterConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_replicator import paired_ratio, print_figure
-from replicator.local_cluster import LocalCluster
+from replicator.cluster.local_cluster import LocalCluster
 
 STEPS_PER_DISPATCH = (1, 10)
 TIMEOUT_SEC = 280.0

@@ -21,14 +21,14 @@ import numpy as np
 from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
 from benchmarks.children import run_child
 from workloads import child_process
-from workloads.d4pg.actors.actor import Actor
-from workloads.d4pg.actors.settings import ActorSettings
-from workloads.d4pg.actors.weights import SharedWeights
-from workloads.d4pg.environments import FRAME_SIZE, Environment
-from workloads.d4pg.policy import PolicySpec
+from workloads.d4pg.acting.actor import Actor
+from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.acting.settings import ActorSettings
+from workloads.d4pg.acting.weights import SharedWeights
+from workloads.d4pg.environment.control import FRAME_SIZE, Environment
 from workloads.d4pg.replay.make import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.streams import StepStreams, StreamsSpec
+from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

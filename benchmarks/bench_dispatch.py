@@ -73,7 +73,7 @@ def main() -> None:
 
 def _measure() -> dict[str, dict[str, float]]:
     """By kind of step and way: median over turns of the seconds of one call."""
-    from replicator import devices
+    from replicator.placement import devices
 
     devices.split_cpu(len(CPUS))
     result = {}

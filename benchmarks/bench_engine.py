@@ -12,10 +12,13 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import devices
-from replicator.engine import analysis, body, optimize, plan, program, trace
-from replicator.engine.variables import VariableTable
-from replicator.topology import make_topology
+from replicator.engine.analysis import analyze as analysis
+from replicator.engine.analysis import plan
+from replicator.engine.graph import body, optimize, trace
+from replicator.engine.run import program
+from replicator.placement import devices
+from replicator.placement.topology import make_topology
+from replicator.variables.table import VariableTable
 
 NUM_COLLECTIVES = 500
 NUM_REPLICAS = 8

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench_replicator import paired_ratio, print_figure
-from replicator.local_cluster import LocalCluster
+from replicator.cluster.local_cluster import LocalCluster
 
 CORES = sorted(os.sched_getaffinity(0))[:2]
 NUM_STEPS = 20

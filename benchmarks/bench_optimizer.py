@@ -62,7 +62,7 @@ def _measure(num_blocks: int) -> dict[str, Any]:
     os.sched_setaffinity(0, CORES)
     import keras
 
-    from replicator import devices
+    from replicator.placement import devices
 
     devices.split_cpu(NUM_REPLICAS)
     optimizers = {

@@ -49,7 +49,7 @@ THROUGHPUT = {
 START_SEC = {"single": 6.0, "in_graph": 7.5, "tf_mirrored": 14.0}
 
 TRACEBACK = """Traceback (most recent call last):
-  File "harness/worker.py", line 88, in main
+  File "harness/trial/worker.py", line 88, in main
     program = workload.build(replicator, **options)
   File "workloads/resnet50/workload.py", line 41, in build
     raise ValueError("<script>alert('unescaped')</script>")

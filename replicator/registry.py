@@ -6,13 +6,13 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from replicator.arguments import is_one_of, shown
 from replicator.catalog import BACKENDS, MAX_REPLICAS
 from replicator.errors import DeviceError, UnknownBackendError
-from replicator.integers import is_integer
+from replicator.validation.arguments import is_one_of, shown
+from replicator.validation.integers import is_integer
 
 if TYPE_CHECKING:
-    from replicator.base import Replicator
+    from replicator.contract.base import Replicator
 
 
 def backend_names() -> tuple[str, ...]:

@@ -20,9 +20,9 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator import port_filter
-from replicator.client_watch import ClientWatch
-from replicator.cluster import ClusterConfig, check_port_is_free
+from replicator.cluster import port_filter
+from replicator.cluster.client_watch import ClientWatch
+from replicator.cluster.configuration import ClusterConfig, check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError
 
 if TYPE_CHECKING:

@@ -22,29 +22,30 @@ QUICK_START = FOLDER / "quick_start"
 _OUTCOMES: dict[tuple[str, str], str] = {}
 _STATES = {"passed": "pass", "failed": "FAIL"}
 
+_SERVED = "tests/replicator/backends/multi_worker_in_graph"
 # Files whose tests share what is slow to make: one process runs all of a group.
 GROUPS = {
-    "tests/replicator/remote/test_remote_equivalence.py": "cluster of remote/conftest",
-    "tests/replicator/remote/test_remote_state.py": "cluster of remote/conftest",
-    "tests/replicator/remote/test_server.py": "cluster of remote/conftest",
+    f"{_SERVED}/test_remote_equivalence.py": "a served cluster",
+    f"{_SERVED}/test_remote_state.py": "a served cluster",
+    f"{_SERVED}/test_server.py": "a served cluster",
     "tests/workloads/metrics/test_digits_extractor.py": "classifier of digits",
-    "tests/workloads/test_sngan_program.py": "classifier of digits",
+    "tests/workloads/sngan/test_program.py": "classifier of digits",
 }
 # What takes longest starts first, so that no process is left with it at the end. Files
 # that are not here follow in the order of their names.
 LONG_FIRST = (
     "tests/conformance/",
-    "tests/replicator/parameter_server/",
-    "tests/replicator/multi_worker/",
-    "tests/replicator/remote/",
+    "tests/replicator/async_training/",
+    "tests/replicator/backends/multi_worker/",
+    f"{_SERVED}/",
     "tests/e2e/",
-    "tests/workloads/test_resnet50_program.py",
-    "tests/workloads/test_sngan_program.py",
+    "tests/workloads/resnet50/test_program.py",
+    "tests/workloads/sngan/test_program.py",
     "tests/workloads/metrics/test_digits_extractor.py",
-    "tests/harness/test_kill_and_leave_nothing.py",
-    "tests/harness/test_kill_and_resume.py",
+    "tests/harness/run/test_kill_and_leave_nothing.py",
+    "tests/harness/run/test_kill_and_resume.py",
     "tests/docs/",
-    "tests/replicator/test_leaks.py",
+    "tests/replicator/contract/test_leaks.py",
     "tests/workloads/",
 )
 
@@ -127,7 +128,7 @@ def _ports_of_its_own() -> None:
     worker = os.environ.get("PYTEST_XDIST_WORKER", "").removeprefix("gw")
     if not worker:
         return
-    from replicator import local_cluster
+    from replicator.cluster import local_cluster
 
     low, high = local_cluster._PORTS
     share = (high - low) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])

@@ -225,7 +225,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             default_preset="laptop",
             builtin_data=("cartpole:swingup", "cartpole:balance", SYNTHETIC),
             other_data="another domain:task of the control suite",
-            data_module="workloads.d4pg.tasks",
+            data_module="workloads.d4pg.environment.tasks",
             machine_module="workloads.d4pg.requirements",
         ),
     )

@@ -13,33 +13,36 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, keras_random, prefetch, programs, user_functions
-from replicator.input_values import values_of
-from replicator.inputs import counted
-from replicator.per_replica import PerReplica
-from replicator.servers import connection as connection_lib
-from replicator.servers import staleness
-from replicator.servers.copies import Copies
-from replicator.servers.dispatch import Dispatcher
-from replicator.servers.inputs import ServerInputIterator
-from replicator.servers.ledger import Ledger
-from replicator.servers.optimizer import ServerOptimizer
-from replicator.servers.placement import Placement
-from replicator.servers.steps import WorkerSteps
-from replicator.servers.table import ServerTable
-from replicator.topology import make_topology
+from replicator.async_training import connection as connection_lib
+from replicator.async_training import staleness
+from replicator.async_training.copies import Copies
+from replicator.async_training.dispatch import Dispatcher
+from replicator.async_training.inputs import ServerInputIterator
+from replicator.async_training.ledger import Ledger
+from replicator.async_training.optimizer import ServerOptimizer
+from replicator.async_training.placement import Placement
+from replicator.async_training.steps import WorkerSteps
+from replicator.async_training.table import ServerTable
+from replicator.contract import base, programs
+from replicator.inputs import prefetch
+from replicator.inputs.iterator import counted
+from replicator.inputs.values import values_of
+from replicator.placement.topology import make_topology
+from replicator.step import keras_random
+from replicator.step.per_replica import PerReplica
+from replicator.validation import user_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.cluster import ClusterConfig
-    from replicator.engine.variables import LocalState
-    from replicator.input_context import InputContext, InputReplicationMode
-    from replicator.inputs import InputIterator
-    from replicator.optimizer import ReplicatedOptimizer
-    from replicator.optimizer_options import OptimizerOptions
-    from replicator.servers.assignment import Assignment
-    from replicator.servers.program import ServerProgram
+    from replicator.async_training.assignment import Assignment
+    from replicator.async_training.program import ServerProgram
+    from replicator.cluster.configuration import ClusterConfig
+    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.iterator import InputIterator
+    from replicator.optimizer.options import OptimizerOptions
+    from replicator.optimizer.wrapper import ReplicatedOptimizer
+    from replicator.variables.table import LocalState
 
 WORKER_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
@@ -64,7 +67,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     with its step.
 
     What a step overwrites (``assign``: batch-norm statistics, states of random
-    generators) has a copy per replica; see ``replicator.servers.table``.
+    generators) has a copy per replica; see ``replicator.async_training.table``.
 
     Attributes:
       num_replicas: Replicas of all workers.

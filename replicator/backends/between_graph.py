@@ -9,7 +9,8 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from replicator import base, output_reduction, worker_sync
+from replicator.cluster import exchange as worker_sync
+from replicator.contract import base, output_reduction
 from replicator.errors import ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from replicator.input_context import InputContext, InputReplicationMode
-    from replicator.inputs import InputIterator
-    from replicator.worker_sync import Peers
+    from replicator.cluster.exchange import Peers
+    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.iterator import InputIterator
 
 
 class BetweenGraphReplicator(base.Replicator):

@@ -7,8 +7,8 @@ the processes and fuse what is small. ``wrap_optimizer`` averages the gradients 
 
 Written against Horovod 0.28's documented interface. What differs from it, and why:
 
-- gradients of collectives are those of ``replicator.collectives``: Horovod averages in
-  the gradient of a gather and of a broadcast, where the paper and TensorFlow sum;
+- gradients of collectives are those of ``collectives/primitives.py``: Horovod averages
+  in the gradient of a gather and of a broadcast, where the paper and TensorFlow sum;
 - the replica id is ``rank_op()``: its other operations count as stateless, so that
   TensorFlow may run one of them once, as a constant, where its operand is one. A
   constant rank would make an operand constant on some processes only.
@@ -25,23 +25,24 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import context, logical, worker_sync
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.single import SingleDeviceReplicator
-from replicator.engine import wire_types
+from replicator.cluster import exchange as worker_sync
+from replicator.collectives import wire_types
+from replicator.collectives.reducible import wire_of
 from replicator.errors import (
     BackendNotInstalledError,
     DeviceError,
     OptimizerOptionError,
 )
-from replicator.reducible import wire_of
+from replicator.step import context, logical
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import ModuleType
 
-    from replicator.optimizer import ReplicatedOptimizer
-    from replicator.optimizer_options import OptimizerOptions
+    from replicator.optimizer.options import OptimizerOptions
+    from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 _OPS = {"sum": "Sum", "mean": "Average", "min": "Min", "max": "Max"}
 _FLOAT16_ONLY = "Horovod's reductions know float16, and no bfloat16"

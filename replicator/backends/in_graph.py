@@ -12,26 +12,28 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, logical, programs, summary
-from replicator import devices as device_lib
-from replicator.arguments import is_one_of, shown
-from replicator.engine import partial, plan
-from replicator.engine.kinds import Kind
-from replicator.engine.program import Program
-from replicator.engine.variables import VariableTable
+from replicator.contract import base, programs, summary
+from replicator.engine.analysis import plan
+from replicator.engine.run.program import Program
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
-from replicator.input_values import values_of
-from replicator.inputs import InputIterator
-from replicator.optimizer import ReplicatedOptimizer
-from replicator.sharded_update import ShardedUpdate
-from replicator.topology import make_topology
+from replicator.inputs.iterator import InputIterator
+from replicator.inputs.values import values_of
+from replicator.optimizer.sharded_update import ShardedUpdate
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import make_topology
+from replicator.step import logical
+from replicator.validation.arguments import is_one_of, shown
+from replicator.variables import partial
+from replicator.variables.kinds import Kind
+from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
-    from replicator.engine.variables import LocalState
-    from replicator.optimizer_options import OptimizerOptions
-    from replicator.topology import Topology
+    from replicator.optimizer.options import OptimizerOptions
+    from replicator.placement.topology import Topology
+    from replicator.variables.table import LocalState
 
 _PLACEMENTS = ("auto", "shared", "mirrored")
 

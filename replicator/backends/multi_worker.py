@@ -11,22 +11,22 @@ import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from replicator import devices as device_lib
-from replicator import worker_join
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
-from replicator.cluster import ClusterConfig
-from replicator.engine import ownership, partial, worker_values
-from replicator.engine.kinds import Kind
-from replicator.engine.program import Program
+from replicator.cluster import join as worker_join
+from replicator.cluster.configuration import ClusterConfig
+from replicator.engine.run.program import Program
 from replicator.errors import DeviceError, DisagreementError
-from replicator.inputs import InputIterator
-from replicator.topology import make_topology
+from replicator.inputs.iterator import InputIterator
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import make_topology
+from replicator.variables import ownership, partial, worker_values
+from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.worker_runtime import WorkerRuntime
+    from replicator.cluster.runtime import WorkerRuntime
 
 _PATTERNS = ("between_graph", "in_graph")
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from replicator import _tf_compat, _tf_data, remote
-from replicator import devices as device_lib
+from replicator._tf import compat as _tf_compat
+from replicator._tf import data as _tf_data
 from replicator.backends.in_graph import InGraphReplicator
-from replicator.cluster import ClusterConfig
-from replicator.engine import traffic
+from replicator.cluster import remote
+from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.watch import WORKER_TIMEOUT_SEC
+from replicator.engine.analysis import traffic
 from replicator.errors import RemoteInputError
-from replicator.input_context import (
+from replicator.inputs.context import (
     InputContext,
     InputReplicationMode,
     pipeline_contexts,
 )
-from replicator.inputs import InputIterator, to_pipeline
-from replicator.topology import make_topology
-from replicator.watch import WORKER_TIMEOUT_SEC
+from replicator.inputs.iterator import InputIterator, to_pipeline
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import make_topology
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

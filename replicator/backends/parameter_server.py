@@ -12,26 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import context, creation, loop, prefetch, programs, user_functions
+from replicator.async_training import connection as connection_lib
+from replicator.async_training.inputs import traced_dataset
 from replicator.backends.strategy import StrategyReplicator
 from replicator.backends.strategy_context import StrategyReplicaContext
+from replicator.contract import programs
 from replicator.errors import ReplicatorError
-from replicator.input_context import InputContext, InputReplicationMode
-from replicator.input_values import values_of
-from replicator.inputs import InputIterator, counted
-from replicator.keras_random import StepGenerator
-from replicator.optimizer import StrategyOptimizer
-from replicator.per_replica import PerReplica
-from replicator.servers import connection as connection_lib
-from replicator.servers.inputs import traced_dataset
-from replicator.traced_once import traced_once
+from replicator.inputs import prefetch
+from replicator.inputs.context import InputContext, InputReplicationMode
+from replicator.inputs.iterator import InputIterator, counted
+from replicator.inputs.values import values_of
+from replicator.optimizer.wrapper import StrategyOptimizer
+from replicator.step import context, creation, loop
+from replicator.step.keras_random import StepGenerator
+from replicator.step.outputs import check_outputs
+from replicator.step.per_replica import PerReplica
+from replicator.step.traced_once import traced_once
+from replicator.validation import user_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from replicator.cluster import ClusterConfig
-    from replicator.optimizer import ReplicatedOptimizer
-    from replicator.optimizer_options import OptimizerOptions
+    from replicator.cluster.configuration import ClusterConfig
+    from replicator.optimizer.options import OptimizerOptions
+    from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 _LACKING_OPTIONS = {
     "accumulation_steps": "accumulated gradients of all workers would mix",
@@ -224,7 +228,7 @@ class ParameterServerReplicator(StrategyReplicator):
 
         def step(*batch: Any) -> Any:
             with context.enter(replica_context), generator.installed():
-                return programs.check_outputs(step_fn(*batch), step_fn)
+                return check_outputs(step_fn(*batch), step_fn)
 
         def function(*source: Any) -> list[tf.Tensor]:
             def one_step() -> list[tf.Tensor]:

@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import base, context, creation, logical, loop, programs
-from replicator import devices as device_lib
-from replicator._tf_dispatch import Dispatch
+from replicator._tf.dispatch import Dispatch
+from replicator.contract import base, programs
 from replicator.errors import DeviceError
-from replicator.input_values import values_of
-from replicator.inputs import InputIterator, all_read
-from replicator.keras_random import StepGenerator
-from replicator.per_replica import per_replica_nest
+from replicator.inputs.iterator import InputIterator, all_read
+from replicator.inputs.values import values_of
+from replicator.placement import devices as device_lib
+from replicator.step import context, creation, logical, loop
+from replicator.step.keras_random import StepGenerator
+from replicator.step.outputs import check_outputs
+from replicator.step.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -168,7 +170,7 @@ class SingleDeviceReplicator(base.Replicator):
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> TracedStep:
         def step(*batch: Any) -> Any:
             with context.enter(self._replica_context()), tf.device(self.device):
-                return programs.check_outputs(step_fn(*batch), step_fn)
+                return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
         with creation.forbidden_in_steps(), generator.installed():

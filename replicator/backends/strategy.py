@@ -13,30 +13,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from replicator import (
-    _tf_compat,
-    _tf_data,
-    base,
-    context,
-    creation,
-    loop,
-    programs,
-    summary,
-)
-from replicator import devices as device_lib
-from replicator._tf_dispatch import Dispatch
-from replicator.arguments import shown
+from replicator._tf import compat as _tf_compat
+from replicator._tf import data as _tf_data
+from replicator._tf.dispatch import Dispatch
 from replicator.backends.strategy_context import StrategyReplicaContext
-from replicator.engine.kinds import Kind
-from replicator.engine.variables import LocalState
+from replicator.contract import base, programs, summary
 from replicator.errors import ReplicasOutOfSyncError
-from replicator.input_context import InputContext, InputReplicationMode, own_contexts
-from replicator.input_values import as_value
-from replicator.inputs import InputIterator
-from replicator.keras_random import StepGenerator
-from replicator.optimizer import ReplicatedOptimizer, StrategyOptimizer
-from replicator.optimizer_options import DYNAMIC, OptimizerOptions
-from replicator.per_replica import PerReplica
+from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
+from replicator.inputs.iterator import InputIterator
+from replicator.inputs.values import as_value
+from replicator.optimizer.options import DYNAMIC, OptimizerOptions
+from replicator.optimizer.wrapper import ReplicatedOptimizer, StrategyOptimizer
+from replicator.placement import devices as device_lib
+from replicator.step import context, creation, loop
+from replicator.step.keras_random import StepGenerator
+from replicator.step.outputs import check_outputs
+from replicator.step.per_replica import PerReplica
+from replicator.validation.arguments import shown
+from replicator.variables.kinds import Kind
+from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -201,7 +196,7 @@ class StrategyReplicator(base.Replicator):
 
         def step(*batch: Any) -> Any:
             with context.enter(replica_context), generator.installed():
-                return programs.check_outputs(step_fn(*batch), step_fn)
+                return check_outputs(step_fn(*batch), step_fn)
 
         def one_step(source: Any) -> Any:
             if source is None:

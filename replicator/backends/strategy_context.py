@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_gradients, context, logical
+from replicator._tf import gradients as _tf_gradients
+from replicator.collectives.reducible import wire_of
 from replicator.errors import CollectiveControlFlowError
-from replicator.reducible import wire_of
+from replicator.step import context, logical
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

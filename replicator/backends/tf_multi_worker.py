@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import port_filter, worker_join
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
-from replicator.cluster import ClusterConfig
+from replicator.cluster import join as worker_join
+from replicator.cluster import port_filter
+from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.runtime import WorkerRuntime
 from replicator.errors import DeviceError
-from replicator.worker_runtime import WorkerRuntime
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import devices as device_lib
-from replicator import logical, tpu_system
 from replicator.backends.strategy import StrategyReplicator
 from replicator.backends.strategy_context import StrategyReplicaContext
+from replicator.cluster import tpu_system
 from replicator.errors import StaticShapeError
+from replicator.placement import devices as device_lib
+from replicator.step import logical
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Sequence
 
-    from replicator.input_context import InputContext, InputReplicationMode
-    from replicator.inputs import InputIterator
+    from replicator.inputs.context import InputContext, InputReplicationMode
+    from replicator.inputs.iterator import InputIterator
 
 _CHUNK_BITS = 16
 _INT64_BITS = 64

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_compat
-from replicator.arguments import shown
-from replicator.optimizer import ReplicatedOptimizer
+from replicator._tf import compat as _tf_compat
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.validation.arguments import shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

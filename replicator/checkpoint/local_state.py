@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicator.engine.kinds import Kind
-from replicator.engine.variables import LocalState
+from replicator.variables.kinds import Kind
+from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.base import Replicator
     from replicator.checkpoint.inventory import Inventory
     from replicator.checkpoint.metadata import Metadata
     from replicator.checkpoint.payload import Payload
+    from replicator.contract.base import Replicator
 
 
 def collect(repl: Replicator, inventory: Inventory) -> dict[str, LocalState]:

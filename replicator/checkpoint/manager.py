@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.arguments import path_of, shown
 from replicator.checkpoint import files, local_state, matching, position
 from replicator.checkpoint import metadata as metadata_lib
 from replicator.checkpoint.inventory import Inventory
 from replicator.checkpoint.payload import Payload, decode, encode
 from replicator.errors import CheckpointError, CheckpointMismatchError
-from replicator.integers import INT64_MAX, is_integer
+from replicator.validation.arguments import path_of, shown
+from replicator.validation.integers import INT64_MAX, is_integer
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
-    from replicator.base import Replicator
     from replicator.checkpoint.metadata import Metadata
-    from replicator.engine.variables import LocalState
-    from replicator.inputs import InputIterator
+    from replicator.contract.base import Replicator
+    from replicator.inputs.iterator import InputIterator
+    from replicator.variables.table import LocalState
 
 _METADATA = "replicator_metadata"
 _WORKERS = "replicator_workers"

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from replicator import _tf_compat
+from replicator._tf import compat as _tf_compat
 from replicator.checkpoint.inventory import Inventory, differences, summarize
 from replicator.errors import CheckpointMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.base import Replicator
     from replicator.checkpoint.metadata import Metadata
+    from replicator.contract.base import Replicator
 
 
 def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:

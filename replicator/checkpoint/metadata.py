@@ -17,7 +17,7 @@ from replicator.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.base import Replicator
+    from replicator.contract.base import Replicator
 
 FORMAT = 1
 

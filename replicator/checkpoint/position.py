@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator import _tf_data
+from replicator._tf import data as _tf_data
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.inputs import InputIterator
+    from replicator.inputs.iterator import InputIterator
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

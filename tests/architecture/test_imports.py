@@ -59,7 +59,7 @@ def test_the_catalogues_import_no_tensorflow() -> None:
 
 def test_help_imports_next_to_nothing() -> None:
     """Only click and the standard library stand between a user and the help."""
-    imported = imported_by("import harness.cli")
+    imported = imported_by("import harness.cli.main")
 
     assert imported.isdisjoint(
         HEAVY | {"numpy", "pandas", "pydantic", "rich", "matplotlib", "psutil"}

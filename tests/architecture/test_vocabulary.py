@@ -62,9 +62,9 @@ BANNED_NAMES = {
 
 # (file, identifier) -> why the word is right there.
 ALLOWED = {
-    ("harness/progress.py", "_task"): "rich's word for a progress bar",
-    ("replicator/_tf_compat.py", "meta_optimizer_iterations"): "TensorFlow's field",
-    ("replicator/data_options.py", "auto_shard_policy"): "an option of tf.data",
+    ("harness/cli/progress.py", "_task"): "rich's word for a progress bar",
+    ("replicator/_tf/compat.py", "meta_optimizer_iterations"): "TensorFlow's field",
+    ("replicator/inputs/data_options.py", "auto_shard_policy"): "an option of tf.data",
     ("workloads/data/audit.py", "check_shards"): "shards as tf.data has them",
     ("workloads/data/audit.py", "shard"): "shards as tf.data has them",
     ("workloads/data/audit.py", "shards"): "shards as tf.data has them",

@@ -11,7 +11,7 @@ import functools
 import sys
 from pathlib import Path
 
-from replicator import cluster
+from replicator.cluster import configuration as cluster
 
 CASE_TIMEOUT_SEC = 90.0
 
@@ -41,7 +41,7 @@ def run_cases(target, case_names, folder, process, num_processes):
     from conformance_cases.every import CASES
     from conformance_cases.outcomes import OutcomeFolder
 
-    from replicator import devices
+    from replicator.placement import devices
 
     devices.split_cpu(target.num_devices_per_worker)
     make = functools.cache(target.make_for)

@@ -10,8 +10,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from harness import exit_codes
-from harness.cli import cli
+from harness.cli import exit_codes
+from harness.cli.main import cli
 
 VERBS = sorted(cli.commands)
 # Verbs whose document refers to that of another one: verb -> (the other, left out).

@@ -41,7 +41,7 @@ def test_every_folder_of_tests_is_described(root: Path) -> None:
     folders = {
         f"tests/{path.name}/"
         for path in (root / "tests").iterdir()
-        if any(path.glob("test_*.py"))
+        if any(path.rglob("test_*.py"))
     }
     cells = ", ".join(first_cells(read(root, "CONTRIBUTING.md")))
 

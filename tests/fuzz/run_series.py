@@ -61,7 +61,7 @@ def run_child(num_programs: int, first_seed: int) -> int:
     runpy.run_path(str(FOLDER.parent / "quick_start" / "sitecustomize.py"))
     import tensorflow as tf
 
-    from replicator import devices
+    from replicator.placement import devices
 
     tf.get_logger().setLevel("ERROR")  # warnings about many traces: so it must be here
     devices.split_cpu(3)

@@ -19,7 +19,7 @@ from fuzzing import (
 )
 from hypothesis import HealthCheck, Phase, given, settings
 
-from replicator.engine import trace
+from replicator.engine.graph import trace
 
 NUM_PROGRAMS = 100  # as many as a minute takes; `make fuzz` draws thousands
 SEED = 2019
@@ -176,7 +176,7 @@ def test_a_refusal_that_does_not_come_is_a_difference(monkeypatch):
     own = syntax.Write(variable="w", method="assign_sub", argument="b")
     program = _program([own], variables=[_weight(trainable=True)])
     monkeypatch.setattr(
-        "replicator.engine.invariance.check_trainable", lambda *arguments: None
+        "replicator.engine.graph.invariance.check_trainable", lambda *arguments: None
     )
 
     with pytest.raises(engine.DifferenceError, match="drift apart and nothing was"):

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
-from harness import cli, exit_codes, plan
-from harness.request import SweepRequest
-from harness.topology import CpuTopology, LogicalCpu
-from harness.trial import RunSettings
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.planning import plan
+from harness.planning.request import SweepRequest
+from harness.run.trial_runner import RunSettings
 from results.records import Plan, ScalingMode, TrialSpec
 from results.store import Store
 
@@ -32,7 +34,7 @@ SMALL = (
 
 _DRIVER = f"""
 import sys
-from harness.cli import main
+from harness.cli.main import main
 overrides = {{"worker_command": {FAKE_WORKER!r}, "canary": lambda core: 0.2}}
 sys.exit(main(run_overrides=overrides))
 """

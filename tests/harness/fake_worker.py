@@ -1,4 +1,4 @@
-"""Stands in for ``harness.worker``: the true measuring loop around a fake program.
+"""Stands in for ``harness.trial.worker``: the true measuring loop, a fake program.
 
 No TensorFlow. The clock is faked, so step times are a function of the trial's spec.
 ``FAKE_BEHAVIOR`` chooses what goes wrong, such as ``in_graph:2:hang`` (several are
@@ -18,11 +18,11 @@ import sys
 import time
 from pathlib import Path
 
-from harness import die_with_parent, measure
-from harness.rank_file import RankWriter, rank_path
+from harness.trial import die_with_parent, measure
+from harness.trial.rank_file import RankWriter, rank_path
 from results import identity
 from results.records import Environment, TrialSpec
-from workloads.d4pg.shared_memory import SharedArrays
+from workloads.d4pg.replay.shared_memory import SharedArrays
 
 
 class ResourceExhaustedError(Exception):

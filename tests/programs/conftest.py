@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from replicator import devices
+from replicator.placement import devices
 
 FOLDER = Path(__file__).resolve().parent
 # Programs are imported here and in the processes of clusters, by the same name.

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tutorials import targets
 
-from replicator.local_cluster import LocalCluster
+from replicator.cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.processes
 

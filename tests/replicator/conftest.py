@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from replicator import devices
+from replicator.placement import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from workloads.d4pg import capacity
-from workloads.d4pg.actors.settings import check_ray
+from workloads.d4pg.acting.settings import check_ray
+from workloads.d4pg.replay import capacity
 from workloads.options import apply_options, check_choice, check_range
 
 if TYPE_CHECKING:

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from workloads.d4pg import capacity, memory
-from workloads.d4pg.actors.pool import ActorPool
-from workloads.d4pg.actors.remote import RayActorPool
-from workloads.d4pg.actors.settings import ActorSettings
-from workloads.d4pg.actors.weights import SharedWeights
+from workloads.d4pg.acting.pool import ActorPool
+from workloads.d4pg.acting.remote import RayActorPool
+from workloads.d4pg.acting.settings import ActorSettings
+from workloads.d4pg.acting.weights import SharedWeights
+from workloads.d4pg.replay import capacity, memory
 from workloads.d4pg.replay.make import make_replay
 from workloads.d4pg.replay.replay import ReplaySettings
-from workloads.d4pg.streams import StepStreams
+from workloads.d4pg.replay.streams import StepStreams
 from workloads.d4pg.window import Counters
 
 if TYPE_CHECKING:
     import replicator
+    from workloads.d4pg.acting.policy import PolicySpec
     from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.environments import EnvironmentSpec
-    from workloads.d4pg.policy import PolicySpec
+    from workloads.d4pg.environment.control import EnvironmentSpec
 
 # Seeds of one pipeline's environments and the next one's are this far apart.
 _SEEDS_PER_PIPELINE = 100_000

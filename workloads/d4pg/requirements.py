@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from workloads.catalog import SYNTHETIC
-from workloads.d4pg import capacity, memory
 from workloads.d4pg.config import make_config
-from workloads.d4pg.evaluator_client import EvaluatorClient
+from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
+from workloads.d4pg.replay import capacity, memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from workloads.d4pg.config import D4PGConfig
-    from workloads.d4pg.environments import EnvironmentSpec
+    from workloads.d4pg.environment.control import EnvironmentSpec
 
 
 def check(

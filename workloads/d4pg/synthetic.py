@@ -13,7 +13,7 @@ import tensorflow as tf
 
 if TYPE_CHECKING:
     import replicator
-    from workloads.d4pg.policy import PolicySpec
+    from workloads.d4pg.acting.policy import PolicySpec
 
 # Those of walker, a body of middling size.
 STATE_SIZE, ACTION_SIZE = 24, 6

@@ -14,20 +14,22 @@ import tensorflow as tf
 
 import replicator
 from workloads.catalog import SYNTHETIC
-from workloads.d4pg import capacity, synthetic, tasks
 from workloads.d4pg import config as config_lib
-from workloads.d4pg.environments import FRAME_SIZE
-from workloads.d4pg.evaluator_client import EvaluatorClient
+from workloads.d4pg import synthetic
+from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.environment import tasks
+from workloads.d4pg.environment.control import FRAME_SIZE
+from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 from workloads.d4pg.experience import Experience
-from workloads.d4pg.learner import Learner
-from workloads.d4pg.policy import PolicySpec
+from workloads.d4pg.learning.learner import Learner
+from workloads.d4pg.replay import capacity
 from workloads.d4pg.window import Counters, Window, describe
 from workloads.replicated import CatalogWorkload, ReplicatedProgram
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from workloads.d4pg.environments import EnvironmentSpec
+    from workloads.d4pg.environment.control import EnvironmentSpec
     from workloads.spec import QualityMetric
 
 # Above this share of clipped targets, the atoms are said to be badly chosen.

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from conformance_cases import runner
 from conformance_cases.outcomes import OutcomeFolder
 
-from replicator import catalog, local_cluster
+from replicator import catalog
+from replicator.cluster import local_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

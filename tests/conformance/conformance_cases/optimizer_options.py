@@ -14,7 +14,7 @@ from conformance_cases.training import (
     train,
 )
 
-from replicator import compression
+from replicator.collectives import compression
 
 NUM_STEPS = 10
 

@@ -10,8 +10,9 @@ from unittest import mock
 
 import tensorflow as tf
 
-from replicator import _tf_compat, tpu_system
+from replicator._tf import compat as _tf_compat
 from replicator.backends.tpu import TpuReplicaContext
+from replicator.cluster import tpu_system
 
 
 class _TpuOnCpus:

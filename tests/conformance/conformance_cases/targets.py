@@ -148,7 +148,7 @@ _BOUNDED = {"timeout_sec": 60.0}
 CLUSTERS = [
     Target(backend="multi_worker", num_replicas=2, num_workers=2, options=_BOUNDED),
     Target(backend="multi_worker", num_replicas=4, num_workers=2, options=_BOUNDED),
-    # Two replicas per worker take two minutes more; tests/replicator/remote has them.
+    # Two replicas per worker take two minutes more; the backend's own tests have them.
     Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
     Target(backend="tf_multi_worker", num_replicas=2, num_workers=2, options=_BOUNDED),
     Target(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator import devices
+from replicator.placement import devices
 
 # Virtual devices must exist before TensorFlow runs its first op, so at collection; as
 # many as the replicator's own tests want in the same process.

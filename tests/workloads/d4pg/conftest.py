@@ -9,7 +9,9 @@ import pytest
 import tensorflow as tf
 
 import replicator
-from workloads.d4pg import config, learner, policy
+from workloads.d4pg import config
+from workloads.d4pg.acting import policy
+from workloads.d4pg.learning import learner
 
 if TYPE_CHECKING:
     from collections.abc import Callable

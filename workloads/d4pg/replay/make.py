@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from workloads.d4pg.replay.replay import Replay, ReplaySettings
-    from workloads.d4pg.streams import StepStreams
+    from workloads.d4pg.replay.streams import StepStreams
 
 
 def make_replay(

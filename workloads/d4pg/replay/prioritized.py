@@ -12,7 +12,7 @@ from workloads.d4pg.replay.sum_tree import SumTree
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.d4pg.streams import StepStreams
+    from workloads.d4pg.replay.streams import StepStreams
 
 # Keeps a transition without error from never being drawn again.
 _LEAST_PRIORITY = 1e-6

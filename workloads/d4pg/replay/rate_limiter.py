@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from workloads.d4pg.streams import StepStreams
+    from workloads.d4pg.replay.streams import StepStreams
 
 _BUFFER_SHARE = 0.1
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from workloads.d4pg import capacity
+from workloads.d4pg.replay import capacity
 from workloads.d4pg.replay.rate_limiter import RateLimiter
 from workloads.d4pg.replay.transitions import TransitionReader
 from workloads.options import check_range
@@ -18,7 +18,7 @@ from workloads.options import check_range
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from workloads.d4pg.streams import StepStreams
+    from workloads.d4pg.replay.streams import StepStreams
 
 _WAIT_SEC = 0.001
 _MOST_ATTEMPTS = 100

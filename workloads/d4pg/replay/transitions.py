@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from workloads.d4pg.streams import StepStreams
+    from workloads.d4pg.replay.streams import StepStreams
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

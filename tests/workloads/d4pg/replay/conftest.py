@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from workloads.d4pg.streams import StepStreams, StreamsSpec
+from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
 
 
 def _make_streams(num_streams=1, steps_per_stream=100, **changes) -> StepStreams:

@@ -1,0 +1,284 @@
+"""What the verbs do; each returns the process's exit code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import exit_codes, progress, study_status
+from harness.errors import Interrupted, StudyError
+from harness.machine import gpus, topology
+from harness.planning import estimate
+from harness.planning import plan as plan_module
+from harness.planning import study as study_module
+from harness.run import sweep as run
+from harness.run.trial_runner import RunSettings
+from results import atomic
+from results.lock import lock_study
+from results.records import PlannedTrial, TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.planning.request import SweepRequest
+    from results.records import Plan
+
+PIPE_WIDTH = 140
+
+
+def _note(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _check_runs_dir(runs_dir: Path) -> None:
+    atomic.check_reachable(runs_dir)
+    for path in (runs_dir, *runs_dir.absolute().parents):
+        if path.exists() and not path.is_dir():
+            raise StudyError(
+                f"--runs-dir {str(runs_dir)!r}: {str(path)!r} is a file, but a"
+                " directory is needed; choose another --runs-dir"
+            )
+
+
+def sweep(
+    request: SweepRequest,
+    *,
+    study: str | None,
+    runs_dir: Path,
+    is_json: bool,
+    is_dry_run: bool,
+    is_failed_retried: bool = False,
+    are_checkpoints_kept: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Plans, and unless it is a dry run, runs what is missing and reports.
+
+    Raises:
+      HarnessError: The request cannot be carried out; nothing was written.
+      ResultsError: The study directory cannot be used; nothing was written.
+    """
+    if study is not None:
+        study_module.check_name(study)
+    _check_runs_dir(runs_dir)
+    cpus = topology.read_topology()
+    num_gpus = len(gpus.visible_gpus()) if request.device == "gpu" else None
+    machine = plan_module.Machine(
+        num_available_cores=cpus.num_available_cores, num_gpus=num_gpus
+    )
+    planned = plan_module.plan_sweep(request, machine)
+    name = study or study_module.default_name(planned)
+    root = runs_dir / name
+    new = study_module.make_plan(
+        planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
+    )
+    reconciled = study_module.reconcile(study_module.read_existing_plan(root), new)
+    notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
+    if is_dry_run:
+        return _print_plan(
+            reconciled.plan,
+            reconciled.asked,
+            notes,
+            root=root,
+            runs_dir=runs_dir,
+            is_json=is_json,
+        )
+    store = Store.create(root)
+    with lock_study(root):
+        # Again under the lock: another harness may have written it just now.
+        existing = study_module.read_existing_plan(root)
+        reconciled = study_module.reconcile(existing, new)
+        _check_readable(store)
+        if reconciled.is_changed:
+            store.write_plan(reconciled.plan)
+        for note in notes:
+            _note(note)
+        settings = RunSettings(
+            timeout_sec=request.timeout_sec,
+            topology=cpus,
+            is_failed_retried=is_failed_retried,
+            are_checkpoints_kept=are_checkpoints_kept,
+            data_dir=reconciled.plan.data_dir,
+            **(overrides or {}),
+        )
+        return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
+
+
+def resume(
+    study: str,
+    *,
+    runs_dir: Path,
+    is_json: bool,
+    timeout_sec: float | None = None,
+    is_failed_retried: bool = False,
+    are_checkpoints_kept: bool = False,
+    data_dir: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Runs what is missing of a study's plan.
+
+    Raises:
+      HarnessError: The study's code is not the code that would run now.
+      ResultsError: There is no such study, or it cannot be used.
+    """
+    root = study_module.find_study(study, runs_dir)
+    store = Store.open(root)
+    plan = store.read_plan()
+    study_module.check_trials(plan)
+    study_module.check_code(plan)
+    with lock_study(root):
+        _check_readable(store)
+        settings = RunSettings(
+            timeout_sec=timeout_sec or plan.timeout_sec,
+            is_failed_retried=is_failed_retried,
+            are_checkpoints_kept=are_checkpoints_kept,
+            data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
+            **(overrides or {}),
+        )
+        return _run(store, plan.trials, settings, root.parent, is_json=is_json)
+
+
+def _check_readable(store: Store) -> None:
+    """Refuses to add to a study with records that cannot be read.
+
+    Raises:
+      StudyError: Names the first and says what to do.
+    """
+    problems = store.corrupt()
+    if problems:
+        first, more = problems[0], len(problems) - 1
+        others = f" (and {more} more, see 'status')" if more else ""
+        raise StudyError(
+            f"corrupt record {str(first.path)!r}: {first.reason}{others}; the other"
+            " records stay readable; remove the trial's directory to have it run again"
+        )
+
+
+def _run(
+    store: Store,
+    trials: Sequence[PlannedTrial],
+    settings: RunSettings,
+    runs_dir: Path,
+    *,
+    is_json: bool,
+) -> int:
+    durations = estimate.read_durations(runs_dir)
+    try:
+        with run.stop_signals():
+            run.run_trials(store, trials, settings, progress.make_progress(), durations)
+    except Interrupted as error:
+        command = shlex.join(["python", "-m", "harness", "resume", str(store.root)])
+        _note(f"interrupted ({error.signal_name}); finished trials are kept")
+        _note(f"resume with: {command}")
+        return exit_codes.INTERRUPTED
+    _conclude(store, is_json=is_json)
+    statuses = _statuses(store, [trial.trial_id for trial in trials])
+    num_failed = len(statuses) - statuses.count(TrialStatus.OK)
+    if num_failed:
+        _note(
+            f"{num_failed} of {len(statuses)} trials are not ok: see"
+            f" 'status {store.root}'; --retry failed runs them again"
+        )
+    return exit_code(statuses)
+
+
+def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
+    found = {
+        trial.trial_id: trial.status.status
+        for trial in store.trials()
+        if trial.status is not None
+    }
+    return [found.get(trial_id) for trial_id in trial_ids]
+
+
+def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
+    """Returns what the trials that were asked for amount to."""
+    num_ok = statuses.count(TrialStatus.OK)
+    if num_ok == 0:
+        return exit_codes.NOTHING_MEASURED
+    return exit_codes.OK if num_ok == len(statuses) else exit_codes.SOME_TRIALS_FAILED
+
+
+def _conclude(store: Store, *, is_json: bool) -> None:
+    from reports import build
+
+    build.write_report(store, store.report_path)
+    _print_summary(store, is_json=is_json)
+    _note(f"report: {store.report_path}")
+
+
+def _print_summary(store: Store, *, is_json: bool) -> None:
+    if is_json:
+        from results.summary import summary
+
+        click.echo(json.dumps(summary(store), indent=2))
+    else:
+        from rich.console import Console
+
+        from reports import text
+
+        # A pipe has no width: take one in which no cell is broken.
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        text.print_summary(store, Console(width=width, highlight=False))
+
+
+def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:
+    """Builds the report; corrupt records are named, and left out.
+
+    Raises:
+      ResultsError: There is no such study, or the output cannot be written.
+    """
+    from reports import build
+
+    store = Store.open(study_module.find_study(study, runs_dir))
+    store.read_plan()
+    path = output or store.report_path
+    if path.is_dir():
+        path /= "index.html"
+    build.write_report(store, path)
+    if is_json:
+        _print_summary(store, is_json=True)
+        _note(f"report: {path}")
+    else:
+        click.echo(str(path))
+    return study_status.name_problems(store)
+
+
+def _print_plan(
+    plan: Plan,
+    asked: Sequence[PlannedTrial],
+    notes: Sequence[str],
+    *,
+    root: Path,
+    runs_dir: Path,
+    is_json: bool,
+) -> int:
+    missing = list(asked)
+    if (root / "trials").is_dir():
+        missing = run.missing_trials(Store(root), asked, is_failed_retried=False)
+    guess = estimate.estimate(missing, estimate.read_durations(runs_dir))
+    if is_json:
+        data = plan.model_dump(mode="json")
+        data["num_missing"] = len(missing)
+        data["estimated_sec"] = guess.total_sec
+        data["estimate_basis"] = guess.basis
+        click.echo(json.dumps(data, indent=2))
+        return exit_codes.OK
+    lines = [
+        f"{number:>4}  {trial.trial_id[:8]}  {progress.describe_trial(trial)}"
+        for number, trial in enumerate(asked, start=1)
+    ]
+    click.echo("\n".join(lines))
+    for note in notes:
+        _note(note)
+    cases = len({trial.case_id for trial in asked})
+    click.echo(
+        f"{root}: {len(asked)} trials of {cases} cases, {len(missing)} to run,"
+        f" about {estimate.format_duration(guess.total_sec)} ({guess.basis})"
+    )
+    return exit_codes.OK

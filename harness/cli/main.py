@@ -1,0 +1,264 @@
+"""The command line: ``python -m harness VERB``.
+
+Only click and the standard library are imported at the top, so that ``--help`` answers
+at once; what a verb needs is imported when it runs. stdout is for data, stderr for
+progress, notes and errors. Nothing ever asks a question.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import exit_codes
+from harness.cli.arguments import check_arguments, one_line, refusal
+from harness.cli.sweep_options import (
+    SECONDS,
+    data_dir_option,
+    json_option,
+    make_request,
+    request_options,
+    runs_dir_option,
+)
+from harness.errors import HarnessError, Interrupted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class _Group(click.Group):
+    """Lists the verbs in the order in which a user meets them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        del ctx
+        return list(self.commands)
+
+
+@click.group(
+    cls=_Group,
+    no_args_is_help=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog=(
+        "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
+        " 70 fault of the harness, 130 interrupted (the same command resumes)."
+    ),
+)
+def cli() -> None:
+    """Measures how a training step scales over replicas, and records how it knows."""
+
+
+_retry_option = click.option(
+    "--retry",
+    type=click.Choice(["failed"]),
+    help="Run the trials again whose failure is recorded.",
+)
+_keep_option = click.option(
+    "--keep-checkpoints",
+    "are_checkpoints_kept",
+    is_flag=True,
+    help="Keep the last checkpoint of quality runs that end well, too.",
+)
+
+
+@cli.command()
+@request_options
+@_retry_option
+@_keep_option
+@click.option(
+    "--dry-run", is_flag=True, help="Print the trials and a time estimate only."
+)
+@click.pass_context
+def sweep(
+    ctx: click.Context,
+    /,
+    *,
+    study: str | None,
+    runs_dir: Path,
+    is_json: bool,
+    retry: str | None,
+    are_checkpoints_kept: bool,
+    dry_run: bool,
+    **settings: Any,
+) -> int:
+    """Runs a sweep and writes the report; run it again to resume."""
+    from harness.cli import commands
+
+    return commands.sweep(
+        make_request(settings),
+        study=study,
+        runs_dir=runs_dir,
+        is_json=is_json,
+        is_dry_run=dry_run,
+        is_failed_retried=retry == "failed",
+        are_checkpoints_kept=are_checkpoints_kept,
+        overrides=ctx.obj,
+    )
+
+
+@cli.command()
+@request_options
+def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -> int:
+    """Prints the trials of a sweep and a time estimate; runs nothing."""
+    from harness.cli import commands
+
+    return commands.sweep(
+        make_request(settings),
+        study=study,
+        runs_dir=runs_dir,
+        is_json=is_json,
+        is_dry_run=True,
+    )
+
+
+@cli.command("list")
+@click.argument(
+    "what",
+    type=click.Choice(["workloads", "backends", "presets"]),
+    required=False,
+)
+@json_option
+def list_(what: str | None, *, is_json: bool) -> int:
+    """Lists what can be asked for."""
+    from harness.cli import listing
+
+    click.echo(listing.listing_json(what) if is_json else listing.listing_text(what))
+    return exit_codes.OK
+
+
+@cli.command()
+@click.argument("study")
+@runs_dir_option
+@json_option
+def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
+    """Shows how far a study is, and what failed."""
+    from harness.cli import study_status
+
+    return study_status.status(study, runs_dir=runs_dir, is_json=is_json)
+
+
+@cli.command()
+@click.argument("study")
+@runs_dir_option
+@_retry_option
+@_keep_option
+@data_dir_option
+@click.option(
+    "--timeout",
+    "timeout_sec",
+    type=SECONDS,
+    metavar="SECONDS",
+    help="Longest duration of one trial.  [default: the plan's]",
+)
+@json_option
+@click.pass_context
+def resume(
+    ctx: click.Context,
+    /,
+    *,
+    study: str,
+    runs_dir: Path,
+    retry: str | None,
+    are_checkpoints_kept: bool,
+    data_dir: Path | None,
+    timeout_sec: float | None,
+    is_json: bool,
+) -> int:
+    """Runs what is missing of a study."""
+    from harness.cli import commands
+
+    return commands.resume(
+        study,
+        runs_dir=runs_dir,
+        is_json=is_json,
+        timeout_sec=timeout_sec,
+        is_failed_retried=retry == "failed",
+        are_checkpoints_kept=are_checkpoints_kept,
+        data_dir=data_dir,
+        overrides=ctx.obj,
+    )
+
+
+@cli.command()
+@click.argument("study")
+@runs_dir_option
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The HTML file.  [default: report/index.html in the study]",
+)
+@json_option
+def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:
+    """Builds the HTML report of a study from its records."""
+    from harness.cli import commands
+
+    return commands.report(study, runs_dir=runs_dir, output=output, is_json=is_json)
+
+
+def main(
+    argv: Sequence[str] | None = None,
+    *,
+    run_overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Runs the command line and returns the exit code.
+
+    Args:
+      argv: The arguments; by default those of the process.
+      run_overrides: Replaces fields of ``trial.RunSettings``, such as the process of a
+        trial; for tests.
+    """
+    try:
+        arguments = list(sys.argv[1:] if argv is None else argv)
+        check_arguments(arguments)
+        code = cli.main(
+            arguments,
+            prog_name="python -m harness",
+            standalone_mode=False,
+            obj=run_overrides or {},
+        )
+    except (KeyboardInterrupt, click.Abort, Interrupted):
+        click.echo("interrupted", err=True)
+        return exit_codes.INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout has seen enough, as in `... | head`. Python flushes
+        # stdout once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return exit_codes.OK
+    except Exception as error:  # noqa: BLE001 - Python's own code 1 would be a verdict
+        message = _user_message(error)
+        if message is None:
+            return _tell_fault(error)
+        click.echo(f"error: {one_line(message)}", err=True)
+        return exit_codes.USAGE
+    return int(code or exit_codes.OK)
+
+
+def _tell_fault(error: Exception) -> int:
+    """Prints the traceback of a fault of ours and returns its exit code."""
+    import traceback
+
+    traceback.print_exception(error)
+    click.echo(
+        "error: this is a fault of the harness, not of the request; what was measured "
+        "is kept, and the same command goes on from there",
+        err=True,
+    )
+    return exit_codes.INTERNAL_FAULT
+
+
+def _user_message(error: Exception) -> str | None:
+    """Returns the line for an error that the user can mend, or None for a fault."""
+    if isinstance(error, click.UsageError):
+        verb = error.ctx.command_path if error.ctx else "python -m harness"
+        return f"{error.format_message()} (see {verb} --help)"
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError):
+        return refusal(error)
+    from results.errors import ResultsError
+
+    return str(error) if isinstance(error, (HarnessError, ResultsError)) else None

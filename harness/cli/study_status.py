@@ -1,0 +1,95 @@
+"""How far a study is, and what failed: also of one whose plan cannot be read."""
+
+from __future__ import annotations
+
+import collections
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import exit_codes, progress
+from harness.cli.arguments import one_line
+from harness.planning import study as study_module
+from results.errors import CorruptRecordError
+from results.records import PlannedTrial
+from results.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from results.store import Trial
+
+
+def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
+    """Prints how far a study is, and what failed.
+
+    Raises:
+      ResultsError: There is no such study, or a newer version wrote it.
+    """
+    store = Store.open(study_module.find_study(study, runs_dir))
+    found = {trial.trial_id: trial for trial in store.trials()}
+    try:
+        plan = store.read_plan()
+    except CorruptRecordError:
+        # Named below, as other records are; what ran is shown.
+        name, trials = store.root.name, _planned_from(found.values())
+    else:
+        name, trials = plan.study, plan.trials
+    counts: collections.Counter[str] = collections.Counter()
+    failures: list[dict[str, Any]] = []
+    for planned in trials:
+        trial = found.get(planned.trial_id)
+        record = trial.status if trial is not None else None
+        counts[record.status.value if record is not None else "missing"] += 1
+        if record is not None and record.failure is not None:
+            failures.append(
+                {
+                    "trial_id": planned.trial_id,
+                    "trial": progress.describe_trial(planned),
+                    "status": record.status.value,
+                    "phase": record.failure.phase.value,
+                    "reason": record.failure.reason,
+                }
+            )
+    if is_json:
+        data = {
+            "study": name,
+            "num_trials": len(trials),
+            "counts": dict(sorted(counts.items())),
+            "failures": failures,
+            "problems": [
+                {"path": str(p.path), "reason": p.reason} for p in store.corrupt()
+            ],
+        }
+        click.echo(json.dumps(data, indent=2))
+    else:
+        listed = ", ".join(f"{n} {name}" for name, n in sorted(counts.items()))
+        click.echo(one_line(f"{name}: {len(trials)} trials: {listed}"))
+        for failure in failures:
+            click.echo(
+                f"  {failure['trial_id'][:8]}  {failure['trial']}:"
+                f" {failure['status']} in {failure['phase']}: {failure['reason']}"
+            )
+    return name_problems(store)
+
+
+def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
+    """Returns what trials that were found would be in a plan; no mode is known."""
+    return tuple(
+        PlannedTrial.model_construct(
+            trial_id=trial.trial_id, case_id="", modes=(), spec=trial.spec
+        )
+        for trial in trials
+    )
+
+
+def name_problems(store: Store) -> int:
+    """Names what cannot be read, a line each, and returns the exit code."""
+    problems = store.corrupt()
+    for problem in problems:
+        click.echo(
+            f"error: corrupt record {str(problem.path)!r}: {problem.reason}", err=True
+        )
+    return exit_codes.USAGE if problems else exit_codes.OK

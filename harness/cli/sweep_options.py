@@ -1,0 +1,258 @@
+"""The options that describe a sweep, shared by the verbs that plan one."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.errors import ParseError
+from harness.planning.ranges import parse_counts, parse_names
+from results import limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from harness.planning.request import SweepRequest
+    from results.records import OptionValue, ScalingMode
+
+DEFAULT_RUNS_DIR = "runs"
+
+
+_MOST_CHARACTERS = 20
+
+
+class _FiniteRange(click.FloatRange):
+    """A range that holds no NaN, which is neither below nor above anything."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Returns the number, or fails with one line."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        return number
+
+
+SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
+"""A duration that can be waited for."""
+
+runs_dir_option = click.option(
+    "--runs-dir",
+    type=click.Path(path_type=Path),
+    default=DEFAULT_RUNS_DIR,
+    show_default=True,
+    help="Where studies are.",
+)
+data_dir_option = click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path),
+    help="Where TFDS sets are.  [default: TFDS_DATA_DIR, or TFDS' own place]",
+)
+json_option = click.option(
+    "--json", "is_json", is_flag=True, help="Print data as JSON on stdout."
+)
+
+
+def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorates a verb with the options of a sweep."""
+    for option in reversed(
+        (
+            click.option("--workload", required=True, help="What is measured."),
+            click.option(
+                "--backends",
+                metavar="NAMES",
+                help="Comma-separated.  [default: in_graph,tf_mirrored]",
+            ),
+            click.option(
+                "--replicas",
+                metavar="COUNTS",
+                help="Lists and ranges: 1,2,4 or 1..8 or 1..16x2.  [default: powers of"
+                " two up to the cores or GPUs, at most 8]",
+            ),
+            click.option(
+                "--mode",
+                "modes",
+                metavar="MODES",
+                default="weak,strong",
+                show_default=True,
+                help="Scaling modes, comma-separated.",
+            ),
+            click.option(
+                "--repeats",
+                type=click.IntRange(1, limits.MAX_SEED),
+                default=3,
+                show_default=True,
+                help="Repetitions of each case, in separate processes.",
+            ),
+            click.option(
+                "--preset", help="Size of the workload.  [default: the workload's]"
+            ),
+            click.option(
+                "--data",
+                help="Data set: digits, synthetic, a TFDS name, or folder:PATH."
+                "  [default: the preset's]",
+            ),
+            data_dir_option,
+            click.option(
+                "--per-replica-batch-size",
+                type=click.IntRange(1, limits.MAX_BATCH_SIZE),
+                help="Constant in weak scaling.  [default: the preset's]",
+            ),
+            click.option(
+                "--global-batch-size",
+                type=click.IntRange(1, limits.MAX_BATCH_SIZE),
+                help="Constant in strong scaling.  [default: the baseline's]",
+            ),
+            click.option(
+                "--num-warmup-steps",
+                type=click.IntRange(1, limits.MAX_STEPS),
+                help="Steps before timing counts, the first one included.  [default:"
+                " the preset's]",
+            ),
+            click.option(
+                "--num-measured-steps",
+                type=click.IntRange(1, limits.MAX_STEPS),
+                help="Steps in the measured window.  [default: the preset's]",
+            ),
+            click.option(
+                "--device",
+                type=click.Choice(["cpu", "gpu"]),
+                default="cpu",
+                show_default=True,
+                help="Where replicas run.",
+            ),
+            click.option(
+                "--evaluate/--no-evaluate",
+                "is_evaluated",
+                default=None,
+                help="Measure held-out quality.  [default: yes, except for synthetic"
+                " data]",
+            ),
+            click.option(
+                "--budget",
+                metavar="AMOUNT",
+                help="What each quality run trains for: 60s, 10min, 500steps,"
+                " 20000examples, or none.  [default: the preset's, on the first"
+                " backend]",
+            ),
+            click.option(
+                "--evaluations",
+                "num_evaluations",
+                type=click.IntRange(1, limits.MAX_EVALUATIONS),
+                help="How often a quality run measures quality.  [default: the"
+                " preset's]",
+            ),
+            click.option(
+                "--quality-repeats",
+                type=click.IntRange(1, limits.MAX_SEED),
+                default=1,
+                show_default=True,
+                help="Quality runs of each case, with different seeds.",
+            ),
+            click.option(
+                "--option",
+                "options",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="The workload's own option; can be repeated.",
+            ),
+            click.option(
+                "--seed",
+                type=click.IntRange(0, limits.MAX_SEED),
+                default=0,
+                show_default=True,
+            ),
+            click.option(
+                "--timeout",
+                "timeout_sec",
+                type=SECONDS,
+                default=900.0,
+                show_default=True,
+                metavar="SECONDS",
+                help="Longest duration of one trial.",
+            ),
+            click.option(
+                "--study",
+                metavar="NAME",
+                help="Directory below --runs-dir.  [default: derived from the sweep,"
+                " so that the same command resumes itself]",
+            ),
+            runs_dir_option,
+            json_option,
+        )
+    ):
+        function = option(function)
+    return function
+
+
+def make_request(settings: dict[str, Any]) -> SweepRequest:
+    """Returns the request that the options of ``request_options`` describe.
+
+    Raises:
+      ParseError: One of them does not parse.
+    """
+    from harness.planning.request import DEFAULT_BACKENDS, SweepRequest
+
+    backends, replicas = settings.pop("backends"), settings.pop("replicas")
+    return SweepRequest(
+        backends=(
+            DEFAULT_BACKENDS
+            if backends is None
+            else parse_names(backends, what="--backends")
+        ),
+        replicas=None
+        if replicas is None
+        else parse_counts(replicas, what="--replicas"),
+        modes=_parse_modes(settings.pop("modes")),
+        options=_parse_options(settings.pop("options")),
+        **settings,
+    )
+
+
+def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
+    from results.records import ScalingMode
+
+    names = parse_names(text, what="--mode")
+    allowed = [mode.value for mode in ScalingMode]
+    for name in names:
+        if name not in allowed:
+            raise ParseError(
+                f"--mode: unknown scaling mode {name!r}; allowed are"
+                f" {', '.join(allowed)}, or both separated by a comma"
+            )
+    return tuple(mode for mode in ScalingMode if mode.value in names)
+
+
+def _parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:
+    options: dict[str, OptionValue] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ParseError(f"--option: {text!r} is not KEY=VALUE")
+        if key in options:
+            raise ParseError(f"--option: {key!r} is given twice; give it once")
+        options[key] = _parse_value(key, value)
+    return options
+
+
+def _parse_value(key: str, text: str) -> OptionValue:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        # Twenty characters hold every number of 64 bits; more digits are for floats.
+        is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
+        value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
+    except ValueError:
+        return text
+    if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
+        raise ParseError(
+            f"--option: {key}={text!r} is out of bounds; allowed are whole numbers up"
+            f" to {limits.MAX_SEED} and others up to {limits.MAX_REAL:g}, and their"
+            " negatives"
+        )
+    return value

@@ -1,0 +1,1 @@
+"""Which processes a trial has, and which cores and devices these get."""

@@ -1,0 +1,110 @@
+"""Which cores, threads and devices the replicas of a trial get.
+
+One core is one logical CPU of the affinity mask, limited by the cgroup quota. The
+number of cores per replica is constant over a sweep, so that a ratio between two
+replica counts compares equal replicas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from harness.placement.processes import Processes
+from results.records import Placement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from harness.machine.topology import CpuTopology, LogicalCpu
+
+_ONE_PROCESS = Processes(members=(), num_ranks=1)
+_CLUSTER_INTER_OP_THREADS = 2
+
+
+def cores_per_replica(num_available_cores: int, replicas: Iterable[int]) -> int:
+    """Returns the cores that every replica of a sweep gets.
+
+    ``max(1, available // largest N that fits)``: the largest case that is not
+    oversubscribed fills the machine. If no N fits, each replica counts one core.
+    """
+    fitting = [n for n in replicas if n <= num_available_cores]
+    return max(1, num_available_cores // max(fitting, default=num_available_cores))
+
+
+def place(
+    topology: CpuTopology,
+    *,
+    num_replicas: int,
+    cores_per_replica: int,
+    device: Literal["cpu", "gpu"],
+    processes: Processes = _ONE_PROCESS,
+) -> Placement:
+    """Returns the placement of one trial.
+
+    The policy, in one place:
+
+    - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
+      when there are fewer (then it is oversubscribed). One process gets them all.
+    - Of a cluster, each process that runs a replica gets ``cores_per_replica`` of them
+      for itself. Coordinators and parameter servers mostly wait and move data: they
+      may use all cores of the trial, and add none.
+    - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
+      take a core of another replica.
+    - Inter-op threads of one process: one per replica, at most one per core of the
+      cpuset; replicas are what runs side by side. Of a process of a cluster: two, so
+      that it communicates while it computes.
+    - Replicas on the cores of one machine share memory bandwidth and caches:
+      ``shared``.
+    """
+    slots = _ordered(topology, cores_per_replica)
+    num_wanted = num_replicas * cores_per_replica
+    num_available = topology.num_available_cores
+    chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
+    cpusets, num_inter_op_threads = [chosen], min(num_replicas, len(chosen))
+    if processes.is_cluster:
+        num_inter_op_threads = _CLUSTER_INTER_OP_THREADS
+        cpusets = [
+            _own_cores(chosen, index, cores_per_replica)
+            if processes.runs_replicas((kind, index))
+            else chosen
+            for kind, index in processes.members
+        ]
+    return Placement(
+        cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
+        cores_per_replica=cores_per_replica,
+        num_intra_op_threads=cores_per_replica,
+        num_inter_op_threads=num_inter_op_threads,
+        num_available_cores=num_available,
+        cgroup_quota_cores=topology.quota_cores,
+        is_oversubscribed=num_wanted > num_available,
+        device_sharing="exclusive" if device == "gpu" else "shared",
+    )
+
+
+def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:
+    """The cores of one worker; with too few, workers take turns around the cores."""
+    first = index * cores_per_replica
+    num_cores = min(cores_per_replica, len(chosen))
+    places = {(first + i) % len(chosen) for i in range(num_cores)}
+    return [chosen[place] for place in places]
+
+
+def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
+    """Returns the CPUs in the order in which replicas take them.
+
+    While physical cores suffice, each slot is a physical core of its own. Otherwise a
+    replica of two or more cores gets both threads of a core (siblings together), so
+    that replicas never share one; a replica of one core takes whole physical cores
+    first and second threads last.
+    """
+    by_place = sorted(topology.cpus, key=lambda c: (c.node, c.package, c.core, c.cpu))
+    num_seen: dict[tuple[int, int], int] = {}
+    sibling_rank: dict[int, int] = {}
+    for cpu in by_place:
+        core = (cpu.package, cpu.core)
+        sibling_rank[cpu.cpu] = num_seen.get(core, 0)
+        num_seen[core] = sibling_rank[cpu.cpu] + 1
+    is_physical_enough = topology.num_available_cores <= topology.num_physical_cores
+    if is_physical_enough or cores_per_replica == 1:
+        return sorted(by_place, key=lambda c: sibling_rank[c.cpu])
+    return by_place

@@ -1,0 +1,1 @@
+"""From a request to trials and a study directory."""

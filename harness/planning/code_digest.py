@@ -1,0 +1,170 @@
+"""Which code can change a trial's numbers, as a digest: other code has other trials.
+
+The rule, for a trial of one workload on one backend:
+
+- ``harness/run/trial_runner.py``, which runs one trial, and every module of ours that
+  it reaches: by an import anywhere in a file (those under ``TYPE_CHECKING`` aside), or
+  by the name of a module as a text, which is how processes are started
+  (``python -m``) and how the catalogues name workloads and backends. Of the
+  catalogues' entries, those of this workload and of this backend count; others are
+  neither read nor followed.
+- All of ``replicator/``, but of ``replicator/backends/`` only what is reached.
+
+So what plans, lists, stores or shows does not count, nor do other workloads and
+backends. ``results/`` does not either: records have a schema version of their own.
+Comments, docstrings and formatting change nothing. The versions of the numeric packages
+and Python's minor version do count. Nothing is imported to find this out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.metadata
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import PlanError
+from harness.planning import source_code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from harness.planning.source_code import Code
+
+START: Final = "harness.run.trial_runner"
+ENGINE: Final = "replicator"
+BACKENDS: Final = "replicator.backends"
+_PACKAGES = ("harness", "replicator", "workloads")
+_DISTRIBUTIONS = (
+    "dm-control",
+    "keras",
+    "mujoco",
+    "numpy",
+    "tensorflow",
+    "tensorflow-datasets",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The source files of our packages.
+
+    Attributes:
+      root: The folder that the packages are in.
+      texts: Contents to use in place of those on disk, by module.
+    """
+
+    root: Path
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def paths(self) -> Mapping[str, Path]:
+        """The file of each module."""
+        found = {}
+        for package in _PACKAGES:
+            for path in (self.root / package).rglob("*.py"):
+                parts = path.relative_to(self.root).with_suffix("").parts
+                found[".".join(parts).removesuffix(".__init__")] = path
+        return found
+
+    def code(self, module: str) -> Code:
+        """Returns what a module does and refers to.
+
+        Raises:
+          PlanError: The file cannot be read, or is no Python.
+        """
+        path = self.paths[module]
+        is_package = path.name == "__init__.py"
+        try:
+            text = self.texts.get(module)
+            if text is None:
+                text = path.read_text(encoding="utf-8")
+            return source_code.read(
+                text, module if is_package else module.rpartition(".")[0]
+            )
+        except (OSError, SyntaxError, ValueError) as error:
+            raise PlanError(
+                f"cannot read {str(path)!r}, which is part of the code that would be"
+                f" measured: {error}; mend the file, then repeat the command"
+            ) from error
+
+
+def of_trial(workload: str, backend: str) -> str:
+    """Returns the digest of the code that determines the numbers of a trial.
+
+    Args:
+      workload: A name in the catalogue.
+      backend: A name in the catalogue.
+
+    Raises:
+      PlanError: A source file cannot be read, or a name is unknown.
+    """
+    return _of_installed(workload, backend)
+
+
+@functools.cache
+def _of_installed(workload: str, backend: str) -> str:
+    sources = Sources(root=Path(__file__).resolve().parents[2])
+    return of_sources(workload, backend, sources)
+
+
+def of_sources(workload: str, backend: str, sources: Sources) -> str:
+    """Returns the digest of a trial in a tree of sources, 16 hex characters.
+
+    Raises:
+      PlanError: A source file cannot be read, or a name is unknown.
+    """
+    hasher = hashlib.blake2b(digest_size=8)
+    for name, fingerprint in sorted(measured_code(workload, backend, sources).items()):
+        hasher.update(f"{name} {fingerprint}\0".encode())
+    for name in _DISTRIBUTIONS:
+        hasher.update(f"{name}=={importlib.metadata.version(name)}\0".encode())
+    hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
+    return hasher.hexdigest()
+
+
+def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:
+    """Returns the fingerprints of what counts: modules, and entries of catalogues.
+
+    Raises:
+      PlanError: A source file cannot be read, or a name is unknown.
+    """
+    modules = sources.paths
+    wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
+    assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
+    todo = {START} | {module for module in modules if _is_engine(module)}
+    found: dict[str, str] = {}
+    while todo:
+        module = todo.pop()
+        code = sources.code(module)
+        found[module] = code.fingerprint
+        references = set(code.references)
+        for entry in wanted & code.entries.keys():
+            found[f"{module} {' '.join(entry)}"] = code.entries[entry].fingerprint
+            references |= code.entries[entry].references
+        todo |= _modules_of(references, modules) - found.keys()
+    for kind, name in sorted(wanted):
+        if not any(key.endswith(f" {kind} {name}") for key in found):
+            raise PlanError(
+                f"no {kind} in the catalogues has the name {name!r}, so there is no"
+                " code to measure; 'python -m harness list' shows those there are"
+            )
+    return found
+
+
+def _is_engine(module: str) -> bool:
+    return f"{module}.".startswith(f"{ENGINE}.") and not f"{module}.".startswith(
+        f"{BACKENDS}."
+    )
+
+
+def _modules_of(names: Iterable[str], modules: Mapping[str, Path]) -> set[str]:
+    """Returns the modules among dotted names, and the packages around them."""
+    prefixes = set()
+    for name in names:
+        parts = name.split(".")
+        prefixes |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
+    return prefixes & modules.keys()

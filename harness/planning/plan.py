@@ -1,0 +1,327 @@
+"""From a request to distinct trials in execution order.
+
+Definitions:
+
+- Weak scaling keeps ``per_replica_batch_size``; strong scaling keeps
+  ``global_batch_size``, which must divide exactly by every replica count.
+- The baseline is the smallest replica count. Where both modes have the same batch
+  there, it is one case that serves both.
+- All cases of one repetition have the same seed, so that they can be paired.
+- Quality runs come last: cases with a budget, in strong scaling where it was asked for,
+  so that all of them do the same updates.
+- Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
+  so that a linear drift of the machine hits every case alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+from typing import TYPE_CHECKING, Any, Final
+
+import pydantic
+
+from harness import catalog
+from harness.catalog import SYNTHETIC
+from harness.errors import PlanError
+from harness.placement import allocation as placement
+from harness.placement.processes import processes_of
+from harness.planning import batches, code_digest, plan_count, quality_runs
+from harness.planning.quality_runs import PlannedCase
+from results import identity
+from results.record_file import first_complaint
+from results.records import PlannedTrial, ScalingMode, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from harness.catalog import BackendInfo, PresetInfo
+    from harness.planning.request import SweepRequest
+
+MAX_DEFAULT_REPLICAS: Final = 8
+"""Default replica counts end here, to keep the default sweep short."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Machine:
+    """What a plan depends on.
+
+    Attributes:
+      num_available_cores: Logical CPUs that can be busy at once.
+      num_gpus: GPUs, or None when the plan does not use them.
+    """
+
+    num_available_cores: int
+    num_gpus: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedSweep:
+    """The trials of a request and what its plan record needs.
+
+    Attributes:
+      trials: Distinct trials, in execution order.
+      baseline_num_replicas: The smallest replica count.
+      notes: What was decided for the user, one line each.
+      preset: The preset's name.
+    """
+
+    trials: tuple[PlannedTrial, ...]
+    baseline_num_replicas: int
+    notes: tuple[str, ...]
+    preset: str
+
+    @property
+    def digest(self) -> str:
+        """Content digest of the set of trials: the same request has the same."""
+        ids = sorted(trial.trial_id for trial in self.trials)
+        return identity.digest(ids)
+
+
+def trial_seed(sweep_seed: int, repetition_index: int) -> int:
+    """Returns the seed of one repetition, the same for all its cases; 31 bits."""
+    text = f"{sweep_seed}/{repetition_index}".encode("ascii")
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "big") >> 1
+
+
+def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
+    """Plans a sweep.
+
+    Raises:
+      PlanError: A name is unknown, settings contradict each other or the machine, or
+        there are too many trials; these are counted before they are made.
+    """
+    with refusing_bounds():
+        return _plan_sweep(request, machine)
+
+
+@contextlib.contextmanager
+def refusing_bounds() -> Iterator[None]:
+    """Says of what a record cannot hold that it was asked for.
+
+    Raises:
+      PlanError: Names the field, why its value is wrong, and the value.
+    """
+    try:
+        yield
+    except pydantic.ValidationError as error:
+        raise PlanError(
+            f"the sweep cannot be recorded: {first_complaint(error)}; choose a value"
+            " within these bounds"
+        ) from error
+
+
+def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
+    info = catalog.workload(request.workload)
+    backends = [catalog.backend(name) for name in request.backends]
+    preset_name = request.preset or _default_preset(info, request.device)
+    preset = catalog.preset(info, preset_name)
+    _check_data_dir(request.data_dir)
+    _check_counts(request)
+    data = catalog.check_data(info, request.data or preset.data, request.data_dir)
+    if request.options:
+        catalog.check_options(info, preset_name, request.options)
+
+    replicas, notes = _replicas(request, machine, preset)
+    baseline = replicas[0]
+    sizes = _batch_sizes(request, preset, baseline)
+    num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
+    is_evaluated = request.is_evaluated
+    is_data_real = data != SYNTHETIC
+    common: dict[str, Any] = {
+        "workload": info.name,
+        "workload_version": info.version,
+        "preset": preset_name,
+        "data": data,
+        "device": request.device,
+        "cores_per_replica": num_cores,
+        "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
+        "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
+        "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
+        "options": dict(request.options),
+    }
+    plan_count.check(
+        plan_count.num_cases(backends, replicas, sizes, request.modes) * request.repeats
+    )
+    cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
+    catalog.check_machine(
+        info,
+        preset_name,
+        request.options,
+        data=data,
+        global_batch_size=max(
+            case.num_replicas * case.per_replica_batch_size for case in cases
+        ),
+        num_workers=max(_num_workers(case) for case in _largest(cases)),
+    )
+    learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
+    num_quality_runs = 0
+    if learning is not None:
+        num_quality_runs = len(learning.cases) * request.quality_repeats
+        notes.append(learning.note)
+    plan_count.check(len(cases) * request.repeats + num_quality_runs)
+    trials = _trials(cases, request.repeats, request.seed, common)
+    if learning is not None:
+        common |= {"budget": learning.budget, "is_evaluated": True}
+        trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
+    assert len({trial.trial_id for trial in trials}) == len(trials)
+    return PlannedSweep(
+        trials=tuple(trials),
+        baseline_num_replicas=baseline,
+        notes=(*notes, *backend_notes),
+        preset=preset_name,
+    )
+
+
+def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
+    """The case of each backend with the most replicas."""
+    by_size = sorted(cases, key=lambda case: case.num_replicas)
+    return list({case.backend: case for case in by_size}.values())
+
+
+def _num_workers(case: PlannedCase) -> int:
+    """Returns the processes that the replicas of a trial are spread over."""
+    backend = catalog.backend(case.backend)
+    return processes_of(backend, case.num_replicas).count("worker") or 1
+
+
+def _trials(
+    cases: Sequence[PlannedCase], repeats: int, seed: int, common: dict[str, Any]
+) -> list[PlannedTrial]:
+    """Makes the trials of all repetitions, ABBA."""
+    trials = []
+    for repetition in range(repeats):
+        repetition_seed = trial_seed(seed, repetition)
+        for case in cases if repetition % 2 == 0 else cases[::-1]:
+            spec = TrialSpec(
+                **common,
+                code_digest=code_digest.of_trial(common["workload"], case.backend),
+                backend=case.backend,
+                num_replicas=case.num_replicas,
+                per_replica_batch_size=case.per_replica_batch_size,
+                global_batch_size=case.per_replica_batch_size * case.num_replicas,
+                repetition_index=repetition,
+                seed=repetition_seed,
+            )
+            trial_id, case_id = identity.ids(spec)
+            trials.append(
+                PlannedTrial(
+                    trial_id=trial_id,
+                    case_id=case_id,
+                    modes=case.modes,
+                    spec=spec,
+                )
+            )
+    return trials
+
+
+def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
+    names = {preset.name for preset in info.presets}
+    return "gpu" if device == "gpu" and "gpu" in names else info.default_preset
+
+
+def _check_data_dir(data_dir: Path | None) -> None:
+    if data_dir is not None and not data_dir.is_dir():
+        raise PlanError(
+            f"--data-dir {str(data_dir)!r} is not a directory; give the one that"
+            " 'tfds build --data_dir' prepared sets in"
+        )
+
+
+def _check_counts(request: SweepRequest) -> None:
+    if not request.backends:
+        raise PlanError(
+            f"no backend was asked for; known are {', '.join(catalog.BACKENDS)}"
+        )
+    if not request.modes:
+        raise PlanError("no scaling mode was asked for; allowed are weak, strong")
+    if request.global_batch_size is not None and (
+        ScalingMode.STRONG not in request.modes
+    ):
+        raise PlanError(
+            f"--global-batch-size {request.global_batch_size} has no effect without"
+            " strong scaling; add --mode strong, or use --per-replica-batch-size"
+        )
+
+
+def _replicas(
+    request: SweepRequest, machine: Machine, preset: PresetInfo
+) -> tuple[tuple[int, ...], list[str]]:
+    is_gpu = request.device == "gpu"
+    if is_gpu and not machine.num_gpus:
+        raise PlanError(
+            "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or hidden"
+            " by CUDA_VISIBLE_DEVICES); use --device cpu"
+        )
+    num_devices = machine.num_gpus if is_gpu else machine.num_available_cores
+    assert num_devices is not None
+    replicas = request.replicas
+    if replicas is not None:
+        if is_gpu and replicas[-1] > num_devices:
+            raise PlanError(
+                f"--replicas asks for {replicas[-1]} GPUs, but this machine shows"
+                f" {num_devices}; use at most --replicas {num_devices}"
+            )
+        return replicas, []
+    limit = min(num_devices, MAX_DEFAULT_REPLICAS)
+    global_batch_size = None
+    if ScalingMode.STRONG in request.modes:
+        global_batch_size = request.global_batch_size or (
+            request.per_replica_batch_size or preset.per_replica_batch_size
+        )
+    counts = []
+    count = 1
+    while count <= limit and (
+        global_batch_size is None or global_batch_size % count == 0
+    ):
+        counts.append(count)
+        count *= 2
+    name = "GPUs" if is_gpu else "cores"
+    listed = ",".join(str(n) for n in counts)
+    return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
+
+
+def _batch_sizes(
+    request: SweepRequest, preset: PresetInfo, baseline: int
+) -> dict[ScalingMode, int]:
+    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
+    return {
+        ScalingMode.WEAK: per_replica,
+        ScalingMode.STRONG: request.global_batch_size or per_replica * baseline,
+    }
+
+
+def _cases(
+    backends: Sequence[BackendInfo],
+    replicas: Sequence[int],
+    sizes: dict[ScalingMode, int],
+    modes: Sequence[ScalingMode],
+) -> tuple[list[PlannedCase], list[str]]:
+    modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
+    notes = []
+    for backend in backends:
+        counts = [n for n in replicas if n <= (backend.max_replicas or n)]
+        is_any_left_out = len(counts) < len(replicas)
+        if not counts:
+            raise PlanError(
+                f"backend {backend.name!r} runs at most {backend.max_replicas}"
+                f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
+                f" to --replicas, or leave {backend.name!r} out"
+            )
+        if is_any_left_out:
+            notes.append(
+                f"backend {backend.name}: planned at"
+                f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
+                f" {backend.max_replicas}"
+            )
+        for num_replicas in counts:
+            for mode in modes:
+                if mode is ScalingMode.WEAK:
+                    per_replica = sizes[mode]
+                else:
+                    per_replica = batches.divide(sizes[mode], num_replicas)
+                key = (backend.name, num_replicas, per_replica)
+                modes_of.setdefault(key, []).append(mode)
+    return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes

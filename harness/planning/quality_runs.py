@@ -1,0 +1,108 @@
+"""Which cases of a sweep train to a budget, and what they may use."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from harness.errors import PlanError
+from harness.planning import budgets
+from results.records import BudgetUnit, ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.catalog import PresetInfo
+    from harness.planning.request import SweepRequest
+    from results.records import Budget
+
+# Evaluations, start-up and a slow machine, beside a budget in seconds.
+_OVERHEAD_FACTOR = 1.5
+_OVERHEAD_SEC = 120.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedCase:
+    """A case of a sweep: backend, size, and the scaling modes that it serves."""
+
+    backend: str
+    num_replicas: int
+    per_replica_batch_size: int
+    modes: tuple[ScalingMode, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class QualityRuns:
+    """The quality runs of a sweep.
+
+    Attributes:
+      budget: What each may use.
+      cases: Those that train.
+      note: What was decided for the user, one line.
+    """
+
+    budget: Budget
+    cases: tuple[PlannedCase, ...]
+    note: str
+
+
+def choose(
+    request: SweepRequest,
+    preset: PresetInfo,
+    cases: Sequence[PlannedCase],
+    *,
+    is_data_real: bool,
+) -> QualityRuns | None:
+    """Returns the quality runs that were asked for, or the preset's, or None.
+
+    A budget that was asked for is given to every backend, the preset's to the first.
+
+    Raises:
+      ParseError: The budget is none.
+      PlanError: There is nothing to learn, or a trial would end before its budget.
+    """
+    is_asked_for = request.budget is not None
+    text = preset.budget if request.budget is None else request.budget
+    if not text or (not is_asked_for and not is_data_real):
+        return None
+    budget = budgets.parse_budget(
+        text, num_evaluations=request.num_evaluations or preset.num_evaluations
+    )
+    if budget is None or (not is_asked_for and request.is_evaluated is False):
+        return None
+    if not is_data_real:
+        raise PlanError(
+            f"--budget {text}: the data set 'synthetic' has nothing to learn; use"
+            " another --data, or --budget none"
+        )
+    if request.is_evaluated is False:
+        raise PlanError(
+            f"--budget {text} and --no-evaluate contradict each other: a quality run"
+            " measures quality; leave one out"
+        )
+    _check_timeout(text, budget, request.timeout_sec)
+    mode = ScalingMode.STRONG
+    if mode not in request.modes:
+        mode = ScalingMode.WEAK
+    backends = request.backends if is_asked_for else request.backends[:1]
+    chosen = [c for c in cases if mode in c.modes and c.backend in backends]
+    where = ", ".join(f"{case.backend} x{case.num_replicas}" for case in chosen)
+    return QualityRuns(
+        budget=budget,
+        cases=tuple(chosen),
+        note=(
+            f"quality runs: {where} for {budget} each, {mode.value} scaling; --budget"
+            f" {budgets.NONE} leaves them out"
+        ),
+    )
+
+
+def _check_timeout(text: str, budget: Budget, timeout_sec: float) -> None:
+    if budget.unit is not BudgetUnit.SECONDS:
+        return
+    needed = round(budget.amount * _OVERHEAD_FACTOR + _OVERHEAD_SEC)
+    if needed > timeout_sec:
+        raise PlanError(
+            f"--budget {text} may not end within --timeout {timeout_sec:g} s, with"
+            f" start-up and evaluations; use --timeout {needed} or more"
+        )

@@ -1,0 +1,274 @@
+"""From a planned sweep to a study directory: new, resumed or extended, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import catalog
+from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.machine.time_of_day import now_text
+from harness.planning import code_digest
+from harness.planning.plan import refusing_bounds
+from results.records import Plan, PlannedTrial, ScalingMode
+from results.store import PLAN_NAME, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.planning.plan import PlannedSweep
+    from harness.planning.request import SweepRequest
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
+
+# What may differ between the trials of one study; everything else is a setting. The
+# code has a check of its own, since it depends on the backend.
+_VARYING = {
+    "backend",
+    "budget",
+    "code_digest",
+    "is_evaluated",
+    "num_replicas",
+    "per_replica_batch_size",
+    "global_batch_size",
+    "repetition_index",
+    "seed",
+}
+
+
+def default_name(sweep: PlannedSweep) -> str:
+    """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes itself."""
+    workload = sweep.trials[0].spec.workload
+    return f"{workload}-{sweep.preset}-{sweep.digest[:8]}"
+
+
+def check_name(name: str) -> str:
+    """Returns ``name`` if it can be a study's.
+
+    Raises:
+      StudyError: It is empty or would leave the runs directory.
+    """
+    if _NAME.fullmatch(name) is None:
+        raise StudyError(
+            f"--study {name!r} is not a study name; allowed are up to 100 letters,"
+            " digits and . _ + -, starting with a letter or digit; the directory"
+            " around it is --runs-dir"
+        )
+    return name
+
+
+def find_study(text: str, runs_dir: Path) -> Path:
+    """Returns the directory of an existing study, given by name or by path.
+
+    Raises:
+      StudyError: ``text`` is empty.
+    """
+    if not text.strip():
+        raise StudyError(
+            f"study {text!r} is empty; name a study in {str(runs_dir)!r} or give the"
+            " path of a study directory"
+        )
+    in_runs = runs_dir / text
+    return in_runs if in_runs.exists() or not Path(text).exists() else Path(text)
+
+
+def make_plan(
+    sweep: PlannedSweep, request: SweepRequest, *, study: str, command: Sequence[str]
+) -> Plan:
+    """Returns the plan record of a new study.
+
+    Raises:
+      PlanError: A text or number is more than a record holds.
+    """
+    with refusing_bounds():
+        return Plan(
+            study=study,
+            created_at=now_text(),
+            command=tuple(command),
+            baseline_num_replicas=sweep.baseline_num_replicas,
+            repeats=request.repeats,
+            seed=request.seed,
+            timeout_sec=request.timeout_sec,
+            data_dir=(
+                None if request.data_dir is None else str(request.data_dir.absolute())
+            ),
+            trials=sweep.trials,
+        )
+
+
+def read_existing_plan(root: Path) -> Plan | None:
+    """Returns the plan that stands in ``root``, or None if there is no study yet.
+
+    Raises:
+      StudyError: ``root`` is in the way: a file, or a directory of something else.
+      ResultsError: The plan is corrupt or written by a newer version.
+    """
+    if not root.exists() and not root.is_symlink():
+        return None
+    if not root.is_dir():
+        raise StudyError(
+            f"{str(root)!r} is a file, but a study is a directory; choose another"
+            " --study or move the file away"
+        )
+    if (root / PLAN_NAME).exists():
+        return Store.open(root).read_plan()
+    others = sorted(p.name for p in root.iterdir() if not p.name.startswith("."))
+    if others and others != ["trials"]:
+        raise StudyError(
+            f"{str(root)!r} is not a study: it has {others[0]!r} but no {PLAN_NAME};"
+            " choose another --study or empty the directory"
+        )
+    return None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Reconciled:
+    """A plan to store and the trials of it that were asked for now.
+
+    Attributes:
+      plan: The plan of the study, after extension.
+      asked: The trials of the request.
+      is_changed: Whether ``plan`` must be written.
+      note: What was decided, one line, or None for a new study.
+    """
+
+    plan: Plan
+    asked: tuple[PlannedTrial, ...]
+    is_changed: bool
+    note: str | None = None
+
+
+def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
+    """Resumes or extends an existing plan with a new one.
+
+    Equal or fewer trials resume. More repetitions, replica counts, backends or modes
+    extend, if all settings are the same and the code of every trial that the plan has
+    is too: new trials are compared with those.
+
+    Raises:
+      MatchStudyError: A setting or the code differs; the message names it and both
+        values.
+    """
+    if existing is None:
+        return Reconciled(plan=new, asked=new.trials, is_changed=True)
+    _check_same_settings(existing, new)
+    check_code(existing)
+    known = {trial.trial_id: trial for trial in existing.trials}
+    for trial in new.trials:
+        old = known.get(trial.trial_id)
+        modes = trial.modes if old is None else (*old.modes, *trial.modes)
+        ordered = tuple(mode for mode in ScalingMode if mode in modes)
+        known[trial.trial_id] = trial.model_copy(update={"modes": ordered})
+    num_added = len(known) - len(existing.trials)
+    plan = existing.model_copy(
+        update={
+            "command": new.command if num_added else existing.command,
+            "repeats": max(existing.repeats, new.repeats),
+            "timeout_sec": new.timeout_sec,
+            "data_dir": new.data_dir,
+            "trials": tuple(known.values()),
+        }
+    )
+    return Reconciled(
+        plan=plan,
+        asked=tuple(known[trial.trial_id] for trial in new.trials),
+        is_changed=plan != existing,
+        note=(
+            f"study {plan.study}: extended by {num_added} trials to {len(known)}"
+            if num_added
+            else f"study {plan.study}: resumed"
+        ),
+    )
+
+
+def _check_same_settings(existing: Plan, new: Plan) -> None:
+    old_settings, new_settings = _settings(existing), _settings(new)
+    for name, old_value in old_settings.items():
+        if name not in new_settings:
+            # A mode that only one of the plans has: it is added, not changed.
+            continue
+        new_value = new_settings[name]
+        if old_value != new_value:
+            raise MatchStudyError(
+                f"study {existing.study!r} was made with {name} {old_value!r}, this"
+                f" sweep has {new_value!r}; repeat the old value, or choose another"
+                " --study"
+            )
+
+
+def _settings(plan: Plan) -> dict[str, Any]:
+    if not plan.trials:
+        return {"seed": plan.seed}
+    settings = plan.trials[0].spec.model_dump(mode="json", exclude=_VARYING)
+    settings.pop("schema_version")
+    settings["seed"] = plan.seed
+    by_kind = {trial.spec.budget is not None: trial.spec for trial in plan.trials}
+    if False in by_kind:
+        settings["is_evaluated"] = by_kind[False].is_evaluated
+    if True in by_kind:
+        settings["budget"] = str(by_kind[True].budget)
+    settings["baseline_num_replicas"] = plan.baseline_num_replicas
+    weak = _common(plan, ScalingMode.WEAK, "per_replica_batch_size")
+    strong = _common(plan, ScalingMode.STRONG, "global_batch_size")
+    return settings | weak | strong
+
+
+def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
+    values = {
+        getattr(trial.spec, field) for trial in plan.trials if mode in trial.modes
+    }
+    if len(values) > 1:
+        first, second, *_ = sorted(values)
+        raise MatchStudyError(
+            f"the plan of study {plan.study!r} has trials of {mode.value} scaling with"
+            f" {field} {first} and {second}, which it keeps fixed: nothing can be added"
+            " to it; choose another --study"
+        )
+    return {f"{mode.value} {field}": value for value in values}
+
+
+def check_code(plan: Plan) -> None:
+    """Checks that the code that would run is the code of the plan.
+
+    Raises:
+      MatchStudyError: It is not; results of both must not mix.
+    """
+    made_with = {
+        (trial.spec.workload, trial.spec.backend, trial.spec.code_digest)
+        for trial in plan.trials
+    }
+    for workload, backend, planned in sorted(made_with):
+        now = code_digest.of_trial(workload, backend)
+        if planned != now:
+            raise MatchStudyError(
+                f"study {plan.study!r} was made with code_digest {planned!r} of backend"
+                f" {backend!r}, the code is now {now!r}: results of different code must"
+                " not mix; go back to that code, or start a new study"
+            )
+
+
+def check_trials(plan: Plan) -> None:
+    """Checks that this program can start every trial of a plan that it reads.
+
+    Raises:
+      StudyError: There is none.
+      PlanError: A trial has a workload or backend that is unknown here, or more
+        replicas than its backend runs.
+    """
+    if not plan.trials:
+        raise StudyError(
+            f"the plan of study {plan.study!r} has no trials, so there is nothing to"
+            " resume; run a sweep"
+        )
+    for trial in plan.trials:
+        spec = trial.spec
+        catalog.workload(spec.workload)
+        most = catalog.backend(spec.backend).max_replicas
+        if most is not None and spec.num_replicas > most:
+            raise PlanError(
+                f"the plan of study {plan.study!r} has {spec.num_replicas} replicas on"
+                f" backend {spec.backend!r}, which runs at most {most}; plan the sweep"
+                " again"
+            )

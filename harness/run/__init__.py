@@ -1,0 +1,1 @@
+"""Runs trials one after the other, from outside."""

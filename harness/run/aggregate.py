@@ -1,0 +1,278 @@
+"""From rank files and an exit code to a trial's status and result."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import signal
+from typing import TYPE_CHECKING
+
+from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
+from results.limits import MAX_TEXT
+from results.records import (
+    Failure,
+    Phase,
+    QualityMetric,
+    QualityPoint,
+    RankTimes,
+    SanityCheck,
+    TrialResult,
+    TrialStatus,
+)
+from results.texts import storable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from harness.run.launch import TrialExit
+    from results.records import TrialSpec
+
+CONSEQUENCE_TYPES = ("WorkerLostError",)
+OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
+_STDERR_TAIL_BYTES = 8_000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Conclusion:
+    """What the observations of a trial amount to.
+
+    Attributes:
+      status: How it ended.
+      failure: Why it is not ok, or None.
+      result: The observations, if the trial came to its end.
+    """
+
+    status: TrialStatus
+    failure: Failure | None
+    result: TrialResult | None
+
+
+def conclude(
+    trial_id: str,
+    spec: TrialSpec,
+    trial_dir: Path,
+    trial_exit: TrialExit,
+    *,
+    num_ranks: int = 1,
+) -> Conclusion:
+    """Reads the rank files of a trial that is over and judges it.
+
+    Never raises for what a trial did: whatever is wrong is the failure's reason.
+    """
+    try:
+        logs = [read_rank(trial_dir, rank) for rank in range(num_ranks)]
+    except RankFileError as error:
+        return _failed(Phase.REPORT, str(error), exception_type="RankFileError")
+    if trial_exit.is_timed_out:
+        return _timed_out(logs, trial_exit)
+    failed = _first_cause(logs, trial_exit)
+    if failed is not None:
+        return _recorded_failure(failed)
+    if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
+        silent = [log for log in logs if log.failure is None] or logs
+        return _died(_furthest_behind(silent), trial_exit, trial_dir)
+    return _complete(trial_id, spec, logs)
+
+
+def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
+    """The recorded failure that explains the others, or None where none does.
+
+    When a rank is killed, the others record that they lost it: its death is the cause.
+    """
+    failed = [log for log in logs if log.failure is not None]
+    causes = [
+        log
+        for log in failed
+        if (log.failure or {}).get("exception_type") not in CONSEQUENCE_TYPES
+    ]
+    if causes:
+        return causes[0]
+    return None if trial_exit.exit_code < 0 or not failed else failed[0]
+
+
+def _complete(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Conclusion:
+    try:
+        result = make_result(trial_id, spec, logs)
+    except (ValueError, KeyError, TypeError) as error:
+        return _failed(
+            Phase.REPORT,
+            f"the observations do not make a result: {one_line(str(error))}",
+            exception_type=type(error).__name__,
+            traceback=str(error),
+        )
+    failed_checks = [check for check in result.sanity if not check.is_passed]
+    if failed_checks:
+        check = failed_checks[0]
+        failure = Failure(
+            phase=Phase.SANITY, reason=one_line(f"{check.name}: {check.detail}")
+        )
+        return Conclusion(status=TrialStatus.INSANE, failure=failure, result=result)
+    return Conclusion(status=TrialStatus.OK, failure=None, result=result)
+
+
+def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> TrialResult:
+    """Returns the result record of complete rank files.
+
+    Raises:
+      ValueError: A rank has not the steps that the spec asks for.
+    """
+    ranks = tuple(_rank_times(spec, log) for log in logs)
+    # From the latest start on, all ranks were measuring.
+    start_ns = max(rank.window_start_ns for rank in ranks)
+    end_ns = max(rank.window_end_ns for rank in ranks)
+    facts = logs[0].facts
+    return TrialResult(
+        trial_id=trial_id,
+        example_unit=facts["example_unit"],
+        num_parameters=facts["num_parameters"],
+        global_batch_size=facts["global_batch_size"],
+        num_measured_steps=spec.num_measured_steps,
+        window_sec=(end_ns - start_ns) / 1e9,
+        ranks=ranks,
+        sanity=tuple(
+            SanityCheck.model_validate(check) for log in logs for check in log.sanity
+        ),
+        quality=tuple(
+            QualityMetric.model_validate(metric) for metric in logs[0].quality
+        ),
+        window_metrics=tuple(
+            QualityMetric.model_validate(metric) for metric in logs[0].window_metrics
+        ),
+        curve=tuple(QualityPoint.model_validate(point) for point in logs[0].curve),
+        collectives=logs[0].collectives,
+    )
+
+
+def _rank_times(spec: TrialSpec, log: RankLog) -> RankTimes:
+    indices = [step.index for step in log.steps]
+    num_steps = spec.num_warmup_steps + spec.num_measured_steps
+    if spec.budget is not None:
+        num_steps = max(num_steps, len(indices))
+    if indices != list(range(num_steps)):
+        raise ValueError(
+            f"rank {log.rank} has steps {indices}, expected 0 to {num_steps - 1}"
+        )
+    measured = [step for step in log.steps if step.phase is Phase.MEASURE]
+    if len(measured) != spec.num_measured_steps:
+        raise ValueError(
+            f"rank {log.rank} measured {len(measured)} steps, expected"
+            f" {spec.num_measured_steps}"
+        )
+    if log.time_to_first_step_sec is None:
+        raise ValueError(f"rank {log.rank} has no time to first step")
+    warmup = log.steps[: spec.num_warmup_steps]
+    losses = [step.loss for step in log.steps]
+    return RankTimes(
+        rank=log.rank,
+        time_to_first_step_sec=log.time_to_first_step_sec,
+        warmup_step_time_sec=tuple(step.time_sec for step in warmup),
+        step_time_sec=tuple(step.time_sec for step in measured),
+        window_start_ns=measured[0].start_ns,
+        window_end_ns=measured[-1].end_ns,
+        # Records hold finite numbers only; the raw ones stay in the rank file.
+        losses=tuple(itertools.takewhile(math.isfinite, losses)),
+        peak_memory_bytes=log.memory["peak_memory_bytes"],
+    )
+
+
+def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
+    phases = list(Phase)
+    return min(logs, key=lambda log: (phases.index(log.phase), len(log.steps)))
+
+
+def _where(log: RankLog) -> str:
+    steps = f" after {len(log.steps)} steps" if log.steps else ""
+    return f"rank {log.rank} was in phase {log.phase.value}{steps}"
+
+
+def _timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
+    behind = _furthest_behind(logs)
+    failure = Failure(
+        phase=behind.phase,
+        reason=(
+            f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
+        ),
+        exception_type="TimeoutError",
+    )
+    return Conclusion(status=TrialStatus.TIMEOUT, failure=failure, result=None)
+
+
+def _recorded_failure(log: RankLog) -> Conclusion:
+    assert log.failure is not None
+    fields = dict(log.failure)
+    for name, text in log.failure.items():
+        if isinstance(text, str):
+            fields[name] = storable(text, MAX_TEXT)
+    fields["reason"] = one_line(str(fields.get("reason")))
+    try:
+        failure = Failure.model_validate(fields)
+    except ValueError as error:
+        return _failed(
+            Phase.REPORT,
+            f"rank {log.rank} recorded a failure that is none: {error}",
+            exception_type="RankFileError",
+            traceback=str(error),
+        )
+    is_out_of_memory = failure.exception_type in OUT_OF_MEMORY_TYPES
+    return Conclusion(
+        status=TrialStatus.OUT_OF_MEMORY if is_out_of_memory else TrialStatus.FAILED,
+        failure=failure,
+        result=None,
+    )
+
+
+def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
+    tail = _stderr_tail(trial_dir)
+    code = trial_exit.exit_code
+    if code == -signal.SIGKILL:
+        how = "the kernel counted no out-of-memory kill, but most likely it was one"
+        if trial_exit.num_oom_kills:
+            how = f"the kernel counted {trial_exit.num_oom_kills} out-of-memory kills"
+        failure = Failure(
+            phase=log.phase,
+            reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",
+            traceback=tail,
+        )
+        return Conclusion(
+            status=TrialStatus.OUT_OF_MEMORY, failure=failure, result=None
+        )
+    how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+    reason = f"the process ended before its end with {how}: {_where(log)}"
+    return _failed(log.phase, reason, traceback=tail)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
+def _failed(
+    phase: Phase,
+    reason: str,
+    *,
+    exception_type: str | None = None,
+    traceback: str | None = None,
+) -> Conclusion:
+    return Conclusion(
+        status=TrialStatus.FAILED,
+        failure=Failure(
+            phase=phase,
+            reason=one_line(reason),
+            exception_type=exception_type,
+            traceback=None if traceback is None else storable(traceback, MAX_TEXT),
+        ),
+        result=None,
+    )
+
+
+def _stderr_tail(trial_dir: Path) -> str | None:
+    try:
+        content = (trial_dir / "stderr.log").read_bytes()
+    except OSError:
+        return None
+    text = content[-_STDERR_TAIL_BYTES:].decode("utf-8", errors="replace")
+    return storable(text, MAX_TEXT) or None

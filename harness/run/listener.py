@@ -1,0 +1,29 @@
+"""Who is told how far a sweep is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from results.records import PlannedTrial, StatusRecord, TrialResult
+
+
+class Progress(Protocol):
+    """Listens to a sweep."""
+
+    def begin(self, num_trials: int, num_finished: int) -> None:
+        """The sweep starts; ``num_finished`` of ``num_trials`` are there already."""
+
+    def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
+        """A trial starts; ``eta_sec`` is the time to the end of the sweep."""
+
+    def trial_ended(
+        self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
+    ) -> None:
+        """A trial is recorded."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know, one line."""
+
+    def end(self) -> None:
+        """The sweep is over or interrupted; the terminal is given back."""

@@ -1,0 +1,1 @@
+"""The processes of a trial: what is measured, and how."""

@@ -1,0 +1,273 @@
+"""The measuring loop: builds, steps, checks; knows no TensorFlow, reads no wall clock.
+
+What is timed: each step between two clock reads, the second after all device work is
+done (``StepProgram.run`` promises that). The window reaches from the start of the first
+measured step to the end of the last, so what happens between steps counts too.
+
+Python's garbage collector runs before the window, and is frozen and off within it: a
+collection is the parent language's affair, and would hit single steps at random.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import math
+import time
+import traceback
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.trial import checkpoints, training
+from harness.trial.rank_file import one_line
+from results.records import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from harness.trial.rank_file import RankWriter
+    from results.records import TrialSpec
+
+
+class StepProgram(Protocol):
+    """The part of ``workloads.spec.StepProgram`` that is measured."""
+
+    per_replica_batch_size: int
+    global_batch_size: int
+    num_parameters: int
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps; returns the last loss after all device work is done."""
+
+    def sanity(self) -> Any:
+        """Returns the sanity checks."""
+
+    def evaluate(self) -> Any:
+        """Returns the quality metrics."""
+
+    def samples(self) -> bytes | None:
+        """Returns a picture of what the program makes, as PNG, or None."""
+
+    def losses_of_replicas(self) -> Sequence[float]:
+        """Returns the losses of the last step, one per replica of the trial."""
+
+    def save(self, directory: str) -> str | None:
+        """Writes a checkpoint; returns its prefix, or None where there is none."""
+
+    def start_window(self) -> None:
+        """Begins the window that ``window_metrics`` speaks of."""
+
+    def window_metrics(self) -> Any:
+        """Returns what the program counted since ``start_window``."""
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of the whole trial so far, or None."""
+
+    def agree(self, value: int) -> int:
+        """Returns the value of the first process, in all of them."""
+
+    def explain(self) -> str:
+        """Returns the account of the collectives."""
+
+
+class MemoryProbe(Protocol):
+    """Finds the peak memory of the window."""
+
+    method: str
+
+    def start(self) -> None:
+        """Starts the window."""
+
+    def sample(self) -> None:
+        """Takes note of the present size."""
+
+    def peak_bytes(self) -> int:
+        """Returns the peak since ``start``."""
+
+
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
+    """Collects garbage, then keeps the collector off until the block ends."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_enabled:
+            gc.enable()
+
+
+def measure_trial(
+    build: Callable[[], StepProgram],
+    spec: TrialSpec,
+    writer: RankWriter,
+    *,
+    example_unit: str,
+    memory: MemoryProbe,
+    clock: Callable[[], int] = time.monotonic_ns,
+) -> None:
+    """Runs one trial in this process and writes all observations.
+
+    Args:
+      build: Makes the replicator and the program. ``time_to_first_step_sec`` counts
+        from the call of it, so importing TensorFlow is excluded, and building,
+        tracing and compiling are included.
+      spec: The trial.
+      writer: Where observations go.
+      example_unit: Plural unit of an example.
+      memory: Peak memory probe.
+      clock: Nanoseconds, monotonic.
+
+    Raises:
+      ValueError: The program's batch sizes are not the spec's.
+      Exception: Whatever the program raises.
+    """
+    writer.enter(Phase.BUILD)
+    build_start_ns = clock()
+    program = build()
+    _check_batches(program, spec)
+    writer.write(
+        "facts",
+        num_parameters=program.num_parameters,
+        example_unit=example_unit,
+        global_batch_size=program.global_batch_size,
+    )
+    steps = _Steps(program, writer, clock)
+    last_good = checkpoints.LastGood(writer.directory)
+
+    def training_step() -> None:
+        steps.run()
+        if steps.bad_loss:
+            # Hours of it would only heat the room.
+            raise FloatingPointError(
+                f"the loss became {steps.bad_loss}, in training: lower the learning "
+                f"rate, or look at the data of that step; {last_good}"
+            )
+
+    writer.enter(Phase.FIRST_STEP)
+    first_end_ns = steps.run()
+    writer.write(
+        "first_step_done",
+        time_to_first_step_sec=(first_end_ns - build_start_ns) / 1e9,
+    )
+    writer.enter(Phase.WARMUP)
+    for _ in range(spec.num_warmup_steps - 1):
+        steps.run()
+    writer.enter(Phase.MEASURE)
+    with quiet_collector():
+        memory.start()
+        program.start_window()
+        for _ in range(spec.num_measured_steps):
+            steps.run()
+            memory.sample()
+        peak_memory_bytes = memory.peak_bytes()
+    writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
+    _write_all(writer, "window_metric", program.window_metrics())
+    quality: list[dict[str, Any]] | None = None
+    if spec.budget is not None:
+        writer.enter(Phase.TRAIN)
+        quality = training.train(
+            program,
+            spec.budget,
+            steps.progress,
+            training_step,
+            functools.partial(writer.write, "point"),
+            writer.attach,
+            lambda: last_good.save(program, steps.progress.num_steps),
+        )
+    writer.enter(Phase.SANITY)
+    is_sane = _check_sanity(program, steps, writer)
+    writer.enter(Phase.REPORT)
+    writer.write("explain", collectives=program.explain())
+    if spec.is_evaluated and is_sane:
+        if quality is None:
+            quality = [training.fields_of(metric) for metric in program.evaluate()]
+        for fields in quality:
+            writer.write("quality", **fields)
+    writer.write("done", ns=clock())
+
+
+class _Steps:
+    """Runs single steps, times and records them.
+
+    Attributes:
+      progress: Of the steps so far.
+      bad_loss: The first loss that is not finite, with its step and who saw it, or "".
+    """
+
+    def __init__(
+        self, program: StepProgram, writer: RankWriter, clock: Callable[[], int]
+    ) -> None:
+        self._program = program
+        self._writer = writer
+        self._clock = clock
+        self.progress = training.Progress(
+            step_time_sec=[], global_batch_size=program.global_batch_size
+        )
+        self.bad_loss = ""
+
+    def run(self) -> int:
+        """Runs a step; returns its end in nanoseconds."""
+        index = self.progress.num_steps
+        start_ns = self._clock()
+        loss = self._program.run(1)
+        end_ns = self._clock()
+        self._writer.step(index, start_ns, end_ns, loss)
+        if not math.isfinite(loss) and not self.bad_loss:
+            # Asked at once: the update carries it to all replicas.
+            where = _replicas_of_bad_losses(self._program.losses_of_replicas())
+            self.bad_loss = f"{loss} in step {index}{where}"
+        self.progress.step_time_sec.append((end_ns - start_ns) / 1e9)
+        return end_ns
+
+
+def _write_all(writer: RankWriter, kind: str, records: Iterable[Any]) -> None:
+    for record in records:
+        writer.write(kind, **training.fields_of(record))
+
+
+def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
+    for name in ("per_replica_batch_size", "global_batch_size"):
+        got, expected = getattr(program, name), getattr(spec, name)
+        if got != expected:
+            raise ValueError(f"the program has {name} {got}, the trial {expected}")
+
+
+def _check_sanity(program: StepProgram, steps: _Steps, writer: RankWriter) -> bool:
+    bad_loss = steps.bad_loss
+    writer.write(
+        "sanity",
+        name="every_loss_is_finite",
+        is_passed=not bad_loss,
+        detail=bad_loss or f"{steps.progress.num_steps} losses, all steps",
+    )
+    is_sane = not bad_loss
+    for check in program.sanity():
+        writer.write("sanity", **training.fields_of(check))
+        is_sane = is_sane and check.is_passed
+    return is_sane
+
+
+def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
+    """Returns which replicas saw a loss that is not finite, for a message."""
+    bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
+    if not bad or len(losses) == 1:
+        return ""
+    replicas = "replica" if len(bad) == 1 else "replicas"
+    return f", seen by {replicas} {', '.join(bad)} of {len(losses)}"
+
+
+def write_failure(writer: RankWriter, error: BaseException) -> None:
+    """Writes why this process cannot go on, with phase and traceback."""
+    text = str(error)
+    writer.write(
+        "failure",
+        phase=writer.phase.value,
+        reason=one_line(text) or type(error).__name__,
+        exception_type=type(error).__name__,
+        traceback="".join(traceback.format_exception(error)),
+    )
+    writer.sync()

@@ -1,0 +1,86 @@
+"""The root of a trial of several processes: starts them, waits, tells how it went.
+
+    python -m harness.trial.ranks <worker command...> <trial directory>
+
+All members of the cluster run the worker command; ``TF_CONFIG`` tells each who it is.
+The trial is over when every rank has ended; then the members that serve are stopped.
+When a rank fails, the others get a moment to write what they saw of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import catalog
+from harness.placement.processes import processes_of
+from harness.trial import die_with_parent
+from replicator.cluster.local_cluster import LocalCluster
+from results.records import Environment, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.placement.processes import Member
+
+LOGS = "processes"
+GRACE_SEC = 20.0
+_POLL_SEC = 0.05
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the processes of a trial; returns the exit code that tells most of them."""
+    trial_dir = Path(argv[-1])
+    die_with_parent.request_death_signal()
+    die_with_parent.watch_pipe(sys.stdin.fileno())
+    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+    with LocalCluster(
+        argv,
+        num_workers=processes.count("worker"),
+        num_ps=processes.count("ps"),
+        has_chief=bool(processes.count("chief")),
+        cpusets=env.placement.cpusets,
+        log_dir=trial_dir / LOGS,
+    ) as cluster:
+        ranks = processes.members[: processes.num_ranks]
+        code = _wait(cluster, ranks)
+        if code:
+            # The harness keeps the end of this process's output with the failure.
+            sys.stderr.write(cluster.tails())
+            sys.stderr.flush()
+    if code < 0:
+        # End as the rank did: the harness tells a crash or a kill by the signal.
+        with contextlib.suppress(OSError):  # SIGKILL needs no default
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def _wait(cluster: LocalCluster, ranks: Sequence[Member]) -> int:
+    """Waits for the ranks; returns 0 or the exit code that tells most.
+
+    A rank that was killed explains why others failed, so its signal comes first.
+    """
+    worst = 0
+    deadline = None
+    while deadline is None or time.monotonic() < deadline:
+        codes = [cluster.exit_code(*rank) for rank in ranks]
+        bad = [code for code in codes if code]
+        if bad:
+            worst = min(bad)  # signals are negative
+            deadline = deadline or time.monotonic() + GRACE_SEC
+        if None not in codes:
+            break
+        time.sleep(_POLL_SEC)
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

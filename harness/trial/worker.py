@@ -1,0 +1,166 @@
+"""The process of one trial; the only module of the harness that imports TensorFlow.
+
+    python -m harness.trial.worker <trial directory>
+
+Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``. Exit
+code 0 when the observations are complete, 1 after a failure that is in the file. In a
+trial of several processes (``harness.trial.ranks`` starts them), ``TF_CONFIG`` says
+which one this is; one that is not measured serves the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness import catalog
+from harness.machine.gpus import NO_GPU
+from harness.placement.processes import processes_of
+from harness.trial import die_with_parent, measure
+from harness.trial.memory import ResidentMemory
+from harness.trial.rank_file import RankWriter, rank_path
+from replicator.cluster.configuration import ClusterConfig
+from results.records import Environment, TrialSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.records import Placement
+
+
+class DeviceMemory:
+    """Probe for the memory that TensorFlow allocates on GPUs: the largest of them.
+
+    Attributes:
+      method: How the peak is found, for the record.
+    """
+
+    method = "TensorFlow's allocator, largest over GPUs, reset at the window's start"
+
+    def __init__(self, num_gpus: int) -> None:
+        self._devices = [f"GPU:{i}" for i in range(num_gpus)]
+
+    def start(self) -> None:
+        """Starts the window."""
+        import tensorflow as tf
+
+        for device in self._devices:
+            tf.config.experimental.reset_memory_stats(device)
+
+    def sample(self) -> None:
+        """Does nothing: the allocator keeps the peak."""
+
+    def peak_bytes(self) -> int:
+        """Returns the peak since ``start``."""
+        import tensorflow as tf
+
+        get_info = tf.config.experimental.get_memory_info
+        return max(int(get_info(device)["peak"]) for device in self._devices)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the trial whose directory is the only argument; returns the exit code."""
+    (trial_dir_text,) = argv
+    trial_dir = Path(trial_dir_text)
+    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
+    env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
+    rank: int | None = 0
+    if "TF_CONFIG" in os.environ:  # the launcher of the cluster has pinned and tied us
+        cluster = ClusterConfig.from_tf_config()
+        member = (cluster.kind, cluster.index)
+        processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+        rank = processes.rank(member)
+        _choose_gpu(member)
+    else:
+        die_with_parent.request_death_signal()
+        die_with_parent.watch_pipe(sys.stdin.fileno())
+        # Before TensorFlow is imported: it sizes its thread pools by the affinity mask.
+        os.sched_setaffinity(0, env.placement.cpusets[0])
+    if rank is None:
+        return _serve(env.placement)
+    writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
+    die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
+    try:
+        run_trial(spec, env.placement, writer)
+    except Exception as error:  # noqa: BLE001 - recorded, whatever it is
+        measure.write_failure(writer, error)
+        return 1
+    finally:
+        writer.close()
+    return 0
+
+
+def _choose_gpu(member: tuple[str, int]) -> None:
+    """Leaves a worker the GPU of its place; the others compute nothing."""
+    ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
+    kind, index = member
+    if ids != [NO_GPU]:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ids[index] if kind == "worker" else NO_GPU
+
+
+def _serve(placement: Placement) -> int:
+    """Becomes a TensorFlow server with the threads of the placement."""
+    os.environ["TF_NUM_INTRAOP_THREADS"] = str(placement.num_intra_op_threads)
+    os.environ["TF_NUM_INTEROP_THREADS"] = str(placement.num_inter_op_threads)
+    from replicator import server
+
+    server.main([])
+    return 0
+
+
+def run_trial(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
+    """Prepares TensorFlow, then measures.
+
+    Raises:
+      Exception: Whatever TensorFlow, the replicator or the workload raises.
+    """
+    import tensorflow as tf
+
+    threading = tf.config.threading
+    threading.set_intra_op_parallelism_threads(placement.num_intra_op_threads)
+    threading.set_inter_op_parallelism_threads(placement.num_inter_op_threads)
+    if spec.device == "gpu":
+        # All of a GPU's memory at once would hide what the trial needs.
+        for gpu in tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.set_memory_growth(gpu, True)
+    tf.keras.utils.set_random_seed(spec.seed)
+
+    import replicator
+    from workloads.catalog import WORKLOADS
+
+    workload: Any = importlib.import_module(WORKLOADS[spec.workload].module).WORKLOAD
+    workload.prepare(data=spec.data)
+
+    def build() -> measure.StepProgram:
+        repl = replicator.create(spec.backend, num_replicas=spec.num_replicas)
+        program: measure.StepProgram = workload.build(
+            repl,
+            preset=spec.preset,
+            data=spec.data,
+            per_replica_batch_size=spec.per_replica_batch_size,
+            seed=spec.seed,
+            options=spec.options,
+        )
+        return program
+
+    is_gpu = spec.device == "gpu"
+    measure.measure_trial(
+        build,
+        spec,
+        writer,
+        example_unit=workload.example_unit,
+        memory=_memory_probe(spec) if is_gpu else ResidentMemory(),
+    )
+
+
+def _memory_probe(spec: TrialSpec) -> DeviceMemory:
+    is_alone = "TF_CONFIG" not in os.environ
+    return DeviceMemory(spec.num_replicas if is_alone else 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

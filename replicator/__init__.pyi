@@ -1,0 +1,53 @@
+# Public names, listed once: lazy_loader reads this file and loads each on first use.
+from .backends.asynchronous import (
+    MultiWorkerAsyncReplicator as MultiWorkerAsyncReplicator,
+)
+from .backends.horovod import HorovodReplicator as HorovodReplicator
+from .backends.in_graph import InGraphReplicator as InGraphReplicator
+from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
+from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
+from .backends.multi_worker_in_graph import (
+    MultiWorkerInGraphReplicator as MultiWorkerInGraphReplicator,
+)
+from .backends.parameter_server import (
+    ParameterServerReplicator as ParameterServerReplicator,
+)
+from .backends.single import SingleDeviceReplicator as SingleDeviceReplicator
+from .backends.strategy import MirroredReplicator as MirroredReplicator
+from .backends.strategy import StrategyReplicator as StrategyReplicator
+from .backends.tf_multi_worker import (
+    MultiWorkerMirroredReplicator as MultiWorkerMirroredReplicator,
+)
+from .backends.tpu import TpuReplicator as TpuReplicator
+from .checkpoint.manager import CheckpointManager as CheckpointManager
+from .checkpoint.manager import RestoredCheckpoint as RestoredCheckpoint
+from .collectives.layers import (
+    CrossReplicaBatchNormalization as CrossReplicaBatchNormalization,
+)
+from .collectives.mapping import map_gather as map_gather
+from .collectives.mapping import map_reduce as map_reduce
+from .collectives.primitives import all_gather as all_gather
+from .collectives.primitives import all_max as all_max
+from .collectives.primitives import all_mean as all_mean
+from .collectives.primitives import all_min as all_min
+from .collectives.primitives import all_reduce as all_reduce
+from .collectives.primitives import all_sum as all_sum
+from .collectives.primitives import broadcast as broadcast
+from .collectives.sharded_embedding import ShardedEmbedding as ShardedEmbedding
+from .collectives.uneven import mean_over_examples as mean_over_examples
+from .collectives.uneven import split_global_batches as split_global_batches
+from .contract.base import Replicator as Replicator
+from .errors import ReplicatorError as ReplicatorError
+from .inputs.audit import InputAudit as InputAudit
+from .inputs.context import InputContext as InputContext
+from .inputs.context import InputReplicationMode as InputReplicationMode
+from .inputs.data_options import default_data_options as default_data_options
+from .inputs.determinism import set_determinism as set_determinism
+from .inputs.iterator import InputIterator as InputIterator
+from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
+from .registry import backend_names as backend_names
+from .registry import create as create
+from .step.context import ReplicaContext as ReplicaContext
+from .step.context import get_replica_context as get_replica_context
+from .step.logical import logical_device as logical_device
+from .step.per_replica import PerReplica as PerReplica

@@ -1,0 +1,1 @@
+"""Private interfaces of TensorFlow, each behind a function of its own."""

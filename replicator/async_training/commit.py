@@ -1,0 +1,237 @@
+"""Commit: a worker's update of the variables on one server, all of it or nothing.
+
+The update runs in a locked section of the server, which starts when everything that it
+needs has arrived there; from then on it depends on no other process. So updates of
+different workers never interleave, none overwrites another, and the death of a worker
+leaves either a whole update or none on a server. Every commit carries a ticket, by
+which a worker's commits on a server are numbered. A step that is done again, because
+its worker died, carries the tickets that it had before, and a server that has used one
+of them already skips that update. The number travels with the update instead of being
+counted where it arrives, so it does not matter when what a dead worker sent arrives.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.async_training.ledger import NUM_BINS
+from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from replicator.async_training.ledger import Ledger
+
+_STATEFUL_CALLS = ("If", "While", "StatefulPartitionedCall")
+
+
+@dataclasses.dataclass(kw_only=True)
+class CommitTrace:
+    """What the trace of a step knows of its commits.
+
+    Attributes:
+      ledgers: By server.
+      clocks: By server, the clock as the step read it before its variables.
+      tickets: By server, how many tickets the worker used before this step; int64.
+      num_commits: By server, commits of one step.
+      shared: Variables that commits update; they need no copy per worker.
+    """
+
+    ledgers: Sequence[Ledger]
+    clocks: Sequence[tf.Tensor]
+    tickets: Any
+    num_commits: list[int]
+    shared: list[Any]
+
+
+class _Current(threading.local):
+    trace: CommitTrace | None = None
+
+
+_CURRENT = _Current()
+
+
+@contextmanager
+def tracing(trace: CommitTrace) -> Iterator[None]:
+    """Lets optimizers find the trace that they are in."""
+    before, _CURRENT.trace = _CURRENT.trace, trace
+    try:
+        yield
+    finally:
+        _CURRENT.trace = before
+
+
+def current() -> CommitTrace:
+    """The step that is being traced in this thread."""
+    if _CURRENT.trace is None:
+        raise RuntimeError("an update was traced outside a step")
+    return _CURRENT.trace
+
+
+def commit(
+    trace: CommitTrace,
+    server: int,
+    needed: Sequence[tf.Tensor],
+    update: Callable[[list[tf.Tensor]], None],
+) -> None:
+    """Emits the commit of one server.
+
+    Args:
+      trace: The step.
+      server: Which server.
+      needed: All that the update takes from outside the server.
+      update: Emits the update from ``needed`` as it arrived; everything that it reads
+        besides must be on the server.
+    """
+    ledger = trace.ledgers[server]
+    trace.num_commits[server] += 1
+    ticket = trace.tickets[server] + trace.num_commits[server]
+    with tf.device(ledger.device):
+        clock = tf.identity(trace.clocks[server])
+        # As two floats, so that it travels in the same message as small gradients.
+        unpack = send([tf.bitcast(ticket, tf.float32), *needed], ledger.device)
+        arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
+        with tf.control_dependencies([arrived[0].op]):
+            lock = tf.raw_ops.MutexLock(mutex=ledger.mutex)
+
+        with tf.control_dependencies([lock]):
+            done = _emit_effects(lambda: _once(ledger, unpack, arrived, update))
+        with tf.control_dependencies(done):
+            release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
+    # TensorFlow would make it wait for the releases before it, on other servers: two
+    # workers, each with the lock that the other one needs first, would wait for ever.
+    _tf_compat.run_independently(release)
+
+
+def _once(
+    ledger: Ledger,
+    unpack: Parcel,
+    arrived: Sequence[tf.Tensor],
+    update: Callable[[list[tf.Tensor]], None],
+) -> None:
+    """Emits the update for a ticket that was not used before."""
+    clock, *messages = arrived
+    bits, *values = unpack(messages)
+    ticket = tf.bitcast(bits, tf.int64)
+
+    def apply() -> tf.Tensor:
+        update(values)
+        _count(ledger, clock)
+        tf.raw_ops.AssignVariableOp(
+            resource=_tf_compat.handle(ledger.tickets[0]), value=ticket
+        )
+        return tf.constant(1)
+
+    tf.cond(ticket > _read(ledger.tickets[0]), apply, lambda: tf.constant(0))
+
+
+def _count(ledger: Ledger, clock_at_read: tf.Tensor) -> None:
+    staleness = _read(ledger.clock) - clock_at_read
+    place = tf.minimum(staleness, NUM_BINS - 1)
+    tf.raw_ops.ResourceScatterAdd(
+        resource=_tf_compat.handle(ledger.tally),
+        indices=place,
+        updates=tf.ones([], tf.int64),
+    )
+    _add(ledger.clock, 1)
+
+
+def _read(variable: Any) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(
+        resource=_tf_compat.handle(variable), dtype=variable.dtype
+    )
+
+
+def _add(variable: Any, amount: int) -> None:
+    tf.raw_ops.AssignAddVariableOp(
+        resource=_tf_compat.handle(variable), value=tf.constant(amount, variable.dtype)
+    )
+
+
+def _emit_effects(emit: Callable[[], None]) -> list[Any]:
+    """Runs ``emit`` and returns the operations that it added and that do something."""
+    graph = _tf_compat.current_graph()
+    before = len(graph.get_operations())
+    emit()
+    return [
+        op
+        for op in graph.get_operations()[before:]
+        if op.type in _STATEFUL_CALLS
+        or any(tensor.dtype == tf.resource for tensor in op.inputs)
+    ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Parcel:
+    """Tensors on their way to a server in few messages.
+
+    Attributes:
+      messages: One tensor per transfer.
+      plan: For each message the places of its tensors, and whether they are packed.
+      shapes: Static shapes of the tensors.
+    """
+
+    messages: tuple[tf.Tensor, ...]
+    plan: tuple[tuple[tuple[int, ...], bool], ...]
+    shapes: tuple[tf.TensorShape, ...]
+
+    def __call__(self, arrived: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Unpacks the messages on the server, in the order in which they were sent."""
+        tensors: dict[int, tf.Tensor] = {}
+        for message, (places, is_packed) in zip(arrived, self.plan, strict=True):
+            if not is_packed:
+                tensors[places[0]] = message
+                continue
+            sizes = [int(self.shapes[place].num_elements()) for place in places]
+            parts = tf.split(message, sizes)
+            for place, part in zip(places, parts, strict=True):
+                tensors[place] = tf.reshape(part, self.shapes[place])
+        return [tensors[place] for place in range(len(self.shapes))]
+
+
+def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
+    """Packs small tensors of one type into one message, on the sender.
+
+    A transfer between processes costs far more than the copy of a few kilobytes.
+
+    Args:
+      tensors: On the sender.
+      device: The receiver.
+
+    Returns:
+      The messages, on the receiver.
+    """
+    groups: dict[tf.DType, list[int]] = {}
+    plan: list[tuple[tuple[int, ...], bool]] = []
+    for place, tensor in enumerate(tensors):
+        shape = tensor.shape
+        is_small = (
+            shape.is_fully_defined()
+            and 0 < shape.num_elements() * tensor.dtype.size < FUSE_BELOW_BYTES
+        )
+        if is_small:
+            groups.setdefault(tensor.dtype, []).append(place)
+        else:
+            plan.append(((place,), False))
+    plan += [(tuple(places), len(places) > 1) for places in groups.values()]
+    messages = []
+    for places, is_packed in plan:
+        message = tensors[places[0]]
+        if is_packed:
+            with tf.device(None):
+                message = tf.concat(
+                    [tf.reshape(tensors[place], [-1]) for place in places], axis=0
+                )
+        with tf.device(device):
+            messages.append(tf.identity(message))
+    return Parcel(
+        messages=tuple(messages),
+        plan=tuple(plan),
+        shapes=tuple(tensor.shape for tensor in tensors),
+    )

@@ -1,0 +1,186 @@
+"""Connection: the client's side of a cluster with parameter servers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.async_training.faults import ServerWatch
+from replicator.cluster import configuration as cluster_lib
+from replicator.cluster import port_filter, remote
+from replicator.cluster.configuration import ClusterConfig
+from replicator.errors import ClusterConfigError, DeviceError
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CONNECT_TIMEOUT_SEC = 60.0
+_CLIENT_KIND = "chief"
+_EXAMPLE = (
+    '{"cluster": {"chief": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222"], '
+    '"ps": ["10.0.0.3:2222"]}, "task": {"type": "chief", "index": 0}}'
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Connection:
+    """A client that is connected to its workers and servers.
+
+    Attributes:
+      cluster: Who takes part.
+      strategy: TensorFlow's strategy, which made the connection.
+      coordinator: TensorFlow's coordinator, which hands functions to workers.
+      watch: Over the parameter servers.
+    """
+
+    cluster: ClusterConfig
+    strategy: Any
+    coordinator: Any
+    watch: ServerWatch
+
+    @property
+    def num_workers(self) -> int:
+        """Workers that run steps; the client is not one of them."""
+        return len(self.cluster.addresses["worker"])
+
+    @property
+    def num_servers(self) -> int:
+        """Parameter servers."""
+        return len(self.cluster.addresses["ps"])
+
+
+# TensorFlow connects a process to one cluster, once.
+_CONNECTIONS: dict[Any, Connection] = {}
+
+
+def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
+    """Returns a cluster that can train over parameter servers.
+
+    Raises:
+      ClusterConfigError: This process is not the chief, or there is no worker or no
+        parameter server; says what to write.
+    """
+    for kind, what in (("worker", "worker"), ("ps", "parameter server")):
+        if not cluster.addresses.get(kind):
+            raise ClusterConfigError(
+                f"TF_CONFIG has no {kind!r} but {_counts(cluster.addresses)}, and "
+                f"training over parameter servers needs a {what} at least; write it "
+                f"like '{_EXAMPLE}', and run `python -m replicator.server` there"
+            )
+    if cluster.kind != _CLIENT_KIND:
+        raise ClusterConfigError(
+            f"this process is {cluster.kind!r} {cluster.index}, but the program that "
+            "uses parameter servers is run by the chief alone (TF_CONFIG['task'] = "
+            "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
+        )
+    return cluster
+
+
+def check_num_replicas(num_replicas: Any, num_workers: int) -> int:
+    """Returns the replicas of one worker.
+
+    Raises:
+      DeviceError: The workers cannot share the replicas evenly; with both numbers.
+    """
+    if num_replicas is None:
+        return 1
+    if not is_integer(num_replicas):
+        raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
+    if num_replicas < 1 or num_replicas % num_workers:
+        raise DeviceError(
+            f"num_replicas {num_replicas!r} does not divide by the {num_workers} "
+            f"workers of TF_CONFIG; use a multiple, such as {num_workers}"
+        )
+    return num_replicas // num_workers
+
+
+def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
+    """Refuses a number of replicas that the stock strategy does not have.
+
+    Raises:
+      DeviceError: With the number that it has, and why.
+    """
+    if num_replicas not in (None, share * num_workers):
+        raise DeviceError(
+            f"num_replicas {num_replicas!r} does not work: ParameterServerStrategy has "
+            f"{share} per worker (one per GPU, or one without) on {num_workers} "
+            f"workers; use {share * num_workers}"
+        )
+
+
+def connect(
+    cluster: ClusterConfig | None = None,
+    timeout_sec: float = CONNECT_TIMEOUT_SEC,
+) -> Connection:
+    """Connects this process to its workers and servers, once per process.
+
+    Args:
+      cluster: Who takes part; by default what ``TF_CONFIG`` says.
+      timeout_sec: Longest wait for all of them to answer.
+
+    Returns:
+      The connection; the same object for the same cluster.
+
+    Raises:
+      ClusterConfigError: The cluster is not one for parameter servers.
+      UnreachableError: Some processes do not answer; names them.
+    """
+    cluster = check_cluster(cluster or ClusterConfig.from_tf_config())
+    key = tuple(sorted(cluster.addresses.items()))
+    if key in _CONNECTIONS:
+        return _CONNECTIONS[key]
+    served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
+    if not _CONNECTIONS:
+        remote.check_nothing_is_made()
+        cluster_lib.check_port_is_free(cluster.address)
+        cluster_lib.wait_for(served, timeout_sec)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({k: list(a) for k, a in cluster.addresses.items()}),
+        task_type=cluster.kind,
+        task_id=cluster.index,
+        rpc_layer="grpc",
+    )
+    with port_filter.guarded(cluster):
+        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        tf.config.list_logical_devices()  # now TensorFlow's server listens for certain
+    connection = Connection(
+        cluster=cluster,
+        strategy=strategy,
+        coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
+        watch=ServerWatch(cluster.addresses["ps"]),
+    )
+    _CONNECTIONS[key] = connection
+    return connection
+
+
+def worker_devices(worker: int, num_replicas: int) -> list[str]:
+    """The devices of one worker's replicas: its GPUs, else its CPUs in turn.
+
+    Raises:
+      DeviceError: It has GPUs, but too few.
+    """
+    names: dict[str, list[str]] = {"GPU": [], "CPU": []}
+    for device in tf.config.list_logical_devices():
+        spec = tf.DeviceSpec.from_string(device.name)
+        if (spec.job, spec.task) == ("worker", worker):
+            names.setdefault(str(spec.device_type), []).append(device.name)
+    if names["GPU"]:
+        if len(names["GPU"]) < num_replicas:
+            raise DeviceError(
+                f"worker {worker} has {len(names['GPU'])} GPUs for {num_replicas} "
+                "replicas; use fewer replicas per worker"
+            )
+        return names["GPU"][:num_replicas]
+    return [names["CPU"][r % len(names["CPU"])] for r in range(num_replicas)]
+
+
+def client_device() -> str:
+    """The CPU of this process."""
+    return f"/job:{_CLIENT_KIND}/replica:0/task:0/device:CPU:0"
+
+
+def _counts(addresses: Mapping[str, Any]) -> str:
+    return ", ".join(f"{len(of_kind)} {kind!r}" for kind, of_kind in addresses.items())

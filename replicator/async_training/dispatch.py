@@ -1,0 +1,182 @@
+"""Dispatch: steps for one worker, through TensorFlow's coordinator, each counted once.
+
+The coordinator runs what it was given in one thread per worker, notices that a worker
+is gone, waits until it is back, makes its iterators again, and runs again what was not
+finished. What happens in between is decided here: what is done again starts after the
+last step whose updates all servers have, with the tickets that it had before, so that a
+server which has an update already skips it. Assignments that wait for a worker run in
+one dispatch, which costs more than a small step.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.async_training.assignment import make_batch
+from replicator.async_training.inputs import Place, WorkerPipelines
+from replicator.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.async_training.assignment import Assignment, Batch
+    from replicator.async_training.connection import Connection
+    from replicator.async_training.faults import ServerWatch
+    from replicator.async_training.ledger import Ledger
+
+_POLL_SEC = 0.02
+_SERVERS_POLL_SEC = 1.0
+
+
+class Dispatcher:
+    """Hands assignments to the workers of one replicator.
+
+    Attributes:
+      num_redone: Assignments that were started again because a worker was lost.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        ledgers: Sequence[Ledger],
+        worker_timeout_sec: float,
+        client_device: str,
+        watch: ServerWatch,
+    ) -> None:
+        self.num_redone = 0
+        self._connection = connection
+        self._ledgers = ledgers
+        self._worker_timeout_sec = worker_timeout_sec
+        self._client_device = client_device
+        self._watch = watch
+        self._pending: list[Assignment] = []
+        self._lost_worker: WorkerLostError | None = None
+        # By worker, its tickets by server; None where a step failed half way.
+        self._tickets: list[tuple[int, ...] | None] = [
+            (0,) * len(ledgers) for _ in range(connection.num_workers)
+        ]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing that was handed out is waited for."""
+        return not self._pending
+
+    def hand_out(self, assignment: Assignment) -> None:
+        """Gives steps to a worker; does not wait.
+
+        Raises:
+          ServerLostError: A parameter server was lost before.
+          WorkerLostError: A worker was lost for good before.
+        """
+        self._watch.check()
+        if self._lost_worker is not None:
+            raise self._lost_worker
+        source = assignment.source
+        # First, so that the worker's thread finds what it can run together.
+        self._pending.append(assignment)
+        assignment.handle = _tf_compat.create_on_worker(
+            self._connection.coordinator,
+            assignment.worker,
+            lambda *sources: self._work(assignment, sources[0] if sources else None),
+            (source.handle,) if isinstance(source, WorkerPipelines) else (),
+        )
+
+    def join(self) -> None:
+        """Waits until everything that was handed out is done.
+
+        Raises:
+          ServerLostError: A parameter server does not answer.
+          WorkerLostError: A worker was lost and did not come back in time.
+          Exception: What a step raised, such as ``tf.errors.OutOfRangeError``.
+        """
+        failure: BaseException | None = None
+        lost_since: dict[int, float] = {}
+        try:
+            for assignment in self._pending:
+                error = self._wait(assignment, lost_since)
+                failure = failure or error
+                lost = self._watch.error or self._lost_worker
+                if lost is not None:
+                    raise lost
+        finally:
+            self._pending = []
+        if failure is not None:
+            raise failure
+
+    def _wait(
+        self, assignment: Assignment, lost_since: dict[int, float]
+    ) -> BaseException | None:
+        worker = assignment.worker
+        next_look = time.monotonic() + _SERVERS_POLL_SEC
+        while True:
+            state, error = _tf_compat.remote_state(assignment.handle, _POLL_SEC)
+            if state == "ready":
+                lost_since.pop(worker, None)
+                return error and (self._watch.explain(error) or error)
+            if time.monotonic() > next_look:
+                if lost_server := self._watch.find_lost():
+                    return lost_server
+                next_look = time.monotonic() + _SERVERS_POLL_SEC
+            if state == "pending":
+                continue
+            since = lost_since.setdefault(worker, time.monotonic())
+            if assignment.is_done:
+                return None
+            if time.monotonic() - since > self._worker_timeout_sec:
+                address = self._connection.cluster.addresses["worker"][worker]
+                self._lost_worker = WorkerLostError(
+                    f"worker {worker} ({address}) was lost and did not come back "
+                    f"within {self._worker_timeout_sec:g} s; start `python -m "
+                    "replicator.server` there again, or make the replicator with a "
+                    "larger worker_timeout_sec; then restore the last checkpoint"
+                )
+                return self._lost_worker
+            time.sleep(_POLL_SEC)
+
+    def _work(self, assignment: Assignment, iterators: Any) -> None:
+        """Runs on the coordinator's thread for the worker, one at a time."""
+        if assignment.is_done:
+            return  # with another one, or before the worker was lost
+        worker = assignment.worker
+        known, self._tickets[worker] = self._tickets[worker], None
+        batch = assignment.batch
+        if batch is None:
+            queued = [a for a in self._pending[:] if a.worker == worker]
+            tickets = known or self._read_tickets(worker)
+            batch = make_batch(assignment, queued, tickets)
+        elif assignment is not batch.first:
+            assert batch.error is not None
+            raise batch.error
+        try:
+            self._run(batch, iterators)
+        except BaseException as error:
+            batch.error = error
+            raise
+        self._tickets[worker] = batch.tickets_after(batch.num_steps)
+
+    def _run(self, batch: Batch, iterators: Any) -> None:
+        source = batch.first.source
+        place = source.place if isinstance(source, WorkerPipelines) else Place()
+        num_made_before, batch.num_made = batch.num_made, place.num_made
+        batch.num_attempts += 1
+        num_done = 0
+        if batch.num_attempts > 1:
+            self.num_redone += 1
+            num_done = batch.num_done(self._read_tickets(batch.first.worker))
+            if num_done and num_made_before != place.num_made:
+                batch.first.skip(iterators, num_done)
+        tickets = batch.tickets_after(num_done)
+        outputs = batch.first.run(iterators, tickets, batch.num_steps - num_done)
+        if batch.first.keeps_results:
+            with tf.device(self._client_device):
+                batch.first.results = [tf.identity(output) for output in outputs]
+        place.num_steps += batch.num_steps
+        for member in batch.members:
+            member.is_done = True
+
+    def _read_tickets(self, worker: int) -> tuple[int, ...]:
+        return tuple([int(ledger.tickets[worker].numpy()) for ledger in self._ledgers])

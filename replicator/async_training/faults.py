@@ -1,0 +1,100 @@
+"""Faults: telling that a parameter server is lost, and which.
+
+A worker that is lost can come back, because it holds nothing that counts. What a
+parameter server held is gone with it, so the job has to start again from a checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.cluster.peer import Peer
+from replicator.cluster.watch import WorkerWatch
+from replicator.errors import ServerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+
+class ServerWatch:
+    """The client's watch over its parameter servers.
+
+    Attributes:
+      error: What was raised when a server was lost; raised again by all later calls.
+    """
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        """Starts watching.
+
+        Args:
+          addresses: Of the parameter servers, by index.
+        """
+        self.error: ServerLostError | None = None
+        self._addresses = tuple(addresses)
+        self._peers = [Peer(address) for address in addresses]
+        # Ends calls that wait for one which hangs.
+        self._watch = WorkerWatch(
+            {
+                f"/job:ps/replica:0/task:{index}": (str(index), address)
+                for index, address in enumerate(addresses)
+            }
+        )
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about a lost server into one that names it.
+
+        Raises:
+          ServerLostError: A server does not answer, or was restarted.
+        """
+        self.check()
+        try:
+            yield
+        except tf.errors.OpError as error:
+            lost = self.explain(error)
+            if lost is None:
+                raise
+            raise lost from error
+
+    def check(self) -> None:
+        """Raises again what was found before.
+
+        Raises:
+          ServerLostError: A server was lost.
+        """
+        if self.error is not None:
+            raise self.error
+
+    def find_lost(self) -> ServerLostError | None:
+        """Looks for a server whose process has ended, or hangs for long."""
+        for index, peer in enumerate(self._peers):
+            if self.error is None and peer.has_ended():
+                self.error = self._lost(index, "does not answer")
+        if self.error is None and self._watch.lost:
+            index = min(map(int, self._watch.lost.values()))
+            self.error = self._lost(
+                index, f"gave no sign of life for {self._watch.timeout_sec:g} s"
+            )
+        return self.error
+
+    def explain(self, error: BaseException) -> ServerLostError | None:
+        """The error that names the lost server which an error comes from, or None."""
+        if self.error is not None:
+            return self.error
+        failed = _tf_compat.failed_server(error)
+        if self.find_lost() is None and failed is not None:
+            self.error = self._lost(failed, "was lost during a step")
+        if self.error is not None:
+            self.error.__cause__ = error
+        return self.error
+
+    def _lost(self, index: int, what: str) -> ServerLostError:
+        return ServerLostError(
+            f"parameter server {index} ({self._addresses[index]}) {what}, and the "
+            "variables that it held are gone; start all servers and workers again, "
+            "start the chief again, and restore the last checkpoint"
+        )

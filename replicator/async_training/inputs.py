@@ -1,0 +1,189 @@
+"""Inputs: pipelines that live on the workers, and come back with them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.errors import ReplicatorError
+from replicator.inputs.context import InputContext, InputReplicationMode
+from replicator.inputs.iterator import InputIterator, deal, to_pipeline
+from replicator.step.traced_once import traced_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.async_training.connection import Connection
+
+
+class RemotePipeline:
+    """A pipeline as a graph, which a worker turns into a dataset.
+
+    Attributes:
+      element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
+    """
+
+    def __init__(self, function: Any, num_skipped: int = 0) -> None:
+        self.element_spec = function.structured_outputs.element_spec
+        self._function = function
+        self._num_skipped = num_skipped
+
+    def skip(self, num_batches: int) -> RemotePipeline:
+        """The pipeline without its first elements; -1 leaves none."""
+        return RemotePipeline(self._function, num_batches)
+
+    def dataset(self) -> tf.data.Dataset:
+        """Makes the dataset where it is called."""
+        dataset = self._function()
+        return dataset.skip(self._num_skipped) if self._num_skipped else dataset
+
+    def __iter__(self) -> Any:
+        return iter(self.dataset())
+
+
+@dataclasses.dataclass(kw_only=True)
+class Place:
+    """How far one worker has read its pipelines.
+
+    Attributes:
+      num_steps: Steps of all dispatches that have ended.
+      num_made: How often the iterators were made: once more when the worker was lost.
+    """
+
+    num_steps: int = 0
+    num_made: int = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class WorkerPipelines:
+    """The iterators of one worker.
+
+    Attributes:
+      handle: What the coordinator knows them by; it makes them again when the worker
+        was lost and is back.
+      place: Where they are then.
+    """
+
+    handle: Any
+    place: Place
+
+
+def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
+    """Reads and drops the batches of some steps, on the worker of the iterators."""
+
+    @traced_once
+    def skip(source: Any) -> Any:
+        def drop(index: tf.Tensor) -> tf.Tensor:
+            batch = deal(source, num_replicas)
+            with tf.control_dependencies(
+                tf.nest.flatten(batch, expand_composites=True)
+            ):
+                return index + 1
+
+        return tf.while_loop(lambda index: index < num_steps, drop, [tf.constant(0)])
+
+    skip(iterators)
+
+
+class ServerInputIterator(InputIterator):
+    """The pipelines of every worker.
+
+    ``input_fn`` is called here, once per pipeline, and traced; the pipeline runs on the
+    worker that it feeds. A worker that was restarted reads and drops what it has had.
+
+    Attributes:
+      source_spec: The type of what one worker's program is given.
+    """
+
+    stateless_reason = "its pipelines are on workers, which may be restarted"
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        connection: Connection,
+        num_replicas_per_worker: int,
+    ) -> None:
+        num_workers = connection.num_workers
+        if mode is InputReplicationMode.SINGLE:
+            raise ReplicatorError(
+                "InputReplicationMode.SINGLE deals one pipeline to all workers, which "
+                "do not wait for each other here; use PER_WORKER or PER_REPLICA and "
+                "let input_fn take its share by ctx.input_pipeline_id"
+            )
+        is_per_replica = mode is InputReplicationMode.PER_REPLICA
+        self._share = num_replicas_per_worker if is_per_replica else 1
+        self._connection = connection
+        count = self._share * num_workers
+        super().__init__(
+            lambda context: traced_dataset(input_fn, context),
+            mode,
+            num_replicas_per_worker * num_workers,
+            contexts=[
+                InputContext(
+                    num_input_pipelines=count,
+                    input_pipeline_id=index,
+                    num_replicas_in_sync=num_replicas_per_worker,
+                )
+                for index in range(count)
+            ],
+        )
+        self.source_spec = (tf.data.IteratorSpec(self.element_spec),) * self._share
+
+    def _check(self, pipeline: Any) -> Any:
+        return pipeline  # was checked when it was traced
+
+    def _iterate(self, pipelines: Sequence[Any]) -> tuple[Any, ...]:
+        """Makes the iterators on the workers; by worker, what knows them there."""
+        num_workers = self._connection.num_workers
+        batches_per_step = self.num_replicas // num_workers // self._share
+        found = []
+        for worker in range(num_workers):
+            mine = pipelines[worker * self._share : (worker + 1) * self._share]
+            place = Place()
+            handle = _tf_compat.create_on_worker(
+                self._connection.coordinator,
+                worker,
+                _maker(mine, place, batches_per_step),
+                (),
+            )
+            found.append(WorkerPipelines(handle=handle, place=place))
+        return tuple(found)
+
+    def _get_next(self) -> Any:
+        raise ReplicatorError(
+            "next() and get_next() would read here what lives on the workers; pass the "
+            "iterator to run(), and return from the step what you want to see"
+        )
+
+
+def _maker(
+    pipelines: Sequence[RemotePipeline], place: Place, batches_per_step: int
+) -> Callable[[], Any]:
+    def make() -> Any:
+        place.num_made += 1
+        num_batches = place.num_steps * batches_per_step
+        return tuple(
+            iter(pipeline.dataset().skip(num_batches) if num_batches else pipeline)
+            for pipeline in pipelines
+        )
+
+    return make
+
+
+def traced_dataset(
+    input_fn: Callable[[InputContext], tf.data.Dataset], context: InputContext
+) -> RemotePipeline:
+    """Calls an input function and keeps its pipeline as a graph.
+
+    Raises:
+      TypeError: It returned something else than a dataset.
+    """
+
+    def make() -> tf.data.Dataset:
+        return to_pipeline(input_fn(context))
+
+    return RemotePipeline(tf.function(make, autograph=False).get_concrete_function())

@@ -1,0 +1,200 @@
+"""wrap_optimizer for parameter servers: every update is a commit.
+
+Gradients are averaged over the replicas in sync first, as everywhere; the update then
+runs on the servers, by TensorFlow's atomic kernels where there is one with the result
+of the Keras update, else by the Keras optimizer itself inside the locked section.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.async_training import commit
+from replicator.errors import DeviceError, OptimizerOptionError
+from replicator.optimizer import fused
+from replicator.optimizer.sparse import sum_duplicates
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from replicator.async_training.placement import Placement
+    from replicator.optimizer.fused import FusedUpdate
+    from replicator.optimizer.options import OptimizerOptions
+
+
+class ServerOptimizer(ReplicatedOptimizer):
+    """A Keras optimizer whose updates none of the workers can lose.
+
+    The average is over the replicas in sync, those of one worker; workers update one
+    after the other, each from the values that it has read.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        *,
+        num_replicas: int,
+        options: OptimizerOptions,
+        placement: Placement,
+    ) -> None:
+        super().__init__(optimizer, num_replicas=num_replicas, options=options)
+        object.__setattr__(self, "_placement", placement)
+
+    def build(self, variables: Iterable[Any]) -> None:
+        """Makes the optimizer's state, each slot on the server of its variable."""
+        with self._placement.scope(), _slots_follow(self.wrapped, self._placement):
+            super().build(variables)
+
+    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
+        averaged = list(map(sum_duplicates, averaged))
+        fused_update = self._find_fused(averaged, variables)
+        if fused_update is None:
+            self._commit_keras(averaged, variables)
+        else:
+            self._commit_fused(fused_update, averaged, variables, 1)
+
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
+        fused_update = self._find_fused(grads, variables)
+        if fused_update is None or not fused_update.is_linear:
+            self._apply(self._all_reduce(grads, "mean"), variables)
+            return
+        summed = self._all_reduce(grads, "sum")
+        self._commit_fused(fused_update, summed, variables, self._num_replicas)
+
+    def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
+        # On one server Keras' own sparse update can run in the lock, and is the same
+        # number as on one device; the kernel adds in another order.
+        servers = {self._server_of(_tf_compat.unwrap(v)) for v in variables}
+        return fused.find(self.wrapped, grads, variables, takes_sparse=len(servers) > 1)
+
+    def _begin(self, variables: list[Any]) -> tuple[commit.CommitTrace, list[int]]:
+        """Notes what commits will change; returns the server of each variable."""
+        trace = commit.current()
+        inner = [_tf_compat.unwrap(variable) for variable in variables]
+        trace.shared += [*inner, *map(_tf_compat.unwrap, self.wrapped.variables)]
+        return trace, [self._server_of(variable) for variable in inner]
+
+    def _commit_fused(
+        self,
+        fused_update: FusedUpdate,
+        grads: list[Any],
+        variables: list[Any],
+        num_summed: int,
+    ) -> None:
+        """Commits by kernels, on each server for the variables that it holds."""
+        self.uses_fused_update = True
+        trace, servers = self._begin(variables)
+        home = self._home()
+        counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
+        for server in sorted({*servers, counter}):
+            mine = [i for i, other in enumerate(servers) if other == server]
+            scalars = {} if server == home else fused_update.prepare(num_summed)
+            parts, rebuild = _flatten([grads[i] for i in mine])
+
+            def update(
+                arrived: list[tf.Tensor],
+                server: int = server,
+                mine: list[int] = mine,
+                names: Sequence[str] = tuple(scalars),
+                rebuild: Any = rebuild,
+            ) -> None:
+                sent = dict(zip(names, arrived, strict=False))
+                values = sent or fused_update.prepare(num_summed)
+                own = rebuild(arrived[len(sent) :])
+                for index, grad in zip(mine, own, strict=True):
+                    fused_update.update_one(grad, variables[index], values)
+                if server == counter:
+                    fused_update.count()
+
+            commit.commit(trace, server, [*scalars.values(), *parts], update)
+
+    def _commit_keras(self, averaged: list[Any], variables: list[Any]) -> None:
+        """Commits by the Keras optimizer itself, on the one server that holds all."""
+        self.uses_fused_update = False
+        trace, found = self._begin(variables)
+        others = map(_tf_compat.unwrap, self.wrapped.variables)
+        servers = {*found, *map(self._server_of, others)}
+        if len(servers) > 1:
+            raise OptimizerOptionError(
+                f"{type(self.wrapped).__name__} as it is configured has no atomic "
+                "update kernel, so its whole update must run on one parameter server, "
+                f"but its variables are on {len(servers)}: use keras.optimizers.SGD "
+                "(with or without momentum) or Adam without clipping, decay or "
+                "averaging, or a cluster with one parameter server"
+            )
+        parts, rebuild = _flatten(averaged)
+        commit.commit(
+            trace,
+            servers.pop(),
+            parts,
+            lambda arrived: self.wrapped.apply(rebuild(arrived), variables),
+        )
+
+    def _home(self) -> int | None:
+        """The server that has all scalars of the optimizer, or None."""
+        scalars = [
+            _tf_compat.unwrap(variable)
+            for variable in self.wrapped.variables
+            if not variable.shape
+        ]
+        servers = {self._server_of(variable) for variable in scalars}
+        return servers.pop() if len(servers) == 1 else None
+
+    def _server_of(self, variable: Any) -> int:
+        server: int | None = self._placement.server_of(variable)
+        if server is None:
+            raise DeviceError(
+                f"variable {variable.name!r} is on {variable.device!r}, which is no "
+                "parameter server; make models and optimizers inside `with "
+                "repl.context():`"
+            )
+        return server
+
+
+@contextlib.contextmanager
+def _slots_follow(optimizer: Any, placement: Placement) -> Iterator[None]:
+    """Puts each slot on the server of its variable: a kernel needs both there."""
+    make = optimizer.add_variable_from_reference
+
+    def make_beside(reference: Any, *args: Any, **kwargs: Any) -> Any:
+        device = _tf_compat.unwrap(reference).device
+        if device not in placement.devices:
+            return make(reference, *args, **kwargs)
+        with placement.on(device):
+            return make(reference, *args, **kwargs)
+
+    optimizer.add_variable_from_reference = make_beside
+    try:
+        yield
+    finally:
+        del optimizer.add_variable_from_reference
+
+
+def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
+    """Takes gradients apart into dense tensors; returns them and how to go back."""
+    parts: list[tf.Tensor] = []
+    for grad in grads:
+        is_sparse = isinstance(grad, tf.IndexedSlices)
+        parts += [grad.values, grad.indices] if is_sparse else [grad]
+
+    def rebuild(tensors: Sequence[tf.Tensor]) -> list[Any]:
+        rest = iter(tensors)
+        return [
+            tf.IndexedSlices(next(rest), next(rest), _shape_of(grad))
+            if isinstance(grad, tf.IndexedSlices)
+            else next(rest)
+            for grad in grads
+        ]
+
+    return parts, rebuild
+
+
+def _shape_of(grad: tf.IndexedSlices) -> Any:
+    """The dense shape, as a constant where it is known: it need not travel."""
+    static = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
+    return None if static is None else tf.constant(static)

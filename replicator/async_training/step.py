@@ -1,0 +1,198 @@
+"""Step: a step function traced once for all workers, and which variables they share."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.async_training import commit, pull
+from replicator.engine.analysis.analyze import to_body
+from replicator.engine.graph import invariance
+from replicator.engine.graph.effects import READ_OPS, EffectTable
+from replicator.engine.graph.trace import trace
+from replicator.errors import UnsynchronisedUpdateError
+from replicator.variables.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.table import ServerTable
+    from replicator.engine.graph.body import Body
+    from replicator.engine.graph.trace import TracedStep
+    from replicator.placement.topology import Topology
+
+# They add to what is there, on the server and under the variable's lock, so that
+# workers share the variable and lose nothing.
+_ADDING_OPS = ("AssignAdd", "AssignSub", "ResourceApply", "ResourceSparseApply")
+_ADDING_SCATTERS = ("Add", "Sub", "Min", "Max", "Mul", "Div")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServerStep:
+    """A traced step.
+
+    Attributes:
+      traced: The graph as traced.
+      body: The optimized graph, without the reads that are pulled.
+      invariance: What varies between replicas in sync.
+      pulls: The reads that were taken out of the body.
+      num_commits: By server, commits of one step.
+      tickets_name: The placeholder of ``CommitTrace.tickets``.
+    """
+
+    traced: TracedStep
+    body: Body
+    invariance: invariance.Invariance
+    pulls: tuple[pull.Pull, ...]
+    num_commits: tuple[int, ...]
+    tickets_name: str
+
+
+def trace_step(
+    step_fn: Callable[..., Any],
+    specs: Sequence[Any],
+    *,
+    name: str,
+    topology: Topology,
+    table: ServerTable,
+    ledgers: Sequence[Ledger],
+) -> ServerStep:
+    """Traces a step function for the workers of a job.
+
+    Args:
+      step_fn: Single-device code.
+      specs: Nests of ``tf.TypeSpec``, one per argument.
+      name: Unique; functions of the step get it as a suffix.
+      topology: The replicas of worker 0.
+      table: The variables of the job.
+      ledgers: By server.
+
+    Returns:
+      The step.
+
+    Raises:
+      UnsynchronisedUpdateError: A trained variable is overwritten without a lock.
+      ReplicatorError: Misuse inside the step.
+    """
+    commits = commit.CommitTrace(
+        ledgers=ledgers,
+        clocks=(),
+        tickets=None,
+        num_commits=[0] * len(ledgers),
+        shared=[v for ledger in ledgers for v in ledger.shared()],
+    )
+
+    def step(*args: Any) -> Any:
+        # Read before everything else, so that staleness is never told too small.
+        commits.clocks = [ledger.clock.read_value() for ledger in ledgers]
+        commits.tickets = tf.compat.v1.placeholder(tf.int64, [len(ledgers)], "tickets")
+        with commit.tracing(commits):
+            return step_fn(*args)
+
+    step.__qualname__ = getattr(step_fn, "__qualname__", repr(step_fn))
+    traced = trace(
+        step,
+        specs,
+        topology.num_replicas,
+        topology.num_logical_devices,
+        table.num_replicas,
+    )
+    tickets_name = commits.tickets.op.name
+    # Without the tensors, which would keep the graph.
+    commits.clocks, commits.tickets = (), None
+    body = to_body(traced, name, topology)
+    analysis = _analyze(traced, body, table, ledgers, tickets_name)
+    invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
+    _settle_kinds(traced, body, analysis, table, commits)
+    clocks = {id(ledger.clock): server for server, ledger in enumerate(ledgers)}
+    body, pulls = pull.take_out(traced, body, table, clocks)
+    return ServerStep(
+        traced=traced,
+        body=body,
+        invariance=analysis,
+        pulls=pulls,
+        num_commits=tuple(commits.num_commits),
+        tickets_name=tickets_name,
+    )
+
+
+def _analyze(
+    traced: TracedStep,
+    body: Body,
+    table: ServerTable,
+    ledgers: Sequence[Ledger],
+    tickets_name: str,
+) -> invariance.Invariance:
+    results = {m for c in traced.collectives for m in c.markers}
+    # One lock per server and step, however many replicas: two would wait for another.
+    locks = {id(ledger.mutex) for ledger in ledgers}
+    tensors = {
+        name
+        for name, outer in traced.captures.items()
+        if outer.dtype != tf.resource or id(outer) in locks
+    }
+    local = {
+        name
+        for name, variable in traced.variables.items()
+        if table.kind(variable) is not Kind.MIRRORED
+    }
+    return invariance.analyze(
+        body,
+        invariant_inputs=results | tensors | {tickets_name},
+        handles=set(traced.variables),
+        local=local,
+    )
+
+
+def _settle_kinds(
+    traced: TracedStep,
+    body: Body,
+    analysis: invariance.Invariance,
+    table: ServerTable,
+    commits: commit.CommitTrace,
+) -> None:
+    """Gives what a step overwrites a copy per replica; see ``async_training.table``."""
+    if table.num_replicas == 1:
+        return
+    shared = {id(variable) for variable in commits.shared}
+    for ledger in commits.ledgers:
+        shared |= {id(ticket) for ticket in ledger.tickets}
+    for handle in overwritten(body, set(traced.variables)):
+        variable = traced.variables[handle]
+        if id(variable) in shared or table.kind(variable) is not Kind.MIRRORED:
+            continue
+        if table.num_workers == 1 and handle not in analysis.local:
+            continue  # one worker, whose replicas are in sync
+        if variable.trainable:
+            raise UnsynchronisedUpdateError(
+                f"trainable variable {variable.name!r} is overwritten (assign) by "
+                f"{table.num_workers} workers that do not wait for each other, so "
+                "updates would be lost; update it through repl.wrap_optimizer(), or "
+                "with assign_add or assign_sub, which are atomic; if it is no weight "
+                "(a metric, a statistic), make it with trainable=False, which "
+                "tf.Variable is not by default"
+            )
+        table.require(variable, Kind.LOCAL)
+
+
+def overwritten(body: Body, handles: set[str]) -> list[str]:
+    """Handles of variables to which the graph writes something else than a summand."""
+    effects = EffectTable(body.library)
+    found: dict[str, None] = {}
+    for node in body.nodes:
+        if node.op in READ_OPS or _is_adding(node.op):
+            continue
+        writes = effects.of(node.proto, len(node.inputs)).writes
+        for position in sorted(writes):
+            if position < len(node.inputs) and node.inputs[position].node in handles:
+                found[node.inputs[position].node] = None
+    return list(found)
+
+
+def _is_adding(op: str) -> bool:
+    if op.startswith(("ResourceScatter", "ResourceScatterNd")):
+        return op.endswith(_ADDING_SCATTERS)
+    return op.startswith(_ADDING_OPS)

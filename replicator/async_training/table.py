@@ -1,0 +1,102 @@
+"""Table: which variables workers share, and the copies of those that they do not.
+
+A variable that a step adds to (``assign_add``, ``assign_sub``, scatter) is shared, and
+so is what ``wrap_optimizer`` updates. A variable that a step overwrites (``assign``:
+batch-norm statistics, Keras metrics, states of random generators) has a copy per
+replica of every worker, on the server of the user's own, because overwriting one
+another's values would lose some. Between steps the user's own reads as their mean; see
+``variables.table``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.step import creation
+from replicator.variables.kinds import Kind
+from replicator.variables.table import Entry, VariableTable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.placement import Placement
+    from replicator.placement.topology import Topology
+
+
+class ServerTable(VariableTable):
+    """The variables of all workers.
+
+    Attributes:
+      num_replicas: Replicas of the whole cluster.
+      num_workers: Workers of the cluster.
+    """
+
+    def __init__(
+        self, topology: Topology, num_workers: int, placement: Placement
+    ) -> None:
+        super().__init__(topology)
+        self.num_replicas = topology.num_replicas
+        self.num_workers = num_workers
+        self.placement = placement
+
+    def view(self, worker: int, ledgers: Sequence[Ledger]) -> WorkerTable:
+        """The table as the program of one worker sees it."""
+        return WorkerTable(self, worker, ledgers)
+
+    def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
+        if kind is Kind.MIRRORED:
+            return (variable,) * self.num_replicas
+        copies = []
+        for value in self._initial_values(variable, kind):
+            with creation.allowed(), tf.device(variable.device):
+                copies.append(
+                    tf.Variable(
+                        value,
+                        trainable=False,
+                        dtype=variable.dtype,
+                        shape=variable.shape,
+                    )
+                )
+        return tuple(copies)
+
+
+class WorkerTable:
+    """One worker's part of a table; what a program asks of one.
+
+    Attributes:
+      version: That of the whole table.
+    """
+
+    def __init__(
+        self, table: ServerTable, worker: int, ledgers: Sequence[Ledger]
+    ) -> None:
+        self._table = table
+        self._worker = worker
+        self._ledgers = ledgers
+        self._share = table.num_replicas // table.num_workers
+
+    @property
+    def version(self) -> int:
+        """Grows when a variable changes kind."""
+        return self._table.version
+
+    def kind(self, variable: Any) -> Kind:
+        """What is known of a variable; see ``VariableTable.kind``."""
+        return self._table.kind(variable)
+
+    def require(self, variable: Any, kind: Kind) -> Entry:
+        """The entry of a variable with the copies of this worker's replicas."""
+        for ledger in self._ledgers:
+            mine = ledger.copies_for(variable, self._worker)
+            if mine is not None:
+                copies = (mine,) * self._share
+                return Entry(variable=variable, kind=kind, copies=copies, seen=None)
+        entry = self._table.require(variable, kind)
+        start = self._worker * self._share
+        return dataclasses.replace(
+            entry, copies=entry.copies[start : start + self._share]
+        )

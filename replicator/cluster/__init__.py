@@ -1,0 +1,1 @@
+"""Processes of one job: configuration, start-up, liveness, failures, servers."""

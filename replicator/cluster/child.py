@@ -1,0 +1,36 @@
+"""Start of a cluster's process: tie it to its parent, pin it, become the program.
+
+    python -S child.py PARENT_PID CORES PROGRAM [ARGUMENT...]
+
+A script of its own instead of code between fork and exec: the parent may have threads
+(TensorFlow's), and then only exec is safe there. What is set here survives exec.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Becomes the program that the arguments name."""
+    parent, cores, *argv = sys.argv[1:]
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+        # The signal is lost if the parent ended before the request.
+        if os.getppid() != int(parent):
+            sys.exit("the process that started this one has ended")
+        if cores:
+            os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
+    os.execvp(argv[0], argv)  # noqa: S606 (no shell: the arguments are a list)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""How a process becomes a worker of its cluster: together with all others, in time."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from replicator._tf import workers as _tf_workers
+from replicator.cluster import configuration as cluster
+from replicator.cluster import port_filter
+from replicator.cluster.runtime import WorkerRuntime
+from replicator.errors import ClusterError, UnreachableError
+
+if TYPE_CHECKING:
+    from replicator.cluster.configuration import ClusterConfig
+
+_LOG = logging.getLogger(__name__)
+DEFAULT_TIMEOUT_SEC = 300.0
+DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
+# TensorFlow's server gets at least this, however long meeting took.
+_SHORTEST_WAIT_SEC = 5.0
+
+
+class _Process:
+    """The one runtime of this process."""
+
+    runtime: WorkerRuntime | None = None
+
+
+def join(
+    config: ClusterConfig,
+    *,
+    timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+    heartbeat_timeout_sec: float = DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+) -> WorkerRuntime:
+    """Makes this process a worker of its cluster, together with all others.
+
+    The second and later calls return the same.
+
+    Args:
+      config: The cluster, and the place of this process in it.
+      timeout_sec: Longest wait for the others, here and later.
+      heartbeat_timeout_sec: After this time without a sign of life a worker is lost.
+
+    Returns:
+      The runtime.
+
+    Raises:
+      ClusterConfigError: An address of the cluster is public; see ``network``.
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Workers did not come in time; the message names them.
+      ClusterError: TensorFlow has run before, or this process is in another cluster.
+    """
+    existing = _Process.runtime
+    if existing is not None:
+        if existing.config != config:
+            raise ClusterError(
+                f"this process is already {existing.config.kind} "
+                f"{existing.config.index} of a cluster; a process can be in one only"
+            )
+        existing.timeout_sec = timeout_sec
+        return existing
+    deadline = time.monotonic() + timeout_sec
+    meet(config, timeout_sec)
+    _start(config, deadline, heartbeat_timeout_sec)
+    _Process.runtime = WorkerRuntime(config, timeout_sec)
+    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
+    return _Process.runtime
+
+
+def meet(config: ClusterConfig, timeout_sec: float) -> None:
+    """Waits until every worker listens, this one included.
+
+    TensorFlow's server waits for the others too, but without end; so this process
+    listens at its address first, in its server's place.
+
+    Raises:
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Workers did not come in time; the message names them.
+      ClusterError: TensorFlow has run before in this process.
+    """
+    if _tf_workers.has_started():
+        raise ClusterError(
+            "TensorFlow has already run in this process, and a cluster must be joined "
+            "before: make the replicator first, before any tensor, variable or list of "
+            "devices"
+        )
+    reach = port_filter.check(config)
+    cluster.check_port_is_free(config.address)
+    _, port = cluster.split_address(config.address)
+    backlog = 2 * config.num_workers + 16
+    with socket.create_server(("", port), backlog=backlog) as listener:
+        port_filter.restrict(listener, reach)
+        cluster.wait_for(_workers(config), timeout_sec)
+
+
+def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
+    kinds = ("chief", "worker")
+    return {k: config.addresses[k] for k in kinds if k in config.addresses}
+
+
+def _start(
+    config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
+) -> None:
+    """Starts TensorFlow's server in a thread, since nothing else bounds its wait."""
+    failures: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            _tf_workers.join_workers(
+                _workers(config),
+                config.kind,
+                config.index,
+                heartbeat_timeout_sec=heartbeat_timeout_sec,
+            )
+        except Exception as error:  # noqa: BLE001 (raised again by the caller)
+            failures.append(error)
+
+    thread = threading.Thread(target=start, name="join-cluster", daemon=True)
+    with port_filter.guarded(config):
+        thread.start()
+        thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
+        _check_joined(thread, failures)
+
+
+def _check_joined(thread: threading.Thread, failures: list[BaseException]) -> None:
+    if thread.is_alive():
+        raise UnreachableError(
+            "all workers answered, but not all joined the cluster in time: one ended "
+            "while it started; see its output, and start all of them again"
+        )
+    if failures:
+        raise ClusterError(
+            f"TensorFlow could not join the cluster: {failures[0]}; check TF_CONFIG on "
+            "every worker, and start all of them again"
+        ) from failures[0]

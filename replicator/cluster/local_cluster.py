@@ -1,0 +1,278 @@
+"""A cluster of processes on this machine, each with its ``TF_CONFIG``.
+
+For tests, benchmarks and trying multi-worker programs on one machine: every process
+runs the same program and learns from ``TF_CONFIG`` who it is. Free of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from replicator.errors import LocalClusterError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    Member = tuple[str, int]
+
+# Below the range from which kernels take ports for outgoing connections.
+_PORTS = (20000, 32000)
+_MAX_PORT_TRIES = 1000
+_POLL_SEC = 0.02
+_KILL_WAIT_SEC = 60.0
+_TAIL_LINES = 20
+
+
+class LocalCluster:
+    """Processes that form a cluster on this machine; use it in a ``with`` statement.
+
+    They end with the ``with`` block, and with this process however it ends. Parameter
+    servers usually serve until they are stopped; workers and a chief end by themselves.
+
+    Attributes:
+      addresses: ``localhost:port`` of every process, by kind.
+      members: Kind and index of every process: chief, then workers, then servers.
+      log_dir: Folder of the files with their outputs.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        num_workers: int,
+        num_ps: int = 0,
+        has_chief: bool = False,
+        env: Mapping[str, str] | None = None,
+        cpusets: Sequence[Collection[int]] | None = None,
+        log_dir: str | os.PathLike[str],
+    ) -> None:
+        """Plans the cluster; entering the ``with`` block starts it.
+
+        Args:
+          argv: Program and arguments, the same for every process.
+          num_workers: Processes of kind ``worker``.
+          num_ps: Processes of kind ``ps``.
+          has_chief: Whether there is a process of kind ``chief`` besides.
+          env: Environment variables to set on top of those of this process.
+          cpusets: Cores for each of ``members``, in that order; None pins nothing.
+          log_dir: Folder for outputs, made if needed.
+
+        Raises:
+          ValueError: Counts that make no cluster, or as many cpusets as do not match.
+        """
+        counts = {"chief": int(has_chief), "worker": num_workers, "ps": num_ps}
+        if min(num_workers, num_ps) < 0 or num_workers + counts["chief"] < 1:
+            raise ValueError(
+                f"num_workers={num_workers!r}, num_ps={num_ps!r}, "
+                f"has_chief={has_chief!r} make no cluster; it needs a worker or a chief"
+            )
+        self.members: tuple[Member, ...] = tuple(
+            (kind, index) for kind, count in counts.items() for index in range(count)
+        )
+        if cpusets is not None and len(cpusets) != len(self.members):
+            raise ValueError(
+                f"cpusets has {len(cpusets)} entries for {len(self.members)} "
+                f"processes {list(self.members)}; give one per process, in that order"
+            )
+        self.log_dir = Path(log_dir)
+        self.addresses: dict[str, list[str]] = {}
+        self._argv = [str(word) for word in argv]
+        self._env = dict(env or {})
+        self._cpusets = cpusets
+        self._counts = {kind: count for kind, count in counts.items() if count}
+        self._processes: dict[Member, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> LocalCluster:  # noqa: PYI034 (Self needs Python 3.11)
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        ports = iter(free_ports(len(self.members)))
+        self.addresses = {
+            kind: [f"localhost:{next(ports)}" for _ in range(count)]
+            for kind, count in self._counts.items()
+        }
+        try:
+            for member in self.members:
+                self._start(member)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.stop()
+
+    def pid(self, kind: str, index: int) -> int:
+        """Process id of a member."""
+        return self._process(kind, index).pid
+
+    def is_running(self, kind: str, index: int) -> bool:
+        """Whether a member has not ended yet."""
+        return self._process(kind, index).poll() is None
+
+    def exit_code(self, kind: str, index: int) -> int | None:
+        """How a member ended, negative for a signal; None while it runs."""
+        return self._process(kind, index).poll()
+
+    def kill(self, kind: str, index: int, signal: int = signal.SIGKILL) -> None:
+        """Sends a signal to one member; after ``SIGKILL`` it has ended on return."""
+        process = self._process(kind, index)
+        process.send_signal(signal)
+        if signal == _SIGKILL:
+            process.wait(_KILL_WAIT_SEC)
+
+    def restart(self, kind: str, index: int) -> None:
+        """Starts a member again, with the same address; ends it first if it runs.
+
+        Its output is appended to what it wrote before.
+        """
+        self._end([self._process(kind, index)])
+        self._start((kind, index))
+
+    def wait(
+        self, timeout_sec: float, kinds: Collection[str] = ("chief", "worker")
+    ) -> dict[Member, int]:
+        """Waits until members have ended.
+
+        Args:
+          timeout_sec: Longest wait in all.
+          kinds: Whom to wait for.
+
+        Returns:
+          Exit code of each, negative for the signal that killed it.
+
+        Raises:
+          LocalClusterError: Some still run; they all were killed. The message has the
+            end of their outputs.
+        """
+        waited = [member for member in self.members if member[0] in kinds]
+        deadline = time.monotonic() + timeout_sec
+        while any(self.is_running(*member) for member in waited):
+            if time.monotonic() > deadline:
+                late = [m for m in waited if self.is_running(*m)]
+                self.stop()
+                names = ", ".join(f"{kind} {index}" for kind, index in late)
+                raise LocalClusterError(
+                    f"{names} did not end within {timeout_sec:g} s; all processes were "
+                    f"killed\n{self.tails()}"
+                )
+            time.sleep(_POLL_SEC)
+        return {member: self._processes[member].returncode for member in waited}
+
+    def check(
+        self, timeout_sec: float, kinds: Collection[str] = ("chief", "worker")
+    ) -> None:
+        """Waits as ``wait`` does, and makes sure that every exit code is 0.
+
+        Raises:
+          LocalClusterError: Some still run, or failed; with the end of their outputs.
+        """
+        codes = self.wait(timeout_sec, kinds)
+        failed = {member: code for member, code in codes.items() if code}
+        if failed:
+            names = ", ".join(f"{k} {i} with {c}" for (k, i), c in failed.items())
+            raise LocalClusterError(f"processes failed: {names}\n{self.tails()}")
+
+    def output(self, kind: str, index: int) -> str:
+        """What a member has written so far, standard error included."""
+        self._process(kind, index)
+        return self._log(kind, index).read_text(encoding="utf-8", errors="replace")
+
+    def tails(self) -> str:
+        """The last lines that each member wrote."""
+        parts = []
+        for kind, index in self._processes:
+            lines = self.output(kind, index).splitlines()[-_TAIL_LINES:]
+            parts.append(f"-- {kind} {index}:\n" + "\n".join(lines))
+        return "\n".join(parts)
+
+    def stop(self) -> None:
+        """Kills what still runs; leaving the ``with`` block does it."""
+        self._end(list(self._processes.values()))
+
+    def _start(self, member: Member) -> None:
+        kind, index = member
+        own = {"type": kind, "index": index}
+        env = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **self._env,
+            "TF_CONFIG": json.dumps({"cluster": self.addresses, "task": own}),
+        }
+        cores: Collection[int] = ()
+        if self._cpusets is not None:
+            cores = self._cpusets[self.members.index(member)]
+        wrapper = Path(__file__).with_name("child.py")
+        with self._log(kind, index).open("ab") as log:
+            self._processes[member] = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-S",
+                    str(wrapper),
+                    str(os.getpid()),
+                    ",".join(str(core) for core in sorted(cores)),
+                    *self._argv,
+                ],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # its own children end with it
+            )
+
+    def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+        for process in processes:
+            # The group may outlive its first process, which still reserves its id
+            # until it is waited for.
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, _SIGKILL)
+        for process in processes:
+            process.wait(_KILL_WAIT_SEC)
+
+    def _process(self, kind: str, index: int) -> Any:
+        if (kind, index) not in self._processes:
+            raise LocalClusterError(
+                f"no process {kind!r} {index!r} was started; there are "
+                f"{list(self._processes) or 'none: enter the with block first'}"
+            )
+        return self._processes[kind, index]
+
+    def _log(self, kind: str, index: int) -> Path:
+        return self.log_dir / f"{kind}_{index}.log"
+
+
+_SIGKILL = signal.SIGKILL
+
+
+def free_ports(num_ports: int) -> list[int]:
+    """Finds ports of this machine on which nobody listens, in random order.
+
+    Raises:
+      LocalClusterError: There are not enough.
+    """
+    chosen: list[int] = []
+    with contextlib.ExitStack() as reserved:
+        for _ in range(_MAX_PORT_TRIES):
+            if len(chosen) == num_ports:
+                return chosen
+            port = random.SystemRandom().randint(*_PORTS)
+            # Bound until all are found, so that no port comes twice.
+            probe = reserved.enter_context(
+                socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            )
+            with contextlib.suppress(OSError):
+                probe.bind(("", port))
+                chosen.append(port)
+    raise LocalClusterError(
+        f"{num_ports} free ports from {_PORTS[0]} to {_PORTS[1]} were not found in "
+        f"{_MAX_PORT_TRIES} tries; end processes that hold them"
+    )

@@ -1,0 +1,292 @@
+"""One TensorFlow server as another process sees it: is it still the same process?
+
+An open port says little: when a process dies, another may listen there a moment later.
+A connection says more. The kernel closes it when the process at its other end dies in
+whatever way, and keeps it open while that process is busy or stopped. Should it be lost
+for another reason, the server is asked who it is: TensorFlow gives each device of a
+process a random number, its incarnation, which no other process has.
+
+The server is spoken to in its own protocol, gRPC over HTTP/2 (RFC 9113), as far as one
+call needs it. Free of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+
+from replicator.cluster.configuration import split_address
+
+# What an HTTP/2 client says first (RFC 9113, 3.4): the preface and empty settings. A
+# gRPC server that is alive answers it with its own settings, whatever it computes.
+HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+_DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
+_ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
+_FRAME_HEADER_BYTES = 9
+_MAX_FRAME_BYTES = 16384
+_MAX_ANSWER_BYTES = 65535  # as much as HTTP/2 lets it send unasked
+_STREAM = 1
+_PATH = b"/tensorflow.WorkerService/GetStatus"
+# A machine that vanished is noticed after so long, though it closed nothing.
+_KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
+KEEPALIVE_SEC = 20.0
+_CONNECT_SEC = 1.0
+_ANSWER_SEC = 2.0
+_INCARNATION_FIELD = 6  # of TensorFlow's DeviceAttributes
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+class NotAServerError(ConnectionError):
+    """Who answers at an address is not a TensorFlow server."""
+
+
+class Link:
+    """A connection to a TensorFlow server, held open.
+
+    Attributes:
+      is_greeted: Whether the other end has answered as a gRPC server does.
+      identity: Numbers that only this process of a server has; None until it answered.
+    """
+
+    def __init__(self, address: str, timeout_sec: float) -> None:
+        """Connects, and asks who is there.
+
+        Args:
+          address: ``name:port`` of the server.
+          timeout_sec: Longest wait for the connection.
+
+        Raises:
+          ConnectionRefusedError: Nobody listens there.
+          OSError: The machine does not answer, or is not known.
+        """
+        self.is_greeted = False
+        self.identity: frozenset[int] | None = None
+        self._unread = b""
+        self._answer = b""
+        self._socket = socket.create_connection(split_address(address), timeout_sec)
+        try:
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if option := getattr(socket, name, None):  # not all systems have them
+                    self._socket.setsockopt(socket.IPPROTO_TCP, option, value)
+            self._socket.sendall(HELLO + _question(address))
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._socket.close()
+
+    def read(self, timeout_sec: float) -> bool:
+        """Takes in what the other end says; returns as soon as something came.
+
+        Args:
+          timeout_sec: Longest wait for something.
+
+        Returns:
+          Whether something came. A process that is stopped says nothing, but is there.
+
+        Raises:
+          NotAServerError: The other end does not speak as a TensorFlow server does.
+          TimeoutError: The machine at the other end answers no more.
+          OSError: The other end closed the connection.
+        """
+        readable, _, _ = select.select([self._socket], [], [], timeout_sec)
+        if not readable:
+            return False
+        received = self._socket.recv(65536)
+        if not received:
+            raise ConnectionResetError("closed the connection")
+        self._unread += received
+        while len(self._unread) >= _FRAME_HEADER_BYTES:
+            length = int.from_bytes(self._unread[:3], "big")
+            kind, flags = self._unread[3], self._unread[4]
+            # The first frame of a server is its settings (RFC 9113, 3.4).
+            if length > _MAX_FRAME_BYTES or not (self.is_greeted or kind == _SETTINGS):
+                raise NotAServerError("does not speak HTTP/2")
+            end = _FRAME_HEADER_BYTES + length
+            if len(self._unread) < end:
+                break
+            stream = int.from_bytes(self._unread[5:9], "big")
+            self._take(kind, flags, stream, self._unread[_FRAME_HEADER_BYTES:end])
+            self._unread = self._unread[end:]
+        return True
+
+    def wait_for_identity(self, timeout_sec: float) -> frozenset[int] | None:
+        """Waits until the other end has said who it is; None if it did not in time.
+
+        Raises:
+          OSError: See ``read``.
+        """
+        deadline = time.monotonic() + timeout_sec
+        while self.identity is None and (left_sec := deadline - time.monotonic()) > 0:
+            self.read(left_sec)
+        return self.identity
+
+    def read_all(self) -> None:
+        """Takes in what the other end has said already.
+
+        Raises:
+          OSError: See ``read``.
+        """
+        while self.read(0.0):
+            pass
+
+    def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
+        if kind == _SETTINGS and not flags & _ACK:
+            self.is_greeted = True
+            self._socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
+        elif kind == _PING and not flags & _ACK:
+            self._socket.sendall(_frame(_PING, _ACK, 0, payload))
+        elif stream == _STREAM and self.identity is None:
+            if kind == _DATA:
+                self._answer += payload
+            if len(self._answer) > _MAX_ANSWER_BYTES:
+                raise NotAServerError("says more than it was asked")
+            if kind in (_DATA, _HEADERS) and flags & _END_STREAM:
+                self.identity = _incarnations(self._answer[5:])
+                if not self.identity:
+                    raise NotAServerError("is no TensorFlow server")
+
+
+class Peer:
+    """A process of the cluster, as another one remembers it."""
+
+    def __init__(self, address: str) -> None:
+        """Meets it: learns who it is, and holds a connection to it.
+
+        Args:
+          address: Where it listens; it may be slow, or not be there.
+        """
+        self._address = address
+        self._identity: frozenset[int] | None = None
+        self._link: Link | None = None
+        self.has_ended()
+
+    def has_ended(self) -> bool:
+        """Whether it is known that the process that was met has ended.
+
+        Not if it is slow, stopped, or out of reach.
+        """
+        if self._link is not None:
+            try:
+                self._link.read_all()
+            except OSError:
+                self._link.close()
+                self._link = None
+            else:
+                return False
+        try:
+            link = Link(self._address, _CONNECT_SEC)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        is_closed = False
+        try:
+            found = link.wait_for_identity(_ANSWER_SEC)
+        except OSError:
+            found, is_closed = None, True
+        if self._identity is None:
+            self._identity = found
+        if found is not None and found == self._identity:
+            self._link = link
+            return False
+        link.close()
+        if self._identity is None:
+            return False  # never met
+        # One that speaks may be busy. One that only accepts is a stopped process or a
+        # stranger; but the kernel has closed the connection to the process once met.
+        return bool(found) or is_closed or not link.is_greeted
+
+
+def answers(address: str, timeout_sec: float) -> bool:
+    """Whether a gRPC server at an address gives a sign of life within a time.
+
+    Its kernel accepts connections for a process that hangs, so the process is asked.
+    """
+    deadline = time.monotonic() + timeout_sec
+    with contextlib.suppress(OSError):
+        link = Link(address, timeout_sec)
+        with contextlib.closing(link):
+            while not link.is_greeted and (left_sec := deadline - time.monotonic()) > 0:
+                link.read(left_sec)
+            return link.is_greeted
+    return False
+
+
+def _question(address: str) -> bytes:
+    """The frames of a call of ``GetStatus``, without arguments."""
+    # Headers in literal form (RFC 7541, 6.2.2), but for two from the static table.
+    headers = b"".join(
+        [
+            b"\x83",  # :method: POST
+            b"\x86",  # :scheme: http
+            b"\x04" + _literal(_PATH),
+            b"\x01" + _literal(address.encode()[:100]),  # :authority
+            b"\x00" + _literal(b"te") + _literal(b"trailers"),  # codespell:ignore te
+            b"\x0f\x10" + _literal(b"application/grpc"),  # content-type
+        ]
+    )
+    return _frame(_HEADERS, _END_HEADERS, _STREAM, headers) + _frame(
+        _DATA, _END_STREAM, _STREAM, bytes(5)
+    )
+
+
+def _literal(text: bytes) -> bytes:
+    return bytes([len(text)]) + text
+
+
+def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    header = len(payload).to_bytes(3, "big") + bytes([kind, flags])
+    return header + stream.to_bytes(4, "big") + payload
+
+
+def _incarnations(answer: bytes) -> frozenset[int]:
+    """The incarnations in TensorFlow's GetStatusResponse; empty if it is none."""
+    found = set()
+    try:
+        for field, device in _fields(answer):
+            if field == 1 and isinstance(device, bytes):
+                for part, value in _fields(device):
+                    if part == _INCARNATION_FIELD and isinstance(value, int):
+                        found.add(value)
+    except (IndexError, struct.error, ValueError):
+        return frozenset()
+    return frozenset(found)
+
+
+def _fields(message: bytes) -> list[tuple[int, int | bytes]]:
+    """Numbers and values of the fields of a protocol buffer."""
+    fields: list[tuple[int, int | bytes]] = []
+    at = 0
+    while at < len(message):
+        tag, at = _varint(message, at)
+        value: int | bytes
+        if tag & 7 == _VARINT:
+            value, at = _varint(message, at)
+        elif tag & 7 == _FIXED64:
+            (value,), at = struct.unpack_from("<Q", message, at), at + 8
+        elif tag & 7 == _FIXED32:
+            (value,), at = struct.unpack_from("<I", message, at), at + 4
+        elif tag & 7 == _BYTES:
+            length, at = _varint(message, at)
+            value, at = message[at : at + length], at + length
+        else:
+            raise ValueError(f"wire type {tag & 7} is unknown")
+        fields.append((tag >> 3, value))
+    return fields
+
+
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        shift, at = shift + 7, at + 1
+        if not byte & 0x80:
+            return value, at

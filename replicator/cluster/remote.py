@@ -1,0 +1,184 @@
+"""Remote devices: making this process the client of a cluster of TensorFlow servers."""
+
+from __future__ import annotations
+
+import types
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.cluster import configuration as cluster
+from replicator.cluster import port_filter
+from replicator.cluster.watch import WorkerWatch
+from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
+from replicator.placement import devices as device_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from replicator.cluster.configuration import ClusterConfig
+
+CONNECT_TIMEOUT_SEC = 120.0
+_TRAINING_KINDS = ("chief", "worker")
+
+
+class _Connection:
+    """What this process is the client of; TensorFlow has one cluster per process.
+
+    Attributes:
+      addresses: The cluster; empty before the first replicator connects.
+      watch: Over its servers; None before.
+    """
+
+    addresses: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
+    watch: WorkerWatch | None = None
+
+
+def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
+    """Makes this process the client of the cluster's servers, once.
+
+    Args:
+      config: The cluster; this process must be its worker 0.
+      timeout_sec: Longest wait for the servers.
+
+    Returns:
+      The watch over the servers, which has begun.
+
+    Raises:
+      ClusterConfigError: This process is not worker 0, or it is the client of another
+        cluster, or it has made variables already.
+      PortInUseError: Another process listens at this one's address.
+      UnreachableError: Servers do not answer; the message names them.
+    """
+    _check_client(config)
+    addresses = {
+        kind: of_kind
+        for kind, of_kind in config.addresses.items()
+        if kind in _TRAINING_KINDS
+    }
+    if _Connection.watch is None:
+        _Connection.watch = _connect(config, addresses, timeout_sec)
+    elif _Connection.addresses != addresses:
+        raise ClusterConfigError(
+            f"this process is already the client of {dict(_Connection.addresses)!r}, "
+            f"but TF_CONFIG now lists {addresses!r}; TensorFlow has one cluster per "
+            "process: start another process"
+        )
+    return _Connection.watch
+
+
+def worker_devices(config: ClusterConfig) -> list[str]:
+    """Device prefix of each worker, such as ``/job:worker/replica:0/task:1``."""
+    return [f"/job:{kind}/replica:0/task:{index}" for kind, index in config.workers]
+
+
+def replica_devices(
+    workers: list[str], num_replicas: int, num_logical_devices: int = 1
+) -> list[list[str]]:
+    """Gives every worker an equal share of the devices that replicas need.
+
+    Args:
+      workers: Device prefix of each worker.
+      num_replicas: Replicas of the whole job.
+      num_logical_devices: Devices that one replica is split over.
+
+    Returns:
+      Full device names by replica, then by logical device, worker by worker: GPUs of
+      their own where workers have GPUs, else the CPU. A replica whose parts do not fit
+      on one worker goes on on the next.
+
+    Raises:
+      DeviceError: The devices do not divide by the workers, or some are missing.
+    """
+    num_workers, num_parts = len(workers), num_replicas * num_logical_devices
+    share, rest = divmod(num_parts, num_workers)
+    if rest or share < 1:
+        parts = (
+            f" times logical_devices_per_replica {num_logical_devices!r}"
+            if num_logical_devices != 1
+            else ""
+        )
+        raise DeviceError(
+            f"num_replicas {num_replicas!r} is the number over the whole job and"
+            f"{parts} must be a multiple of its num_workers {num_workers!r}; use for "
+            "example "
+            f"{max(share, 1) * num_workers}"
+        )
+    listed = [device.name for device in tf.config.list_logical_devices()]
+    has_gpus = any(map(device_lib.is_gpu, listed))
+    devices: list[str] = []
+    for worker_id, worker in enumerate(workers):
+        mine = [
+            name
+            for name in listed
+            if name.startswith(f"{worker}/")
+            and (device_lib.is_gpu(name) if has_gpus else device_lib.is_cpu(name))
+        ]
+        if len(mine) < share and (has_gpus or num_logical_devices > 1):
+            raise DeviceError(_too_few(worker_id, worker, mine, share, has_gpus))
+        # Replicas may share a CPU; the parts of one replica may not.
+        devices += mine[:share] if len(mine) >= share else mine[:1] * share
+    return [
+        devices[r * num_logical_devices : (r + 1) * num_logical_devices]
+        for r in range(num_replicas)
+    ]
+
+
+def _too_few(
+    worker_id: int, worker: str, mine: list[str], share: int, has_gpus: bool
+) -> str:
+    kind, help_text = (
+        ("GPUs", "hide the GPUs of all workers (CUDA_VISIBLE_DEVICES='')")
+        if has_gpus
+        else ("CPU devices", f"start its server with --num-cpu-devices {share}")
+    )
+    return (
+        f"{share} replicas or parts of them per worker need {share} {kind} on each, "
+        f"but worker {worker_id} ({worker}) has {len(mine)}; use fewer, or {help_text}"
+    )
+
+
+def _check_client(config: ClusterConfig) -> None:
+    if not config.is_chief:
+        raise ClusterConfigError(
+            f"this process is {config.kind} {config.index}, but with "
+            f"pattern='in_graph' only {config.name_of(0)} runs the training program; "
+            "run `python -m replicator.server` here, with the same TF_CONFIG"
+        )
+
+
+def _connect(
+    config: ClusterConfig,
+    addresses: Mapping[str, tuple[str, ...]],
+    timeout_sec: float,
+) -> WorkerWatch:
+    check_nothing_is_made()
+    cluster.check_port_is_free(config.address)
+    try:
+        cluster.wait_for(addresses, timeout_sec, own=config.address)
+    except UnreachableError as error:
+        raise UnreachableError(
+            f"{error}; every worker but 0 runs `python -m replicator.server`"
+        ) from None
+    with port_filter.guarded(config):
+        _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
+    _Connection.addresses = addresses
+    servers = list(enumerate(worker_devices(config)))[1:]
+    return WorkerWatch(
+        {
+            device: (config.name_of(worker_id), config.address_of(worker_id))
+            for worker_id, device in servers
+        }
+    )
+
+
+def check_nothing_is_made() -> None:
+    """Refuses variables: TensorFlow loses them when a process joins a cluster."""
+    names = _tf_compat.live_variables()
+    if names:
+        raise ClusterConfigError(
+            f"{len(names)} variables exist already ({', '.join(names[:3])}), and they "
+            "would be lost when this process joins its cluster; make the replicator "
+            "first, and models, optimizers and random generators afterwards"
+        )

@@ -1,0 +1,163 @@
+"""Watching servers: who is gone, and ending calls that would wait for them forever.
+
+A process that is killed closes its connections, and calls to it fail at once. A machine
+that vanishes, or a process that hangs, closes nothing: TensorFlow would wait for its
+answer without end. So a thread of the client asks every server for a sign of life, and
+closes the connections to one that has given none for too long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.cluster.configuration import split_address
+from replicator.cluster.peer import answers
+from replicator.errors import WorkerLostError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+WORKER_TIMEOUT_SEC = 30.0
+_POLL_SEC = 1.0
+_ANSWER_SEC = 2.0
+_MIN_FAILURES = 3
+_WHAT_TO_DO = (
+    "start the whole cluster again (client and servers), and restore the last "
+    "checkpoint; see the end of that worker's output for why"
+)
+# Errors that do not come from a lost worker, unless they speak of its lost state.
+_OWN_ERRORS = (tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError)
+_LOST_STATE = "context_id"
+
+
+class WorkerWatch:
+    """The client's watch over its servers.
+
+    Attributes:
+      lost: Names of workers that were given up.
+    """
+
+    def __init__(self, servers: Mapping[str, tuple[str, str]]) -> None:
+        """Starts watching.
+
+        Args:
+          servers: By device prefix (``/job:worker/replica:0/task:1``): how messages
+            call the worker, and its address.
+        """
+        self.lost: dict[str, str] = {}
+        self.timeout_sec = WORKER_TIMEOUT_SEC
+        self._servers = dict(servers)
+        if servers:
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    @contextlib.contextmanager
+    def guard(self) -> Iterator[None]:
+        """Turns TensorFlow's errors about a lost worker into one that names it.
+
+        Raises:
+          WorkerLostError: A worker ended, was restarted, or does not answer.
+        """
+        if self.lost:
+            raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
+        try:
+            yield
+        except tf.errors.OpError as error:
+            reason = self._explain(error)
+            if reason is None:
+                raise
+            raise WorkerLostError(f"{reason}; {_WHAT_TO_DO}") from error
+
+    def _explain(self, error: Any) -> str | None:
+        text = str(error)
+        if isinstance(error, _OWN_ERRORS) and _LOST_STATE not in text:
+            return None
+        if self.lost:
+            return self._lost_names()
+        silent = [
+            name
+            for name, address in self._servers.values()
+            if not answers(address, _ANSWER_SEC)
+        ]
+        if silent:
+            return f"{', '.join(silent)} was lost during a step"
+        if isinstance(error, tf.errors.UnavailableError) or _LOST_STATE in text:
+            named = set(re.findall(r"/job:\w+/replica:0/task:\d+", text))
+            names = [self._servers[n][0] for n in sorted(named & set(self._servers))]
+            return f"{' or '.join(names) or 'a worker'} was restarted during a step"
+        return None
+
+    def _lost_names(self) -> str:
+        names = ", ".join(self.lost.values())
+        return f"{names} gave no sign of life for {self.timeout_sec:g} s"
+
+    def _watch(self) -> None:
+        last_answer = dict.fromkeys(self._servers, time.monotonic())
+        num_failures = dict.fromkeys(self._servers, 0)
+        while True:
+            for server, (name, address) in self._servers.items():
+                if server in self.lost:
+                    # TensorFlow connects again and again to one that only hangs.
+                    hang_up(address)
+                elif answers(address, _ANSWER_SEC):
+                    last_answer[server] = time.monotonic()
+                    num_failures[server] = 0
+                else:
+                    num_failures[server] += 1
+                    silence_sec = time.monotonic() - last_answer[server]
+                    # A count as well: this process itself may have been suspended.
+                    is_long = silence_sec > self.timeout_sec
+                    if is_long and num_failures[server] >= _MIN_FAILURES:
+                        self.lost[server] = name
+                        hang_up(address)
+            time.sleep(_POLL_SEC)
+
+
+def hang_up(address: str) -> None:
+    """Closes all connections of this process to an address.
+
+    TensorFlow has no call for it. Those who wait for an answer get an error at once.
+    """
+    name, port = split_address(address)
+    try:
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return
+    peers = {_plain(info[4]) for info in found}
+    for descriptor in _socket_descriptors():
+        with contextlib.suppress(OSError):
+            copy = os.dup(descriptor)
+            try:
+                connection = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue
+            with connection:
+                if _plain(connection.getpeername()) in peers:
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _socket_descriptors() -> list[int]:
+    folder = Path("/proc/self/fd")
+    descriptors = []
+    for entry in (folder if folder.exists() else Path("/dev/fd")).iterdir():
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                descriptors.append(int(entry.name))
+    return descriptors
+
+
+def _plain(address: Any) -> tuple[str, int] | None:
+    """Address and port; IPv4 in IPv6 clothes is IPv4."""
+    if not isinstance(address, tuple):
+        return None
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])

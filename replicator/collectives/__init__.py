@@ -1,0 +1,1 @@
+"""Collectives that users call in a step, and layers built of them."""

@@ -1,0 +1,154 @@
+"""Layers whose computation spans replicas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from replicator.collectives import primitives as collectives
+from replicator.step import context as context_lib
+from replicator.validation.arguments import is_one_of, shown
+
+_FORMS = ("shifted", "two_pass")
+
+
+class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
+    """Batch normalization by the statistics of the whole global batch.
+
+    Buchlovsky et al. 2019, section on primitives; Ioffe & Szegedy 2015. Training on R
+    replicas gives the outputs, gradients and moving statistics of
+    ``keras.layers.BatchNormalization`` on one replica with the joined batch: the
+    gradient flows back through the collective. Moving statistics are equal on all
+    replicas. Outside steps, and with ``training=False``, it is Keras' layer.
+
+    With n values per channel on each of R replicas and s a shift, the ``shifted`` form
+    takes d = x - s, then by one all-reduce of both
+
+        m1 = mean(d),  m2 = mean(d^2),  mean = s + m1,  variance = max(m2 - m1^2, 0).
+
+    s is the moving mean, which is the same on every replica and constant for gradients.
+    The subtraction loses bits where |mean - s| is large: with float32 (u = 2^-24) the
+    error of the variance is about u * (variance + 2 * m1^2) times a small constant. So
+    after the first steps, when the moving mean has come near, the variance is as good
+    as that of the ``two_pass`` form,
+
+        mean = all_mean(mean(x)),  variance = all_mean(mean((x - mean)^2)),
+
+    which has no cancellation and costs a second all-reduce. Statistics of float16 and
+    bfloat16 inputs are computed in float32.
+
+    Call it in replica context to communicate. Every replica must have as many values
+    per channel as the others.
+
+    Attributes:
+      variance_form: ``shifted`` or ``two_pass``.
+    """
+
+    def __init__(self, *, variance_form: str = "shifted", **options: Any) -> None:
+        """Makes the layer.
+
+        Args:
+          variance_form: ``shifted`` (one all-reduce) or ``two_pass`` (two).
+          **options: Those of ``keras.layers.BatchNormalization``.
+
+        Raises:
+          ValueError: Unknown ``variance_form``, ``synchronized=True`` or
+            ``renorm=True``.
+        """
+        if not is_one_of(variance_form, _FORMS):
+            raise ValueError(
+                f"variance_form {shown(variance_form)} is unknown; use 'shifted' (one "
+                "all-reduce) or 'two_pass' (two, no cancellation)"
+            )
+        if options.get("synchronized"):
+            raise ValueError(
+                "synchronized=True asks Keras to communicate too, through "
+                "tf.distribute; leave it out: this layer always does"
+            )
+        if options.get("renorm"):
+            raise ValueError(
+                "renorm=True corrects statistics of small batches; this layer uses "
+                "those of the global batch, so leave it out"
+            )
+        super().__init__(**options)
+        self.variance_form = variance_form
+
+    def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        """Normalizes; in replica context and training, by all replicas' statistics.
+
+        Args:
+          inputs: Floating values with channels on ``axis``.
+          training: Whether to use (and move) the statistics of the batch.
+          mask: As for Keras' layer; not supported while communicating.
+
+        Returns:
+          Values of the shape of ``inputs``, in the layer's compute type.
+
+        Raises:
+          ValueError: A mask, which would give replicas different weights.
+        """
+        if not (training and self.trainable and context_lib.in_replica_context()):
+            return super().call(inputs, training=training, mask=mask)
+        if mask is not None:
+            raise ValueError(
+                "CrossReplicaBatchNormalization got a mask: replicas could count "
+                "different numbers of values; normalize without one"
+            )
+        inputs = tf.convert_to_tensor(inputs)
+        values = tf.cast(inputs, _statistics_dtype(inputs.dtype))
+        mean, variance = self._global_moments(values)
+        for moving, new in (
+            (self.moving_mean, mean),
+            (self.moving_variance, variance),
+        ):
+            old = tf.cast(moving.value, new.dtype)
+            share = tf.cast(self.momentum, new.dtype)
+            moving.assign(old * share + new * (1 - share))
+
+        def on_axis(vector: Any) -> tf.Tensor:
+            return self._on_axis(tf.cast(vector, values.dtype), len(values.shape))
+
+        outputs = tf.nn.batch_normalization(
+            values,
+            on_axis(mean),
+            on_axis(variance),
+            on_axis(self.beta.value) if self.center else None,
+            on_axis(self.gamma.value) if self.scale else None,
+            self.epsilon,
+        )
+        return tf.cast(outputs, self.compute_dtype)
+
+    def _global_moments(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Mean and variance of the global batch, one number per channel each."""
+        rank = len(values.shape)
+        axes = [index for index in range(rank) if index != self.axis % rank]
+        if self.variance_form == "two_pass":
+            mean = collectives.all_mean(tf.reduce_mean(values, axes))
+            centred = values - self._on_axis(mean, rank)
+            return mean, collectives.all_mean(tf.reduce_mean(centred**2, axes))
+        shift = tf.cast(self.moving_mean.value, values.dtype)
+        distance = values - self._on_axis(shift, rank)
+        first, second = collectives.all_mean(
+            [tf.reduce_mean(distance, axes), tf.reduce_mean(distance**2, axes)]
+        )
+        variance = tf.maximum(second - first**2, tf.zeros_like(first))
+        return shift + first, variance
+
+    def _on_axis(self, vector: tf.Tensor, rank: int) -> tf.Tensor:
+        """Gives a vector over channels the rank of the values."""
+        shape = [1] * rank
+        shape[self.axis % rank] = -1
+        return tf.reshape(vector, shape)
+
+    def get_config(self) -> dict[str, Any]:
+        """What Keras needs to make the layer again."""
+        config = super().get_config()
+        # Keras' own synchronization is what this layer replaces.
+        config.pop("synchronized", None)
+        return {**config, "variance_form": self.variance_form}
+
+
+def _statistics_dtype(dtype: tf.DType) -> tf.DType:
+    return tf.float32 if dtype in (tf.float16, tf.bfloat16) else tf.as_dtype(dtype)

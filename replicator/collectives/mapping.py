@@ -1,0 +1,260 @@
+"""map_reduce and map_gather: work items dealt over replicas.
+
+Item i runs on replica ``i % num_replicas`` and nowhere else: each replica takes its own
+branch on ``replica_id``, and the collective that joins the results stands outside the
+branches, so that every replica meets it. As in the paper, ``fn`` is single-device code;
+gradients flow back to whatever the replica that ran an item read.
+
+With a loss per replica, gradients are those of the sum of the losses, as for the other
+collectives. So where every replica computes the same loss from the results, the mean of
+the gradients over replicas is the gradient on a single device.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.collectives import primitives as collectives
+from replicator.collectives import reducible
+from replicator.step import context as context_lib
+from replicator.step.tensors import tensor_of
+from replicator.validation import user_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.step.context import ReplicaContext
+
+
+def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") -> Any:
+    """Applies a function to work items, each on one replica, and reduces the results.
+
+    Call it in replica context. A replica reduces the results of its own items first, so
+    one value per replica travels, however many items there are.
+
+    Args:
+      fn: Takes an item, returns a nest of dense tensors: the same structure, types and
+        shapes for every item. It may read variables; it may not use collectives.
+      items: A list or tuple of anything that ``fn`` takes: tensors, indices, layers,
+        functions. Every replica must pass items of the same meaning.
+      op: ``sum``, ``mean`` (over items), ``min`` or ``max``.
+
+    Returns:
+      A nest of what ``fn`` returns, reduced over all items, equal on every replica. Of
+      minima that tie, the replicas that hold one share its gradient equally.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
+        result no dense tensor.
+      ValueError: There are no items, results differ in structure, type or shape, or
+        ``op`` is unknown or has no meaning for their type.
+    """
+    context = context_lib.require("map_reduce")
+    context_lib.check_reduce_op(op)
+    _check_items("map_reduce", items)
+    user_functions.check_takes_one(fn, "map_reduce", "fn", "an item")
+    if not items:
+        raise ValueError(
+            "map_reduce got no items, and a reduction of nothing has no shape; pass at "
+            "least one item"
+        )
+    results = _Results("map_reduce", fn, items)
+
+    def branch(replica_id: int) -> Callable[[], list[tf.Tensor]]:
+        own = range(replica_id, len(items), context.num_replicas)
+        if own:
+            return lambda: _reduce_own(results, own, op)
+        # Replica 0 has item 0, and its branch is traced first.
+        return lambda: [_neutral(spec, op) for spec in results.static_specs(0)]
+
+    branches = [branch(replica_id) for replica_id in range(context.num_replicas)]
+    if len(branches) == 1:
+        reduced = branches[0]()
+    else:
+        reduced = _as_list(tf.switch_case(context.replica_id, branches))
+    if op == "mean":
+        total = collectives.all_sum(reduced)
+        reduced = [t / tf.cast(len(items), t.dtype) for t in total]
+    else:
+        reduced = collectives.all_reduce(reduced, op)
+    return results.pack(0, reduced)
+
+
+def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
+    """Applies a function to work items, each on one replica, and gathers the results.
+
+    Call it in replica context. Results of different items may differ in structure, type
+    and shape (such as inverses of matrices of several sizes).
+
+    Args:
+      items: A list or tuple of anything that ``fn`` takes: tensors, indices, layers,
+        functions. Every replica must pass items of the same meaning.
+      fn: Takes an item, returns a nest of dense tensors of static shape. It may read
+        variables; it may not use collectives.
+
+    Returns:
+      A list of what ``fn`` returns, in the order of ``items``, equal on every replica.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
+        result no dense tensor.
+      ValueError: A result's shape is not known when the step is traced.
+    """
+    context = context_lib.require("map_gather")
+    _check_items("map_gather", items)
+    user_functions.check_takes_one(fn, "map_gather", "fn", "an item")
+    results = _Results("map_gather", fn, items)
+    gathered: list[Any] = [None] * len(items)
+    for owner in range(min(context.num_replicas, len(items))):
+        own = range(owner, len(items), context.num_replicas)
+        flat = _compute_on(context, owner, own, results)
+        flat = collectives.broadcast(flat, owner)
+        for index in own:
+            count = len(results.specs[index])
+            gathered[index] = results.pack(index, flat[:count])
+            flat = flat[count:]
+    return gathered
+
+
+def _compute_on(
+    context: ReplicaContext, owner: int, own: Sequence[int], results: _Results
+) -> list[tf.Tensor]:
+    """Computes items on one replica; the others give zeros that nobody reads."""
+
+    def compute() -> list[tf.Tensor]:
+        return [tensor for index in own for tensor in results.compute(index)]
+
+    def skip() -> list[tf.Tensor]:
+        specs = [spec for index in own for spec in results.static_specs(index)]
+        return [tf.zeros(spec.shape, spec.dtype) for spec in specs]
+
+    if context.num_replicas == 1:
+        return compute()
+    is_owner = tf.equal(context.replica_id, owner)
+    return _as_list(tf.cond(is_owner, compute, skip))
+
+
+def _as_list(outputs: Any) -> list[tf.Tensor]:
+    """Branches that return a list of one tensor come back as that tensor."""
+    return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+
+
+class _Results:
+    """What ``fn`` returns for each item, as flat tensors.
+
+    Attributes:
+      specs: By item, type and static shape of each tensor; of items that were emitted.
+    """
+
+    def __init__(
+        self, caller: str, fn: Callable[[Any], Any], items: Sequence[Any]
+    ) -> None:
+        self._caller = caller
+        self._fn = fn
+        self._items = items
+        self._structures: dict[int, Any] = {}
+        self.specs: dict[int, list[tf.TensorSpec]] = {}
+
+    def compute(self, index: int) -> list[tf.Tensor]:
+        """Emits one item's work."""
+        value = self._fn(self._items[index])
+        leaves = tf.nest.flatten(value)
+        if any(leaf is None for leaf in leaves):
+            raise ValueError(
+                f"{self._caller}: fn(items[{index}]) returned None where a tensor "
+                "should be; return a nest of tensors"
+            )
+        said = f"{self._caller}: fn(items[{index}]) must return a nest of dense tensors"
+        flat = [tensor_of(leaf, said) for leaf in leaves]
+        self._structures[index] = tf.nest.map_structure(lambda _: 0, value)
+        self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
+        return flat
+
+    def check_alike(self, index: int) -> None:
+        """Refuses results that cannot be reduced with those of item 0.
+
+        Raises:
+          ValueError: Structures, types or shapes differ; shows both.
+        """
+        is_alike = self._structures[0] == self._structures[index] and all(
+            mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
+            for mine, first in zip(self.specs[index], self.specs[0], strict=True)
+        )
+        if not is_alike:
+            raise ValueError(
+                f"{self._caller}: fn(items[{index}]) is {self._describe(index)}, but "
+                f"fn(items[0]) is {self._describe(0)}; results that are reduced must "
+                "have one structure, type and shape (map_gather takes any)"
+            )
+
+    def static_specs(self, index: int) -> list[tf.TensorSpec]:
+        """Types and shapes of an item's results, for replicas that do not compute it.
+
+        Raises:
+          ValueError: A shape is not known when the step is traced.
+        """
+        for spec in self.specs[index]:
+            if not spec.shape.is_fully_defined():
+                raise ValueError(
+                    f"{self._caller}: fn(items[{index}]) has shape {spec.shape}, but "
+                    "replicas that do not compute it must know its shape when the step "
+                    "is traced; state it with tf.ensure_shape(result, shape) in fn"
+                )
+        return self.specs[index]
+
+    def pack(self, index: int, flat: Sequence[tf.Tensor]) -> Any:
+        """Gives flat tensors the structure of an item's result."""
+        return tf.nest.pack_sequence_as(self._structures[index], list(flat))
+
+    def _describe(self, index: int) -> Any:
+        texts = [f"{s.dtype.name}{list(s.shape)}" for s in self.specs[index]]
+        return self.pack(index, texts)
+
+
+def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.Tensor]:
+    """Emits the work of one replica's items and the reduction of their results."""
+    rows = []
+    for index in indices:
+        rows.append(results.compute(index))
+        results.check_alike(index)
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    for column in columns:
+        reducible.check(column[0], op, "map_reduce")
+    return [_reduce(column, op) for column in columns]
+
+
+def _reduce(tensors: list[tf.Tensor], op: str) -> tf.Tensor:
+    if len(tensors) == 1:
+        return tensors[0]
+    if op in ("sum", "mean"):
+        return tf.add_n(tensors)
+    dtype = tensors[0].dtype
+    stand_in = reducible.stand_in(dtype)
+    stacked = tf.stack([tf.cast(tensor, stand_in) for tensor in tensors])
+    reduce = tf.reduce_min if op == "min" else tf.reduce_max
+    return tf.cast(reduce(stacked, axis=0), dtype)
+
+
+def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
+    """What a replica without items gives to a reduction."""
+    dtype = spec.dtype
+    if op in ("sum", "mean"):
+        return tf.zeros(spec.shape, dtype)
+    if dtype.is_floating:
+        value = tf.constant(np.inf if op == "min" else -np.inf, dtype)
+    else:
+        value = tf.constant(dtype.max if op == "min" else dtype.min, dtype)
+    return tf.fill(spec.shape, value)
+
+
+def _check_items(caller: str, items: Any) -> None:
+    if not isinstance(items, (list, tuple)):
+        raise TypeError(
+            f"{caller} got items of type {type(items).__name__!r}; pass a list or a "
+            "tuple (tf.unstack turns a tensor into a list)"
+        )

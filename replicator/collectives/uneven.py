@@ -1,0 +1,115 @@
+"""Uneven batches: epochs whose last step is too small, or not the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.collectives import primitives as collectives
+from replicator.errors import SplitBatchError
+from replicator.inputs.context import InputContext
+from replicator.step import context as context_lib
+from replicator.step.tensors import tensor_of
+from replicator.validation.arguments import shown
+
+
+def split_global_batches(
+    dataset: tf.data.Dataset, ctx: InputContext, global_batch_size: int
+) -> tf.data.Dataset:
+    """Batches examples so that an epoch feeds each exactly once, on any replicas.
+
+    Every step takes the next ``global_batch_size`` examples of ``dataset`` and deals
+    them to the replicas in equal parts. What is left at the end becomes one smaller
+    step: its parts differ by at most one example and may be empty, so every replica
+    has the same number of steps. Take the loss by ``mean_over_examples``, which weighs
+    the parts and is zero for an empty one.
+
+    Each pipeline reads the whole dataset and keeps its part, as ``shard`` does; the
+    dataset must yield the same order in all of them (give ``shuffle`` a seed).
+
+    Args:
+      dataset: Single examples, the same for every pipeline: do not ``shard`` it.
+      ctx: What the input function was given.
+      global_batch_size: Examples per step over all replicas.
+
+    Returns:
+      A dataset of per-replica batches; the leading dimension is unknown.
+
+    Raises:
+      SplitBatchError: The global batch does not divide by the replicas.
+      TypeError: No dataset, or no ``InputContext``.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"split_global_batches() takes a tf.data.Dataset of single examples, but "
+            f"got {shown(dataset)}; make one with tf.data.Dataset.from_tensor_slices"
+        )
+    if not isinstance(ctx, InputContext):
+        raise TypeError(
+            "split_global_batches() takes the InputContext that the input function is "
+            f"given, but got {shown(ctx)}; write def input_fn(ctx): return "
+            "split_global_batches(dataset, ctx, global_batch_size)"
+        )
+    share = ctx.get_per_replica_batch_size(global_batch_size)
+    num_replicas = ctx.num_replicas_in_sync
+    num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
+    if rest:
+        raise SplitBatchError(
+            f"{num_replicas} replicas cannot be fed evenly by "
+            f"{ctx.num_input_pipelines} input pipelines; use as many replicas on "
+            "every worker"
+        )
+    first = ctx.input_pipeline_id * num_in_turn
+
+    def parts(*batch: Any) -> tf.data.Dataset:
+        nest = batch[0] if len(batch) == 1 else batch
+        num_examples = tf.shape(tf.nest.flatten(nest)[0], out_type=tf.int64)[0]
+
+        def part(replica_id: tf.Tensor) -> Any:
+            start = num_examples * replica_id // num_replicas
+            stop = num_examples * (replica_id + 1) // num_replicas
+            return tf.nest.map_structure(lambda leaf: leaf[start:stop], nest)
+
+        return tf.data.Dataset.range(first, first + num_in_turn).map(part)
+
+    return dataset.batch(share * num_replicas).flat_map(parts)
+
+
+def mean_over_examples(values: Any) -> tf.Tensor:
+    """Averages per-example values so that replicas weigh by their examples.
+
+    Returns ``sum(values) * R / N`` with N examples on all R replicas: the mean over
+    replicas of it (``reduce("mean")``, and what ``wrap_optimizer`` does to gradients)
+    is the mean over all examples of the step, however many each replica holds. With
+    equal batches it equals ``tf.reduce_mean``. A plain ``tf.reduce_mean`` in a step
+    weighs every replica equally, and is NaN on a replica without examples.
+
+    Call it in replica context.
+
+    Args:
+      values: One value per example, of a floating type and shape ``[examples]``.
+
+    Returns:
+      A scalar of the type of ``values``.
+
+    Raises:
+      CollectiveContextError: Called outside a step function.
+      TypeError: No dense tensor.
+      ValueError: Not a vector of a floating type.
+    """
+    replica = context_lib.require("mean_over_examples")
+    values = tensor_of(
+        values, "mean_over_examples() takes a tensor of one value per example"
+    )
+    if values.shape.rank != 1 or not values.dtype.is_floating:
+        raise ValueError(
+            f"mean_over_examples needs one floating value per example, shape "
+            f"[examples], but got {values.dtype.name} of shape {values.shape}; use an "
+            "unreduced loss (reduction=None)"
+        )
+    num_examples = tf.cast(tf.size(values), tf.float32)
+    total = collectives.all_sum(tf.stop_gradient(num_examples))
+    # A step without any example on any replica changes nothing rather than being NaN.
+    weight = tf.math.divide_no_nan(float(replica.num_replicas), total)
+    return tf.reduce_sum(values) * tf.cast(weight, values.dtype)

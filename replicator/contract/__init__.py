@@ -1,0 +1,1 @@
+"""What every backend promises: the ``Replicator`` base class and what it is made of."""

@@ -1,0 +1,98 @@
+"""Reductions of what ``run`` returned: of one process, or over several workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives import primitives as collectives
+from replicator.collectives import reducible
+from replicator.inputs.values import as_value, is_composite
+from replicator.step import context as context_lib
+from replicator.step.per_replica import PerReplica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from replicator.contract.base import Replicator
+
+
+def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
+    """Reduces what this process has; see ``Replicator.reduce``."""
+    context_lib.check_reduce_op(op)
+
+    def reduce_leaf(leaf: Any) -> Any:
+        values = _values_of(leaf, op, num_replicas)
+        if values is None:
+            return leaf[0] if isinstance(leaf, PerReplica) else leaf
+        if len(values) == 1:
+            return values[0]
+        with tf.device("CPU:0"):
+            return reducible.combine(values, op)
+
+    return tf.nest.map_structure(reduce_leaf, value)
+
+
+def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
+    """The tensors to reduce; None where there is nothing to reduce.
+
+    Raises:
+      TypeError: A value that is no dense tensor.
+      ValueError: Another number of values; values that differ in shape or type, or
+        have no such reduction.
+    """
+    if not isinstance(leaf, PerReplica):
+        return None
+    if len(leaf) != num_replicas:
+        raise ValueError(
+            f"reduce {op!r} of {len(leaf)} values per leaf, but there are "
+            f"{num_replicas} replicas; pass what run() returned"
+        )
+    if leaf[0] is None:
+        return None
+    values = [as_value(value, "values to reduce") for value in leaf]
+    for value in values:
+        if is_composite(value):
+            raise TypeError(
+                f"reduce {op!r} of a {type(value).__name__!r} has no meaning; reduce "
+                "what the step computed from it, or take list(per_replica_value)"
+            )
+        reducible.check(value, op, "reduce")
+    kinds = [f"{value.dtype.name}{value.shape}" for value in values]
+    if len(set(kinds)) > 1:
+        raise ValueError(
+            f"reduce {op!r} of values that differ between replicas in shape or type, "
+            f"{', '.join(kinds)}, has no meaning; reduce in the step first (to a mean "
+            "or a sum), or take list(per_replica_value)"
+        )
+    return values
+
+
+def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
+    """Reduces by a step that does nothing else; see ``Replicator.reduce``."""
+    context_lib.check_reduce_op(op)
+    leaves = tf.nest.flatten(value)
+    places = [
+        place
+        for place, leaf in enumerate(leaves)
+        if _values_of(leaf, op, repl.num_local_replicas) is not None
+    ]
+    if places:
+        reduced = repl.run(_REDUCTIONS[op], [leaves[place] for place in places])
+        for place, leaf in zip(places, reduced, strict=True):
+            leaves[place] = leaf
+    results = [leaf[0] if isinstance(leaf, PerReplica) else leaf for leaf in leaves]
+    return tf.nest.pack_sequence_as(value, results)
+
+
+def _reduction(op: str) -> Callable[[Any], Any]:
+    def reduce(value: Any) -> Any:
+        return collectives.all_reduce(value, op)
+
+    reduce.__qualname__ = f"reduce({op!r})"
+    return reduce
+
+
+# Fixed functions: each is traced once per structure and shapes.
+_REDUCTIONS = {op: _reduction(op) for op in context_lib.REDUCE_OPS}

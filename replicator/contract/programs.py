@@ -1,0 +1,279 @@
+"""The cache of built steps, and what a call of ``run`` may be."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import sys
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
+from replicator.inputs.iterator import (
+    InputIterator,
+    is_per_replica_nest,
+    spec_signature,
+)
+from replicator.inputs.values import common_spec
+from replicator.step import context
+from replicator.step import identity as step_identity
+from replicator.validation.arguments import shown
+from replicator.validation.integers import INT32_MAX, is_integer
+from replicator.validation.user_functions import check_step_fn, name_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+MAX_FUNCTIONS_PER_CODE = 16
+NUM_FUNCTIONS_TO_WARN = 5
+
+
+class ProgramCache:
+    """Keeps one built program per step function, input signature and step count.
+
+    Step functions are held weakly: when one is gone, nobody can run its programs, so
+    they go too, with the memory of their graphs.
+    """
+
+    def __init__(self) -> None:
+        self._programs: dict[tuple[Hashable, Hashable], tuple[str, Any]] = {}
+        self._held: dict[Hashable, list[Any]] = {}
+        self._num_traced: collections.Counter[Any] = collections.Counter()
+        self._owners: dict[Any, Any] = {}
+        self._is_reused = False
+        self._in_a_row: dict[Any, list[Hashable]] = {}
+
+    def get(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        """Returns the program of ``step_fn``, built on first use.
+
+        Raises:
+          RetraceLimitError: The caller makes a new function object for every call.
+          TypeError: It cannot be called with such inputs.
+        """
+        found = self._programs.get((step_identity.identity(step_fn), signature))
+        if found:
+            self._is_reused = True
+            return found[1]
+        return self._add(step_fn, signature, build)
+
+    def replace(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        """Builds the program of ``step_fn`` again, in the place of the old one."""
+        return self._add(step_fn, signature, build)
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Name of the step function and program, in the order of building."""
+        return list(self._programs.values())
+
+    def _add(
+        self,
+        step_fn: Callable[..., Any],
+        signature: Hashable,
+        build: Callable[[], Any],
+    ) -> Any:
+        key = step_identity.identity(step_fn)
+        if key not in self._held:
+            self._check_retracing(step_fn)
+        check_step_fn(step_fn, takes_batch=_has_inputs(signature))
+        program = build()
+        name = name_of(step_fn)
+        self._programs[key, signature] = name, program
+        if key not in self._held:
+            cache = weakref.ref(self)
+            self._held[key] = [
+                _hold(part, _then(_drop, cache, key))
+                for part in self._lifetime(step_fn)
+            ]
+        return program
+
+    def _forget(self, key: tuple[Any, int]) -> None:
+        """Forgets how often the step functions of an object were traced."""
+        self._owners.pop(key, None)
+        self._num_traced.pop(key, None)
+
+    def _drop(self, key: Hashable) -> None:
+        """Forgets a step function that no longer exists."""
+        self._held.pop(key, None)
+        for program_key in [k for k in self._programs if k[0] == key]:
+            del self._programs[program_key]
+
+    def _lifetime(self, step_fn: Callable[..., Any]) -> list[Any]:
+        """The objects without which nobody can run the programs of a step function."""
+        code, owner = step_identity.origin(step_fn) or (None, None)
+        is_one_of_many = self._num_traced[code, id(owner)] > MAX_FUNCTIONS_PER_CODE
+        # A partial of numbers would be kept as long as its function.
+        return step_identity.parts(step_fn) + [step_fn] * is_one_of_many
+
+    def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
+        origin = step_identity.origin(step_fn)
+        if origin is None:
+            self._check_row(step_fn, type(step_fn))
+            return
+        code, owner = origin
+        key = code, id(owner)
+        if owner is not None and key not in self._num_traced:
+            self._check_row(step_fn, code)
+            cache = weakref.ref(self)
+            # Another object can have the address of this one later.
+            self._owners[key] = _hold(owner, _then(_forget, cache, key))
+        self._num_traced[key] += 1
+        self._teach(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
+
+    def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
+        """Tells of steps of ever new objects, of which none is run twice.
+
+        Many objects may each have a step, so only those count that are gone, and
+        between which nothing was run that had been traced before.
+        """
+        if self._is_reused:
+            self._in_a_row.clear()
+            self._is_reused = False
+        before = self._in_a_row.setdefault(kind, [])
+        num_gone = sum(key not in self._held for key in before)
+        self._teach(step_fn, num_gone + 1)
+        before.append(step_identity.identity(step_fn))
+
+    def _teach(
+        self, step_fn: Callable[..., Any], num_traced: int, limit: int | None = None
+    ) -> None:
+        text = (
+            f"{num_traced} different function objects of "
+            f"{name_of(step_fn)!r} were passed to run(), and each is traced "
+            "anew; make the step function (or functools.partial, or lambda) once, "
+            "outside the loop, and pass the same object every time; what changes from "
+            "call to call goes into inputs or a tf.Variable"
+        )
+        # Partials with other arguments may be other steps on purpose.
+        is_partial = isinstance(step_fn, functools.partial)
+        if limit is not None and num_traced > limit and not is_partial:
+            raise RetraceLimitError(text)
+        if num_traced == NUM_FUNCTIONS_TO_WARN:
+            warnings.warn(text, RetraceWarning, stacklevel=_level_of_user())
+
+
+def _has_inputs(signature: Hashable) -> bool:
+    """Whether a signature is that of inputs, alone or with a number of steps."""
+    first = signature[0] if isinstance(signature, tuple) else signature
+    return first is not None
+
+
+def _then(
+    function: Callable[..., None], *arguments: Any
+) -> Callable[[weakref.ref[Any]], None]:
+    """What a weak reference calls; when Python ends, this module may be gone first."""
+    return lambda _: function(*arguments)
+
+
+def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
+    """Refers to an object weakly where it can be."""
+    try:
+        return weakref.ref(part, callback)
+    except TypeError:
+        return part
+
+
+def _drop(cache: Callable[[], ProgramCache | None], key: Hashable) -> None:
+    living = cache()
+    if living is not None:
+        living._drop(key)  # noqa: SLF001
+
+
+def _forget(cache: Callable[[], ProgramCache | None], key: tuple[Any, int]) -> None:
+    living = cache()
+    if living is not None:
+        living._forget(key)  # noqa: SLF001
+
+
+def _level_of_user() -> int:
+    """How far up the caller of ``warnings.warn`` finds the first line of a user."""
+    frame, level = sys._getframe(1), 1  # noqa: SLF001 (documented, in CPython)
+    package = __name__.partition(".")[0]
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(
+        f"{package}."
+    ):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
+    """Splits what ``run`` was given into a signature and per-replica specs.
+
+    Args:
+      inputs: None, an ``InputIterator`` or a nest of ``PerReplica``.
+      num_replicas: Copies of the computation.
+
+    Returns:
+      A hashable signature, and the argument specs of the step function: an empty list
+      without inputs, else a list of one nest of ``tf.TypeSpec``.
+
+    Raises:
+      TypeError: Anything else, or values that are no tensors.
+      ValueError: A ``PerReplica`` of another length, or of different shapes.
+    """
+    if inputs is None:
+        return None, []
+    if isinstance(inputs, InputIterator):
+        return inputs.signature, [inputs.element_spec]
+    if is_per_replica_nest(inputs):
+        for leaf in tf.nest.flatten(inputs):
+            if len(leaf) != num_replicas:
+                raise ValueError(
+                    f"inputs hold {len(leaf)} values per leaf, but there are "
+                    f"{num_replicas} replicas; pass one value per replica"
+                )
+        spec = tf.nest.map_structure(common_spec, inputs)
+        return ("values", spec_signature(spec)), [spec]
+    raise TypeError(
+        f"inputs must be an InputIterator from make_input_iterator(), a nest of "
+        f"PerReplica, or None; got {type(inputs).__name__!r}"
+    )
+
+
+def check_caller() -> None:
+    """Refuses ``run`` inside a function that is being traced.
+
+    Raises:
+      RunContextError: Says where ``run`` was called and what to do.
+    """
+    if context.in_replica_context():
+        raise RunContextError(
+            "run() was called inside a step function; a step is the code of one "
+            "replica: call the other function directly, or run one step after another"
+        )
+    if not tf.executing_eagerly():
+        raise RunContextError(
+            "run() was called inside a tf.function; it is a compiled program by "
+            "itself, and counts steps and the inputs' position in Python: call it from "
+            "plain Python, with num_steps=k for k steps in one dispatch"
+        )
+
+
+def check_num_steps(num_steps: Any, inputs: Any) -> int:
+    """Returns ``num_steps`` if ``run`` can take it.
+
+    Raises:
+      ValueError: Not a positive integer, or more than one step over fixed values.
+    """
+    if not is_integer(num_steps, least=1, most=INT32_MAX):
+        raise ValueError(
+            f"num_steps {shown(num_steps)} must be an integer of at least 1 and at "
+            f"most {INT32_MAX}; call run() again for more steps"
+        )
+    if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
+        raise ValueError(
+            f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "
+            "are fixed values; pass an InputIterator from make_input_iterator()"
+        )
+    return num_steps

@@ -1,0 +1,1 @@
+"""What a traced step does: placement, plan of its collectives, shares of its update."""

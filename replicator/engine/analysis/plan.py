@@ -1,0 +1,278 @@
+"""Plan: how each collective of a step is carried out, decided before linking.
+
+The linker sees every collective of a step at once. Reductions are balanced over owner
+devices, largest first, so that no device sums more than its share. Where a transfer
+costs more than a copy (between devices with their own memory, and more so between
+worker processes), small tensors of one call are fused into buckets; where replicas
+share memory there is nothing to transfer, and fusing would only add copies.
+
+Between workers, transfers are put into the order in which a backward pass has their
+operands: by their distance from the inputs of the step. All workers then have the same
+order, and the first transfers run while the rest is computed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives.reducible import wire_of
+from replicator.placement import devices as device_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from replicator.engine.graph.trace import Collective
+    from replicator.placement.topology import Topology
+
+# Below this, the fixed cost of a transfer between devices outweighs the copy into a
+# bucket; above, tensors go alone.
+FUSE_BELOW_BYTES = 64 * 1024
+BUCKET_BYTES = 1024 * 1024
+# The same between worker processes, where a transfer takes a millisecond at least.
+FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
+WORKER_BUCKET_BYTES = 2 * 1024 * 1024
+# What the op takes; bfloat16 is not among them.
+_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Tensors of one collective that travel together.
+
+    Attributes:
+      positions: Which tensors of the call.
+      num_bytes: Their size on one replica, in the type in which they travel; 0 where
+        shapes are unknown.
+      owner: Replica whose device combines them.
+    """
+
+    positions: tuple[int, ...]
+    num_bytes: int
+    owner: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CollectivePlan:
+    """How one collective runs.
+
+    Attributes:
+      collective: The call.
+      algorithm: ``add_n`` (sum on an owner device), ``nccl``, ``pairwise`` (minimum,
+        maximum), ``pack`` (gather), ``concat`` (joined rows), ``wire`` (broadcast, or
+        nothing to do).
+      buckets: Tensors by transfer.
+    """
+
+    collective: Collective
+    algorithm: str
+    buckets: tuple[Bucket, ...]
+
+
+def make_plan(
+    collectives: Sequence[Collective],
+    topology: Topology,
+    depths: Mapping[str, int] | None = None,
+    needed_by: Mapping[str, tuple[int, ...]] | None = None,
+) -> tuple[CollectivePlan, ...]:
+    """Decides algorithm, buckets and owners for all collectives of a step.
+
+    Args:
+      collectives: Calls in order.
+      topology: Where the replicas are.
+      depths: By operand, its distance from the inputs of the step: how late it is
+        computed. Needed between workers only.
+      needed_by: By marker, the replicas whose memories need the result; all without.
+        What one of them needs is combined there.
+
+    Returns:
+      One plan per collective.
+    """
+    devices = topology.replica_devices
+    crosses = topology.num_programs > 1
+    fuses = len(set(topology.memories)) > 1 or crosses
+    below, limit = (
+        (FUSE_BETWEEN_WORKERS_BELOW_BYTES, WORKER_BUCKET_BYTES)
+        if crosses
+        else (FUSE_BELOW_BYTES, BUCKET_BYTES)
+    )
+    load = [0] * len(devices)
+    plans = []
+    for collective in collectives:
+        homes = [_home(marker, needed_by or {}) for marker in collective.markers]
+        groups = _group(
+            collective,
+            homes,
+            _order(collective, depths if crosses else None),
+            below if fuses and collective.kind == "all_reduce" else 0,
+            limit,
+        )
+        sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
+        owners = dict(_balance(sizes, load, [homes[group[0]] for group in groups]))
+        plans.append(
+            CollectivePlan(
+                collective=collective,
+                algorithm=_algorithm(collective, topology),
+                buckets=tuple(
+                    Bucket(positions=group, num_bytes=size, owner=owners[index])
+                    for index, (group, size) in enumerate(
+                        zip(groups, sizes, strict=True)
+                    )
+                ),
+            )
+        )
+    return tuple(plans)
+
+
+def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
+    """Prints a plan: one line per collective, then the bytes per owner device."""
+    if not plans:
+        return "no collectives"
+    devices = topology.replica_devices
+    load = [0] * len(devices)
+    lines = []
+    for plan in plans:
+        collective = plan.collective
+        fused = sum(len(b.positions) > 1 for b in plan.buckets)
+        total = sum(b.num_bytes for b in plan.buckets)
+        for bucket in plan.buckets:
+            load[bucket.owner] += bucket.num_bytes
+        operation = (
+            f"{collective.kind}({collective.op})"
+            if collective.op
+            else (collective.kind)
+        )
+        compressed = _compression(collective, topology)
+        if collective.needed_if is not None:
+            compressed += ", in calls that update"
+        lines.append(
+            f"#{collective.index} {operation}: {len(collective.markers)} tensors, "
+            f"{total} bytes per replica, algorithm {plan.algorithm}, "
+            f"{len(plan.buckets)} transfers of which {fused} fused{compressed}"
+            f"{_between_workers(plan, topology)}"
+        )
+    lines += [
+        f"owner {replica_id} ({device}): combines {num_bytes} bytes"
+        for replica_id, (device, num_bytes) in enumerate(
+            zip(devices, load, strict=True)
+        )
+    ]
+    return "\n".join(lines)
+
+
+def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
+    if topology.num_programs == 1:
+        return ""
+    op = {
+        "all_gather": "gather",
+        "all_concat": "gather",
+        "broadcast": "broadcast",
+    }.get(plan.collective.kind, "reduce")
+    if op != "reduce":
+        way = "ring" if op == "gather" else "tree"
+    else:
+        owners = {topology.replica_devices[bucket.owner] for bucket in plan.buckets}
+        way = "NCCL" if all(map(device_lib.is_gpu, owners)) else "ring"
+    return f"; then {op} over {topology.num_programs} workers ({way})"
+
+
+def _compression(collective: Collective, topology: Topology) -> str:
+    if collective.wire_dtype is None:
+        return ""
+    if len(set(topology.memories)) == 1 and topology.num_programs == 1:
+        return ", in one memory: nothing travels, so nothing is compressed"
+    return f", {collective.wire_dtype.name} between memories"
+
+
+def _algorithm(collective: Collective, topology: Topology) -> str:
+    devices = topology.replica_devices
+    if collective.num_replicas == 1 and collective.kind != "all_gather":
+        return "wire"
+    if collective.kind == "all_gather":
+        return "pack"
+    if collective.kind == "all_concat":
+        return "concat"
+    if collective.kind == "broadcast":
+        return "wire"
+    if collective.op in ("min", "max"):
+        return "pairwise"
+    # The kernel meets in the memory of one process.
+    is_one_process = len({device.rpartition("/")[0] for device in devices}) == 1
+    distinct_gpus = (
+        is_one_process
+        and len(set(devices)) == len(devices)
+        and all(device_lib.is_gpu(device) for device in devices)
+    )
+    has_kernel = all(
+        wire_of(dtype, collective.wire_dtype) in _NCCL_DTYPES
+        for dtype in collective.dtypes
+    )
+    # Before a transfer to other workers, one device needs the sum, not all.
+    is_last = topology.num_programs == 1
+    return "nccl" if distinct_gpus and has_kernel and is_last else "add_n"
+
+
+def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
+    """Positions of a call's tensors in the order in which they should travel."""
+    positions = list(range(len(collective.markers)))
+    if depths is None:
+        return positions
+    # Gradients of equal depth: a backward pass comes to later variables first.
+    return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
+
+
+def _home(marker: str, needed_by: Mapping[str, tuple[int, ...]]) -> int | None:
+    """The only replica that needs a result, if there is one."""
+    needed = needed_by.get(marker, ())
+    return needed[0] if len(needed) == 1 else None
+
+
+def _group(
+    collective: Collective,
+    homes: Sequence[int | None],
+    order: Sequence[int],
+    below: int,
+    limit: int,
+) -> list[tuple[int, ...]]:
+    """Puts tensors smaller than ``below`` bytes into buckets of one type and home.
+
+    Buckets, and tensors that go alone, keep the order in which their last member came.
+    """
+    groups: list[tuple[int, ...]] = []
+    is_open: dict[Any, tuple[list[int], int]] = {}
+    for position in order:
+        size = _num_bytes(collective, position)
+        if not 0 < size < below:
+            groups.append((position,))
+            continue
+        key = (collective.dtypes[position], homes[position])
+        members, total = is_open.pop(key, ([], 0))
+        if members and total + size > limit:
+            groups.append(tuple(members))
+            members, total = [], 0
+        is_open[key] = ([*members, position], total + size)
+    return groups + [tuple(members) for members, _ in is_open.values()]
+
+
+def _balance(
+    sizes: Sequence[int], load: list[int], homes: Sequence[int | None]
+) -> list[tuple[int, int]]:
+    """Gives each bucket, largest first, to its home or the owner with least to do."""
+    owners = []
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        home = homes[index]
+        owner = min(range(len(load)), key=lambda r: (load[r], r))
+        owner = owner if home is None else home
+        load[owner] += max(sizes[index], 1)
+        owners.append((index, owner))
+    return owners
+
+
+def _num_bytes(collective: Collective, position: int) -> int:
+    shape = collective.shapes[position]
+    if not shape.is_fully_defined():
+        return 0
+    wire = wire_of(collective.dtypes[position], collective.wire_dtype)
+    return int(shape.num_elements() * wire.size)

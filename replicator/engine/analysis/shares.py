@@ -1,0 +1,153 @@
+"""Shares: what the owner of a variable sends to the programs of other workers.
+
+With a sharded update over worker processes, a variable is updated in one program. The
+others receive its new value, before anything there reads it again. Small variables of
+one owner travel together. These transfers take their place in the chain of the step's
+collectives, which is the same in every program: each goes before the first collective
+that depends on the update, or to the end.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from replicator.engine.analysis.plan import WORKER_BUCKET_BYTES
+from replicator.engine.graph.liveness import ELSEWHERE
+from replicator.errors import OptimizerOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import tensorflow as tf
+
+    from replicator.engine.graph.body import Body
+    from replicator.engine.graph.liveness import Liveness
+    from replicator.engine.graph.trace import Collective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """The new value of one variable after one update.
+
+    Attributes:
+      node: The node that updates.
+      handle: The placeholder of the variable's handle.
+      source: Program that updates.
+      dtype: Type of the variable.
+      shape: Its static shape.
+    """
+
+    node: str
+    handle: str
+    source: int
+    dtype: tf.DType
+    shape: tf.TensorShape
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size."""
+        return int(self.shape.num_elements() * self.dtype.size)
+
+
+def schedule(
+    body: Body, collectives: Sequence[Collective], shares: Sequence[Share]
+) -> dict[int, list[Share]]:
+    """Finds the place of each share in the order of a step's collectives.
+
+    Args:
+      body: The single-device graph.
+      collectives: Calls in order.
+      shares: Of all programs, in the order of the graph.
+
+    Returns:
+      By index of a call, the shares that travel before it; those after all calls have
+      the number of calls as their index.
+    """
+    last = len(collectives)
+    first = {name: c.index for c in reversed(collectives) for name in c.read}
+    for node in reversed(body.nodes):
+        index = first.get(node.name, last)
+        for name in (*(ref.node for ref in node.inputs), *node.controls):
+            first[name] = min(first.get(name, last), index)
+    places: dict[int, list[Share]] = {}
+    for share in shares:
+        places.setdefault(first.get(share.node, last), []).append(share)
+    return places
+
+
+def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
+    """How many updates in a row lead to each node.
+
+    What travels together must not wait for what travels after it, so only updates of
+    one level do.
+    """
+    updates = {share.node for share in shares}
+    found: dict[str, int] = {}
+    for node in body.nodes:
+        before = (*(ref.node for ref in node.inputs), *node.controls)
+        level = max((found.get(name, 0) for name in before), default=0)
+        found[node.name] = level + (node.name in updates)
+    return found
+
+
+def group(shares: Iterable[Share], level: Mapping[str, int]) -> list[list[Share]]:
+    """Puts shares of one level, source and type into buckets, by level."""
+    buckets: list[list[Share]] = []
+    is_open: dict[tuple[int, int, tf.DType], list[Share]] = {}
+    for share in sorted(shares, key=lambda share: level[share.node]):
+        key = level[share.node], share.source, share.dtype
+        bucket = is_open.get(key, [])
+        total = sum(other.num_bytes for other in bucket) + share.num_bytes
+        if not bucket or total > WORKER_BUCKET_BYTES:
+            is_open[key] = bucket = []
+            buckets.append(bucket)
+        bucket.append(share)
+    return buckets
+
+
+def check(
+    body: Body,
+    live: Liveness,
+    slots: Mapping[str, int],
+    program_id: int,
+    names: Mapping[str, str],
+) -> None:
+    """Refuses steps that need, in one program, what exists in another only.
+
+    Args:
+      body: The single-device graph.
+      live: Who emits what.
+      slots: By handle of optimizer state, the program that keeps it.
+      program_id: This program.
+      names: Name of the variable behind each handle.
+
+    Raises:
+      OptimizerOptionError: Says which state and which use.
+    """
+    for node in body.nodes:
+        handles = [ref.node for ref in node.inputs if ref.node in slots]
+        if len({slots[handle] for handle in handles}) > 1:
+            raise OptimizerOptionError(
+                "sharded_update=True keeps the optimizer's state on several workers, "
+                f"but one {node.op} node of the step uses that of many variables: an "
+                "update in a branch (such as Keras' gradient_accumulation_steps) is "
+                "computed in one place; use sharded_update=False, or an optimizer "
+                "that updates in every call"
+            )
+        where = (
+            {live.homes[node.name]}
+            if node.name in live.homes
+            else set(live.emitted.get(node.name, (0, ELSEWHERE)))
+        )
+        for handle in handles:
+            others = where - {ELSEWHERE}
+            if slots[handle] == program_id:
+                others = where & {ELSEWHERE}
+            if others:
+                raise OptimizerOptionError(
+                    f"sharded_update=True keeps {names[handle]!r} on worker "
+                    f"{slots[handle]} only, but the step uses it (by {node.op}) on "
+                    "others; let only apply_gradients() use the optimizer's state, or "
+                    "use sharded_update=False"
+                )

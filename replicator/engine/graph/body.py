@@ -1,0 +1,252 @@
+"""Body: a graph in the form in which functions keep it.
+
+Functions name a tensor ``node:output_arg:index`` where graphs say ``node:index``. In
+this form nodes can be copied, renamed and put into a ``FunctionDef`` without building
+Python graph objects, which is what makes linking fast.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Ref:
+    """A tensor (``port`` like ``output:0``) or, with an empty port, a control edge."""
+
+    node: str
+    port: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.node}:{self.port}" if self.port else f"^{self.node}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One operation of the single-device graph.
+
+    Attributes:
+      name: Unique in the body.
+      op: The operation's type.
+      inputs: Data inputs in order.
+      controls: Nodes that must run before.
+      proto: The node as TensorFlow wrote it; attributes are read from here.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[Ref, ...]
+    controls: tuple[str, ...]
+    proto: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Body:
+    """A single-device graph, in topological order.
+
+    Attributes:
+      nodes: Operations; placeholders are not among them.
+      placeholders: Names of the inputs.
+      library: Functions that the nodes call.
+      names: Graph tensor name (``node:0`` or ``node``) to ``Ref``, resolved on demand.
+    """
+
+    nodes: tuple[Node, ...]
+    placeholders: frozenset[str]
+    library: tuple[Any, ...]
+    names: TensorNames
+
+
+def depths(body: Body, follows: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """How far each node is from the inputs: the longest chain of nodes to it.
+
+    Args:
+      body: The graph.
+      follows: By placeholder of a collective's result, the operand that it follows.
+
+    Returns:
+      Depth by node name.
+    """
+    before = {
+        node.name: [*(ref.node for ref in node.inputs), *node.controls]
+        for node in body.nodes
+    }
+    before.update((name, list(follows.get(name, ()))) for name in body.placeholders)
+    found: dict[str, int] = {}
+    for root in before:
+        stack = [root]
+        while stack:
+            name = stack[-1]
+            missing = [n for n in before.get(name, ()) if n not in found]
+            if missing:
+                stack += missing
+                continue
+            found[stack.pop()] = 1 + max((found[n] for n in before[name]), default=-1)
+    return found
+
+
+class TensorNames:
+    """Translates tensor names of graphs into those of functions."""
+
+    def __init__(self, graph_def: Any) -> None:
+        self._nodes = {node.name: node for node in graph_def.node}
+        self._functions = {
+            f.signature.name: f.signature for f in graph_def.library.function
+        }
+        self._ports: dict[str, tuple[str, ...]] = {}
+
+    def ref(self, name: str) -> Ref:
+        """Translates ``node:1``, ``node`` or ``^node``."""
+        if name.startswith("^"):
+            return Ref(node=name[1:])
+        node, _, index = name.partition(":")
+        return Ref(node=node, port=self.ports(node)[int(index or 0)])
+
+    def ports(self, node_name: str) -> tuple[str, ...]:
+        """Output ports of a node, such as ``("y:0", "batch_mean:0")``."""
+        if node_name not in self._ports:
+            self._ports[node_name] = self._find_ports(self._nodes[node_name])
+        return self._ports[node_name]
+
+    def _find_ports(self, node: Any) -> tuple[str, ...]:
+        definition = self._functions.get(node.op) or _tf_compat.op_def(node.op)
+        if definition is None:
+            raise ValueError(f"op {node.op!r} of node {node.name!r} is not registered")
+        ports = []
+        for arg in definition.output_arg:
+            if arg.number_attr:
+                count = node.attr[arg.number_attr].i
+            elif arg.type_list_attr:
+                count = len(node.attr[arg.type_list_attr].list.type)
+            else:
+                count = 1
+            ports += [f"{arg.name}:{index}" for index in range(count)]
+        return tuple(ports)
+
+
+def from_graph_def(graph_def: Any) -> Body:
+    """Reads a ``GraphDef`` into a body in topological order.
+
+    Raises:
+      ValueError: The graph has an unknown op or a cycle.
+    """
+    names = TensorNames(graph_def)
+    protos = {node.name: node for node in graph_def.node}
+    placeholders = frozenset(n.name for n in graph_def.node if n.op == "Placeholder")
+    nodes = []
+    for name in _topological(protos):
+        proto = protos[name]
+        if name in placeholders:
+            continue
+        refs = [names.ref(text) for text in proto.input]
+        nodes.append(
+            Node(
+                name=name,
+                op=proto.op,
+                inputs=tuple(ref for ref in refs if ref.port),
+                controls=tuple(ref.node for ref in refs if not ref.port),
+                proto=proto,
+            )
+        )
+    return Body(
+        nodes=tuple(nodes),
+        placeholders=placeholders,
+        library=tuple(graph_def.library.function),
+        names=names,
+    )
+
+
+def producer(text: str) -> str:
+    """The node of a graph's input text: ``a`` of ``a:1``, ``^a`` and ``a``."""
+    return text.lstrip("^").partition(":")[0]
+
+
+def make_node(
+    name: str,
+    op: str,
+    inputs: Iterable[Ref | str],
+    device: str,
+    attrs: Mapping[str, Any] | None = None,
+    controls: Sequence[str] = (),
+) -> Any:
+    """Makes a ``NodeDef`` in function form.
+
+    Args:
+      name: Unique name.
+      op: Operation type.
+      inputs: Data inputs.
+      device: Full device name, or empty.
+      attrs: Attribute values: ``tf.DType``, bool, int, float, str or NumPy array.
+      controls: Names of nodes that must run before.
+
+    Returns:
+      The proto.
+    """
+    node = _tf_compat.NodeDef(name=name, op=op, device=device)
+    node.input.extend(str(ref) for ref in inputs)
+    node.input.extend(f"^{control}" for control in controls)
+    for key, value in (attrs or {}).items():
+        _set_attr(node.attr[key], value)
+    return node
+
+
+def make_const(name: str, value: Any, device: str) -> Any:
+    """Makes a constant ``NodeDef`` from a NumPy value; Python ints become int32."""
+    array = np.asarray(value, np.int32) if isinstance(value, int) else np.asarray(value)
+    attrs = {"dtype": tf.as_dtype(array.dtype), "value": array}
+    return make_node(name, "Const", [], device, attrs)
+
+
+def _set_attr(attr: Any, value: Any) -> None:
+    if isinstance(value, tf.DType):
+        attr.type = value.as_datatype_enum
+    elif isinstance(value, bool):
+        attr.b = value
+    elif isinstance(value, int):
+        attr.i = value
+    elif isinstance(value, float):
+        attr.f = value
+    elif isinstance(value, str):
+        attr.s = value.encode()
+    elif isinstance(value, np.ndarray):
+        attr.tensor.CopyFrom(tf.make_tensor_proto(value))
+    else:
+        raise TypeError(f"no attribute type for {type(value).__name__!r}")
+
+
+def _topological(protos: Mapping[str, Any]) -> list[str]:
+    """Orders nodes so that inputs come first; graphs of steps have no cycles."""
+    order: list[str] = []
+    is_done: dict[str, bool] = {}
+    for root in protos:
+        if root in is_done:
+            continue
+        is_done[root] = False
+        stack: list[tuple[str, Iterator[str]]] = [(root, _producers(protos[root]))]
+        while stack:
+            name, pending = stack[-1]
+            for dependency in pending:
+                if dependency not in is_done:
+                    is_done[dependency] = False
+                    stack.append((dependency, _producers(protos[dependency])))
+                    break
+                if not is_done[dependency]:
+                    raise ValueError(f"the graph has a cycle through {dependency!r}")
+            else:
+                is_done[name] = True
+                order.append(name)
+                stack.pop()
+    return order
+
+
+def _producers(proto: Any) -> Iterator[str]:
+    return (producer(text) for text in proto.input)

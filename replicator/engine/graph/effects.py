@@ -1,0 +1,154 @@
+"""What an operation does to resources and randomness, read off the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from tensorflow.core.framework import types_pb2
+
+from replicator._tf import compat as _tf_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+READ_OPS = frozenset(
+    {
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VariableShape",
+        "VarIsInitializedOp",
+    }
+)
+# They wait, and have no effect on values: one lock is enough for all replicas.
+_WAIT_OPS = frozenset({"ConsumeMutexLock", "MutexLock"})
+_WRITE_PREFIXES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
+_CALL_OPS = frozenset(
+    {
+        "Case",
+        "If",
+        "PartitionedCall",
+        "StatefulPartitionedCall",
+        "StatelessCase",
+        "StatelessIf",
+        "StatelessWhile",
+        "While",
+    }
+)
+_PASS_THROUGH = frozenset({"Identity", "IdentityN"})
+_ARG_TYPES = (types_pb2.DT_RESOURCE,)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Effects:
+    """What one operation, with the functions it calls, may do.
+
+    Attributes:
+      is_pure: Same inputs give same outputs, and nothing else happens, but for reads
+        and writes of variables.
+      writes: Positions of data inputs whose variable may be written.
+      is_random: Draws from a stateful random stream.
+    """
+
+    is_pure: bool
+    writes: frozenset[int]
+    is_random: bool
+
+
+class EffectTable:
+    """Effects of nodes, looking through the functions of one library."""
+
+    def __init__(self, library: Iterable[Any]) -> None:
+        self._functions: Mapping[str, Any] = {f.signature.name: f for f in library}
+        self._of_functions: dict[str, Effects] = {}
+
+    def of(self, proto: Any, num_data_inputs: int) -> Effects:
+        """Returns the effects of a node.
+
+        Args:
+          proto: A ``NodeDef``; attributes name the functions it calls.
+          num_data_inputs: How many data inputs it has.
+        """
+        called = self._called(proto)
+        if called and (proto.op in _CALL_OPS or proto.op in self._functions):
+            return self._of_call(proto, called)
+        definition = _tf_compat.op_def(proto.op)
+        is_random = "seed" in proto.attr and bool(definition and definition.is_stateful)
+        # Datasets and the like: inputs are not those of the functions they call.
+        is_random |= any(self.has_random(name) for name in called)
+        if proto.op in READ_OPS or proto.op in _PASS_THROUGH or proto.op in _WAIT_OPS:
+            return Effects(is_pure=True, writes=frozenset(), is_random=False)
+        if proto.op.startswith(_WRITE_PREFIXES):
+            # Slots of fused updates are handles too: which of the inputs are handles
+            # is known to the caller, so every position counts as written.
+            everything = frozenset(range(num_data_inputs))
+            return Effects(is_pure=True, writes=everything, is_random=False)
+        is_pure = definition is not None and not definition.is_stateful
+        is_pure &= all(self._of_function(name).is_pure for name in called)
+        writes = frozenset() if is_pure else frozenset(range(num_data_inputs))
+        return Effects(is_pure=is_pure, writes=writes, is_random=is_random)
+
+    def has_random(self, name: str) -> bool:
+        """Whether a function draws from a stateful random stream."""
+        return self._of_function(name).is_random
+
+    def _called(self, proto: Any) -> list[str]:
+        names = [] if proto.op not in self._functions else [proto.op]
+        for attr in proto.attr.values():
+            kind = attr.WhichOneof("value")
+            if kind == "func":
+                names.append(attr.func.name)
+            elif kind == "list":
+                names += [f.name for f in attr.list.func]
+        return [name for name in names if name in self._functions]
+
+    def _of_call(self, proto: Any, called: list[str]) -> Effects:
+        effects = [self._of_function(name) for name in called]
+        writes: set[int] = set().union(*(e.writes for e in effects))
+        if proto.op in ("If", "StatelessIf", "Case", "StatelessCase"):
+            writes = {index + 1 for index in writes}  # input 0 chooses the branch
+        return Effects(
+            is_pure=all(e.is_pure for e in effects),
+            writes=frozenset(writes),
+            is_random=any(e.is_random for e in effects),
+        )
+
+    def _of_function(self, name: str) -> Effects:
+        if name not in self._of_functions:
+            # A recursive function is looked at once; assume the worst meanwhile.
+            function = self._functions[name]
+            everything = frozenset(range(len(function.signature.input_arg)))
+            self._of_functions[name] = Effects(
+                is_pure=False, writes=everything, is_random=True
+            )
+            self._of_functions[name] = self._analyze(function)
+        return self._of_functions[name]
+
+    def _analyze(self, function: Any) -> Effects:
+        handles = {
+            arg.name: index
+            for index, arg in enumerate(function.signature.input_arg)
+            if arg.type in _ARG_TYPES
+        }
+        is_pure, is_random, writes = True, False, set()
+        for proto in function.node_def:
+            data = [text for text in proto.input if not text.startswith("^")]
+            effects = self.of(proto, len(data))
+            is_pure &= effects.is_pure
+            is_random |= effects.is_random
+            for position, text in enumerate(data):
+                origin = text.partition(":")[0]
+                if origin not in handles:
+                    continue
+                if proto.op in _PASS_THROUGH:
+                    handles[proto.name] = handles[origin]
+                elif position in effects.writes:
+                    writes.add(handles[origin])
+        return Effects(is_pure=is_pure, writes=frozenset(writes), is_random=is_random)

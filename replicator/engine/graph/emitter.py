@@ -1,0 +1,220 @@
+"""Emits the nodes of small computations, one method each.
+
+For code that writes graphs as ``NodeDef``s, where TensorFlow's own functions would need
+a graph of Python objects.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.engine.graph.body import Ref, make_const, make_node
+from replicator.placement.devices import cpu_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Tensor = Ref | str
+    # (op, type of its data if it has one, device) -> device
+    Home = Callable[[str, tf.DType | None, str], str]
+
+_SIGN_BIT_64 = -(1 << 63)
+
+
+class Emitter:
+    """Collects nodes.
+
+    Attributes:
+      nodes: ``NodeDef``s emitted so far.
+    """
+
+    def __init__(self, home: Home | None = None) -> None:
+        """Starts without nodes.
+
+        Args:
+          home: Where an op that is meant for a device can run; by default there.
+        """
+        self.nodes: list[Any] = []
+        self._home = home
+
+    def num_elements(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """The size as a vector of one number."""
+        size = self.add(
+            f"{name}/size",
+            "Size",
+            [ref],
+            device,
+            "output:0",
+            {"T": dtype, "out_type": tf.int32},
+        )
+        one = self.numbers(f"{name}/one_number", [1], device)
+        return self.reshape(f"{name}/length", size, one, tf.int32, device)
+
+    def dims(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        out_type: tf.DType = tf.int32,
+    ) -> Ref:
+        """The shape as a vector."""
+        attrs = {"T": dtype, "out_type": out_type}
+        return self.add(name, "Shape", [ref], device, "output:0", attrs)
+
+    def slice(
+        self,
+        name: str,
+        ref: Ref,
+        begin: Ref,
+        size: Ref,
+        dtype: tf.DType,
+        device: str,
+    ) -> Ref:
+        """A part of a tensor, by the numbers of its first element and its size."""
+        attrs = {"T": dtype, "Index": tf.int32}
+        return self.add(name, "Slice", [ref, begin, size], device, "output:0", attrs)
+
+    def row(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        """Adds a first dimension of one."""
+        axis = self.const(f"{name}/axis", np.int32(0), device)
+        attrs = {"T": dtype, "Tdim": tf.int32}
+        return self.add(name, "ExpandDims", [ref, axis], device, "output:0", attrs)
+
+    def convert(
+        self,
+        name: str,
+        ref: Tensor,
+        how: str,
+        source: tf.DType,
+        target: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """Casts or bitcasts (``how``) where the types differ."""
+        if source == target:
+            return ref
+        if how == "Cast":
+            return self.cast(name, ref, source, target, cpu_of(device))
+        attrs = {"T": source, "type": target}
+        return self.add(name, "Bitcast", [ref], device, "output:0", attrs)
+
+    def cast(
+        self, name: str, ref: Tensor, source: tf.DType, target: tf.DType, device: str
+    ) -> Tensor:
+        """Casts where the types differ."""
+        if source == target:
+            return ref
+        attrs = {"SrcT": source, "DstT": target}
+        return self.add(name, "Cast", [ref], device, "y:0", attrs)
+
+    def scale(
+        self, name: str, ref: Tensor, factor: float, dtype: tf.DType, device: str
+    ) -> Ref:
+        """The product with a number."""
+        value = np.array(factor, dtype.as_numpy_dtype)
+        other = self.const(f"{name}/factor", value, device)
+        return self.add(name, "Mul", [ref, other], device, "z:0", {"T": dtype})
+
+    def flip(self, name: str, ref: Tensor, device: str) -> Ref:
+        """Flips the highest bit of int64."""
+        bit = self.const(f"{name}/bit", np.int64(_SIGN_BIT_64), cpu_of(device))
+        attrs = {"T": tf.int64}
+        return self.add(name, "BitwiseXor", [ref, bit], cpu_of(device), "z:0", attrs)
+
+    def concat(
+        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
+    ) -> Ref:
+        """Joins along the first dimension."""
+        axis = self.const(f"{name}/dim", np.int32(0), device)
+        return self.add(
+            name,
+            "ConcatV2",
+            [*refs, axis],
+            device,
+            "output:0",
+            {"N": len(refs), "T": dtype, "Tidx": tf.int32},
+        )
+
+    def pack(
+        self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
+    ) -> Ref:
+        """The elements of some tensors as one vector, so that they travel together."""
+        flat = self.numbers(f"{name}/flat", [-1], device)
+        parts = [
+            self.reshape(f"{name}/part_{index}", ref, flat, dtype, device)
+            for index, ref in enumerate(refs)
+        ]
+        return parts[0] if len(parts) == 1 else self.concat(name, parts, dtype, device)
+
+    def unpack(
+        self,
+        name: str,
+        ref: Tensor,
+        shapes: Sequence[Sequence[int]],
+        dtype: tf.DType,
+        device: str,
+    ) -> list[Ref]:
+        """The tensors of given shapes that ``pack`` made one vector of."""
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+        parts = self.split(f"{name}/split", ref, sizes, dtype, device)
+        return [
+            self.reshape(
+                f"{name}/value_{index}",
+                part,
+                self.numbers(f"{name}/shape_{index}", shape, device),
+                dtype,
+                device,
+            )
+            for index, (part, shape) in enumerate(zip(parts, shapes, strict=True))
+        ]
+
+    def split(
+        self,
+        name: str,
+        ref: Tensor,
+        sizes: Sequence[int],
+        dtype: tf.DType,
+        device: str,
+    ) -> list[Ref]:
+        """Parts of given sizes along the first dimension."""
+        lengths = self.numbers(f"{name}/sizes", sizes, device)
+        axis = self.const(f"{name}/dim", np.int32(0), device)
+        attrs = {"num_split": len(sizes), "T": dtype, "Tlen": tf.int32}
+        inputs = [ref, lengths, axis]
+        first = self.add(name, "SplitV", inputs, device, "output:0", attrs)
+        return [Ref(node=first.node, port=f"output:{i}") for i in range(len(sizes))]
+
+    def reshape(
+        self, name: str, ref: Tensor, shape: Ref, dtype: tf.DType, device: str
+    ) -> Ref:
+        """Changes the shape."""
+        attrs = {"T": dtype, "Tshape": tf.int32}
+        return self.add(name, "Reshape", [ref, shape], device, "output:0", attrs)
+
+    def const(self, name: str, value: Any, device: str) -> Ref:
+        """A constant from a NumPy value."""
+        self.nodes.append(make_const(name, value, device))
+        return Ref(node=name, port="output:0")
+
+    def numbers(self, name: str, values: Sequence[int], device: str) -> Ref:
+        """A constant vector of int32."""
+        return self.const(name, np.array(values, np.int32), device)
+
+    def add(
+        self,
+        name: str,
+        op: str,
+        inputs: Sequence[Tensor],
+        device: str,
+        port: str,
+        attrs: dict[str, Any],
+        controls: Sequence[str] = (),
+    ) -> Ref:
+        """Any node; ``port`` names its first output."""
+        if self._home is not None:
+            device = self._home(op, attrs.get("T"), device)
+        self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
+        return Ref(node=name, port=port)

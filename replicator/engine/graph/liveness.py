@@ -1,0 +1,153 @@
+"""Liveness: which replicas need a node, where one replica updates for all.
+
+With a sharded update (Rajbhandari et al. 2020, stage 1) a variable has an owner. A
+write to it happens on the owner only; the owner's new value is then copied to the
+variables of the others. So what leads to the write is needed on the owner only: the
+analysis walks the graph backwards from what every replica needs (outputs, operands of
+collectives, varying nodes, effects) and from the writes, each with its owner's need.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from replicator.engine.graph.effects import READ_OPS, EffectTable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from replicator.engine.graph.body import Body, Node
+
+
+# The holder that stands for those of all other programs.
+ELSEWHERE = -1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Liveness:
+    """The result of the analysis; replicas are named by holders (see ``Topology``).
+
+    Attributes:
+      emitted: By invariant node, the holders that need it.
+      homes: By node that writes an owned variable, the holder that does it for all.
+      written: By such a node, the handles of the variables that it writes.
+      earlier: By such a node and a handle that it writes, the nodes that use the
+        variable since the last such node, or that one.
+      results: By marker of a collective, the holders that need its result.
+    """
+
+    emitted: dict[str, tuple[int, ...]]
+    homes: dict[str, int]
+    written: dict[str, tuple[str, ...]]
+    earlier: dict[tuple[str, str], tuple[str, ...]]
+    results: dict[str, tuple[int, ...]]
+
+
+def analyze(
+    body: Body,
+    *,
+    invariant: Collection[str],
+    holders: Iterable[int],
+    handles: Collection[str],
+    owners: Mapping[str, int],
+    roots: Iterable[str],
+) -> Liveness:
+    """Finds what each holder has to emit.
+
+    Args:
+      body: The single-device graph.
+      invariant: Nodes with the same value and effect on every replica.
+      holders: All replicas that keep copies, and ``ELSEWHERE`` if there are other
+        programs.
+      handles: Placeholders of variable handles.
+      owners: By handle placeholder of an owned variable, its owner.
+      roots: Nodes that every replica needs: producers of outputs and operands of
+        collectives, and nodes with effects.
+
+    Returns:
+      Who emits what.
+    """
+    everyone = frozenset(holders)
+    written = _writes(body, set(invariant), set(handles))
+    homes = {}
+    for name, targets in written.items():
+        owned = [owners[handle] for handle in targets if handle in owners]
+        if owned:
+            homes[name] = owned[0]
+    needs: dict[str, set[int]] = {}
+    for name in roots:
+        needs.setdefault(name, set()).update(everyone)
+    emitted = {}
+    for node in reversed(body.nodes):
+        if node.name in homes:
+            where: Collection[int] = (homes[node.name],)
+        elif node.name in invariant:
+            where = needs.get(node.name, set())
+        else:
+            where = everyone
+        if node.name in invariant:
+            emitted[node.name] = tuple(sorted(where))
+        for name in (*(ref.node for ref in node.inputs), *node.controls):
+            needs.setdefault(name, set()).update(where)
+    return Liveness(
+        emitted=emitted,
+        homes=homes,
+        written={name: written[name] for name in homes},
+        earlier=_earlier(body, homes, written, set(handles)),
+        results={
+            name: tuple(sorted(needs.get(name, ()))) for name in body.placeholders
+        },
+    )
+
+
+def _earlier(
+    body: Body,
+    homes: Collection[str],
+    written: Mapping[str, tuple[str, ...]],
+    handles: set[str],
+) -> dict[tuple[str, str], tuple[str, ...]]:
+    """What must be done with a variable before a home node writes it.
+
+    A step orders all uses of a variable around its writes, so the topological order of
+    the graph is their order.
+    """
+    uses: dict[str, list[str]] = {handle: [] for handle in handles}
+    found = {}
+    for node in body.nodes:
+        if node.name in homes:
+            for handle in written[node.name]:
+                found[node.name, handle] = tuple(uses[handle])
+                uses[handle] = []
+        for handle in {ref.node for ref in node.inputs} & handles:
+            uses[handle].append(node.name)
+    return found
+
+
+def _writes(
+    body: Body, invariant: set[str], handles: set[str]
+) -> dict[str, tuple[str, ...]]:
+    """The handles of variables that each invariant node writes."""
+    effects = EffectTable(body.library)
+    alias: dict[str, str] = {handle: handle for handle in handles}
+    written = {}
+    for node in body.nodes:
+        if node.op == "Identity" and node.inputs[0].node in alias:
+            alias[node.name] = alias[node.inputs[0].node]
+        if node.name in invariant and node.op not in READ_OPS:
+            targets = _targets(node, effects, alias)
+            if targets:
+                written[node.name] = targets
+    return written
+
+
+def _targets(
+    node: Node, effects: EffectTable, alias: Mapping[str, str]
+) -> tuple[str, ...]:
+    positions = effects.of(node.proto, len(node.inputs)).writes
+    found = {
+        alias[node.inputs[position].node]: None
+        for position in sorted(positions)
+        if position < len(node.inputs) and node.inputs[position].node in alias
+    }
+    return tuple(found)

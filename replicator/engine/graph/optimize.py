@@ -1,0 +1,122 @@
+"""Optimize: TensorFlow's graph optimizer over the one traced graph.
+
+Optimizing the linked graph would do the same work once per replica; the traced graph is
+cut at its collectives instead, optimized once, and replicated afterwards.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from replicator._tf import compat as _tf_compat
+from replicator.engine.graph.ordering import keep_effects_in_order
+
+if TYPE_CHECKING:
+    from replicator.engine.graph.trace import TracedStep
+
+_LOWERING = "_lower_using_switch_merge"
+_CONTROL_FLOW_OPS = frozenset(
+    {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+)
+
+
+def optimize(traced: TracedStep) -> Any:
+    """Cuts a traced graph at its collectives and optimizes it.
+
+    Args:
+      traced: The step.
+
+    Returns:
+      A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
+      collectives and control outputs keep their names.
+    """
+    graph_def = cut(traced)
+    keep = [
+        *traced.output_names,
+        *traced.control_output_names,
+        *(name for c in traced.collectives for name in c.read),
+    ]
+    if not keep:
+        return graph_def
+    _mark_lowering(graph_def, is_lowered=False)
+    optimized = _tf_compat.optimize_graph(graph_def, keep)
+    _mark_lowering(optimized, is_lowered=True)
+    keep_effects_in_order(optimized)
+    return optimized
+
+
+def cut(traced: TracedStep) -> Any:
+    """Turns the markers of collectives into placeholders, so that nothing is shared.
+
+    Returns:
+      A copy of the traced ``GraphDef`` in which each collective's result is an input.
+    """
+    graph_def = _tf_compat.GraphDef()
+    graph_def.CopyFrom(traced.graph_def)
+    results = {
+        marker: (collective.dtypes[position], collective.result_shape(position))
+        for collective in traced.collectives
+        for position, marker in enumerate(collective.markers)
+    }
+    for node in graph_def.node:
+        if node.name not in results:
+            continue
+        dtype, shape = results[node.name]
+        node.op = "Placeholder"
+        del node.input[:]
+        node.attr.clear()
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        node.attr["shape"].shape.CopyFrom(shape.as_proto())
+    return graph_def
+
+
+def own_functions(graph_def: Any, owner: str) -> None:
+    """Gives every function of a graph a name that no other graph uses.
+
+    Colocation groups go, since replicas that run one function are on many devices.
+    The optimizer changes functions, and names the changed ones alike in every graph;
+    TensorFlow keeps functions of all graphs in one table, by name.
+
+    Args:
+      graph_def: Changed in place: its library and all references to it.
+      owner: A unique name, which functions get as a suffix.
+    """
+    names = {
+        function.signature.name: f"{function.signature.name}_of_{owner}"
+        for function in graph_def.library.function
+    }
+    functions = (function.node_def for function in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *functions):
+        # Nodes that the optimizer moved here from other functions name groups that all
+        # replicas would share; devices say where nodes are.
+        node.attr.pop("_class", None)
+        node.op = names.get(node.op, node.op)
+        for called in called_functions(node):
+            called.name = names.get(called.name, called.name)
+    for function in graph_def.library.function:
+        function.signature.name = names[function.signature.name]
+
+
+def called_functions(node: Any) -> list[Any]:
+    """The references to functions among a node's attributes, as ``NameAttrList``."""
+    called = []
+    for attr in node.attr.values():
+        kind = attr.WhichOneof("value")
+        if kind == "func":
+            called.append(attr.func)
+        elif kind == "list":
+            called += attr.list.func
+    return called
+
+
+def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:
+    """Says whether loops and branches may become cyclic graphs.
+
+    They may when the function runs, but not before it is copied: a loop that is one
+    node can be renamed like any other.
+    """
+    functions = (function.node_def for function in graph_def.library.function)
+    for node in itertools.chain(graph_def.node, *functions):
+        if node.op in _CONTROL_FLOW_OPS:
+            node.attr[_LOWERING].b = is_lowered

@@ -1,0 +1,1 @@
+"""From collectives of all replicas to the ops that carry them out."""

@@ -1,0 +1,372 @@
+"""The leg between workers: TensorFlow's collective ops, one per transfer and worker.
+
+In between-graph replication every worker process links its own replicas first; what is
+left is one tensor per worker, which the nodes emitted here combine over all workers:
+``CollectiveReduceV2`` (ring on CPUs, NCCL on GPUs), ``CollectiveGatherV2``,
+``CollectiveBcastSendV2`` and ``CollectiveBcastRecvV2``. All workers emit the same
+nodes in the same order; they compare plans before they run.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.collectives import wire_types
+from replicator.engine.graph.body import Ref, make_node
+from replicator.engine.graph.emitter import Emitter
+from replicator.engine.link import any_size
+from replicator.engine.link.chain import Chain
+from replicator.placement.devices import cpu_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.placement.worker_group import Group
+
+    Tensor = Ref | str
+
+# Says in the error of TensorFlow that it is about shapes; the rest is made from it.
+SHAPES_DIFFER = "replicator: shapes differ between workers"
+_MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
+
+
+class CrossWorker:
+    """Emits the collectives of one program over all workers."""
+
+    def __init__(self, group: Group, first_controls: Sequence[str] = ()) -> None:
+        """Starts a chain of collectives.
+
+        Args:
+          group: The workers.
+          first_controls: What the first collective waits for: batches, so that a
+            worker whose data ended has not begun to communicate.
+        """
+        self._group = group
+        self._emit = Emitter()
+        self._chain = Chain(group, self._emit, first_controls)
+
+    @property
+    def emit(self) -> Emitter:
+        """Emits nodes that belong to this leg."""
+        return self._emit
+
+    @property
+    def num_workers(self) -> int:
+        """Workers whose programs run side by side."""
+        return self._group.num_workers
+
+    @property
+    def nodes(self) -> list[Any]:
+        """``NodeDef``s emitted so far."""
+        return self._emit.nodes
+
+    def go_on_after(self, node: str) -> None:
+        """Lets the next collective wait for a node instead of the last one."""
+        self._chain.go_on_after(node)
+
+    def reduce(
+        self,
+        name: str,
+        ref: Tensor,
+        op: str,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+    ) -> Tensor:
+        """Emits a sum (of a mean too), minimum or maximum over workers."""
+        if _is_empty(shape):
+            return ref
+        if op in ("min", "max") and dtype == tf.uint64:
+            # Flipping the highest bit makes the order of unsigned that of signed.
+            signed = self._emit.convert(
+                f"{name}/in", ref, "Bitcast", dtype, tf.int64, device
+            )
+            flipped = self._emit.flip(f"{name}/flip", signed, device)
+            reduced = self.reduce(name, flipped, op, tf.int64, shape, device)
+            back = self._emit.flip(f"{name}/unflip", reduced, device)
+            return self._emit.convert(
+                f"{name}/out", back, "Bitcast", tf.int64, dtype, device
+            )
+        how, wire = wire_types.added(dtype)
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+        attrs = {
+            "merge_op": _MERGE_OPS[op],
+            "final_op": "Id",
+            "max_subdivs_per_device": -1,
+            "is_stateless": False,
+            "Nordering_token": 0,
+        }
+
+        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
+            return self._chain.add(
+                name,
+                "CollectiveReduceV2",
+                [value],
+                wire,
+                device,
+                attrs,
+                key_offset=key_offset,
+            )
+
+        result = self._transfer(name, sent, wire, shape, device, transfer)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def broadcast(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        source: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the transfer of one worker's tensor to all others.
+
+        Args:
+          name: Name of the node.
+          ref: The tensor; elsewhere than on the source only its shape is used.
+          dtype: Its type.
+          shape: What is known of its shape.
+          source: Worker id of the source.
+          device: Where it is.
+
+        Returns:
+          The source's tensor.
+        """
+        how, wire = wire_types.moved(dtype, "broadcast")
+        if _is_empty(shape):
+            return ref
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+
+        def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
+            if source == self._group.worker_id:
+                return self._chain.add(
+                    name,
+                    "CollectiveBcastSendV2",
+                    [value],
+                    wire,
+                    device,
+                    {},
+                    key_offset=key_offset,
+                )
+            dims = self._emit.dims(f"{name}/shape", value, wire, device)
+            return self._chain.add(
+                name,
+                "CollectiveBcastRecvV2",
+                [],
+                wire,
+                device,
+                {"Tshape": tf.int32},
+                last_inputs=[dims],
+                key_offset=key_offset,
+            )
+
+        result = self._transfer(name, sent, wire, shape, device, transfer)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def move(
+        self,
+        name: str,
+        ref: Tensor | None,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        source: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the transfer of what only one worker has to all others.
+
+        Args:
+          name: Name of the node.
+          ref: The tensor, on the source; None elsewhere.
+          dtype: Its type.
+          shape: Its static shape.
+          source: Worker id of the source.
+          device: Where it is.
+
+        Returns:
+          The source's tensor.
+        """
+        if ref is None:
+            value = np.zeros([], dtype.as_numpy_dtype)
+            one = self._emit.const(f"{name}/one", value, device)
+            dims = self._emit.numbers(f"{name}/dims", shape.as_list(), device)
+            attrs = {"T": dtype, "index_type": tf.int32}
+            # Never computed for its value: a receiver needs the shape only.
+            ref = self._emit.add(
+                f"{name}/like", "Fill", [dims, one], device, "output:0", attrs
+            )
+        return self.broadcast(name, ref, dtype, shape, source, device)
+
+    def gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+    ) -> Tensor:
+        """Emits a concatenation over workers, by worker id.
+
+        Args:
+          name: Name of the node.
+          ref: This worker's part, of shape ``[replicas of this worker] + dims``.
+          dtype: Its type.
+          shape: What is known of its shape.
+          device: Where it is.
+
+        Returns:
+          Shape ``[replicas of the job] + dims``.
+        """
+        how, wire = wire_types.moved(dtype, "all_gather")
+        if _is_empty(shape):
+            dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
+            return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
+        sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
+        device = _home(wire, device)
+        if shape.is_fully_defined():
+            result = self._gather(name, sent, wire, device)
+        else:
+            result = self._gather_unknown(name, sent, wire, device)
+        return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
+
+    def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
+        """Emits a comparison of a tensor's shape over workers, before it travels."""
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
+        # One more number, so that a scalar has something to compare as well.
+        rank = self._emit.const(f"{name}/one", np.array([1], np.int64), device)
+        row = self._emit.concat(f"{name}/row", [dims, rank], tf.int64, device)
+        part = self._emit.row(f"{name}/part", row, tf.int64, device)
+        rows = self._gather(f"{name}/gathered", part, tf.int64, device)
+        equal = self._emit.add(
+            f"{name}/equal",
+            "Equal",
+            [rows, row],
+            device,
+            "z:0",
+            {"T": tf.int64, "incompatible_shape_error": True},
+        )
+        axes = self._emit.numbers(f"{name}/axes", [0, 1], device)
+        all_equal = self._emit.add(
+            f"{name}/all",
+            "All",
+            [equal, axes],
+            device,
+            "output:0",
+            {"Tidx": tf.int32, "keep_dims": False},
+        )
+        text = self._emit.const(f"{name}/text", np.array(SHAPES_DIFFER, object), device)
+        check = f"{name}/assert"
+        node = make_node(
+            check, "Assert", [all_equal, text, rows], device, {"summarize": 256}
+        )
+        node.attr["T"].list.type.extend(
+            [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
+        )
+        self._emit.nodes.append(node)
+        self._chain.go_on_after(check)
+
+    def _gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        device: str,
+        key_offset: Ref | None = None,
+    ) -> Ref:
+        raw = self._chain.add(
+            name,
+            "CollectiveGatherV2",
+            [ref],
+            dtype,
+            device,
+            {"is_stateless": False, "Nordering_token": 0},
+            key_offset=key_offset,
+        )
+        if self._group.order == tuple(range(self._group.num_workers)):
+            return raw
+        return self._sort(f"{name}/sorted", raw, dtype, device)
+
+    def _sort(self, name: str, ref: Ref, dtype: tf.DType, device: str) -> Ref:
+        """Puts the parts of workers into the order of their ids."""
+        count = self._group.num_workers
+        axis = self._emit.const(f"{name}/axis", np.int32(0), device)
+        parts = self._emit.add(
+            f"{name}/parts",
+            "Split",
+            [axis, ref],
+            device,
+            "output:0",
+            {"num_split": count, "T": dtype},
+        )
+        places = [self._group.order.index(worker) for worker in range(count)]
+        by_worker = [Ref(node=parts.node, port=f"output:{p}") for p in places]
+        return self._emit.concat(name, by_worker, dtype, device)
+
+    def _transfer(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        device: str,
+        transfer: Callable[[Tensor, Ref | None], Ref],
+    ) -> Ref:
+        """Transfers a tensor, also one whose shape is not known."""
+        if shape.is_fully_defined():
+            return transfer(ref, None)
+        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        received = transfer(sent.value, sent.key_offset)
+        begin = self._emit.numbers(f"{name}/begin", [0], device)
+        kept = self._emit.slice(
+            f"{name}/kept", received, begin, sent.num_elements, dtype, device
+        )
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        return self._emit.reshape(f"{name}/result", kept, dims, dtype, device)
+
+    def _gather_unknown(
+        self, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> Ref:
+        """Gathers tensors that have one shape on all workers, checked before."""
+        count = self._group.num_workers
+        sent = any_size.pad(self._emit, f"{name}/sent", ref, dtype, device)
+        part = self._emit.row(f"{name}/part", sent.value, dtype, device)
+        rows = self._gather(f"{name}/rows", part, dtype, device, sent.key_offset)
+        begin = self._emit.numbers(f"{name}/begin", [0, 0], device)
+        num_rows = self._emit.const(
+            f"{name}/num_rows", np.array([count], np.int32), device
+        )
+        extent = self._emit.concat(
+            f"{name}/extent", [num_rows, sent.num_elements], tf.int32, device
+        )
+        kept = self._emit.slice(f"{name}/kept", rows, begin, extent, dtype, device)
+        # The first dimension times workers, then the others: what is left of the size
+        # cannot be asked for, since it may be zero.
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        first = self._emit.numbers(f"{name}/first", [1], device)
+        zero = self._emit.numbers(f"{name}/zero", [0], device)
+        head = self._emit.slice(f"{name}/head", dims, zero, first, tf.int32, device)
+        rest_size = self._emit.const(
+            f"{name}/rest_size", np.array([-1], np.int32), device
+        )
+        rest = self._emit.slice(
+            f"{name}/rest", dims, first, rest_size, tf.int32, device
+        )
+        total = self._emit.add(
+            f"{name}/total", "Mul", [head, num_rows], device, "z:0", {"T": tf.int32}
+        )
+        target = self._emit.concat(f"{name}/target", [total, rest], tf.int32, device)
+        return self._emit.reshape(f"{name}/result", kept, target, dtype, device)
+
+
+def _is_empty(shape: tf.TensorShape) -> bool:
+    return bool(shape.is_fully_defined()) and shape.num_elements() == 0
+
+
+def _home(dtype: tf.DType, device: str) -> str:
+    """Where a collective of a type runs: integers of a GPU go by way of the host."""
+    return cpu_of(device) if dtype.is_integer else device

@@ -1,0 +1,47 @@
+"""Which devices have a kernel for an op and a type.
+
+TensorFlow's CPU kernels take every type that a collective accepts. Those of a GPU do
+not: types that are missing there are combined in the memory of the host. The tables are
+those of TensorFlow 2.21 (a test compares them with its registry). Tensors of int32 are
+in host memory already; its "GPU" kernels work there.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from replicator.placement import devices as device_lib
+
+_FLOATS = frozenset(
+    {tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.complex64, tf.complex128}
+)
+_REALS = frozenset({tf.bfloat16, tf.float16, tf.float32, tf.float64})
+_INTEGERS = frozenset(
+    {tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
+)
+GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
+    "AddN": _FLOATS | {tf.int32, tf.int64, tf.uint32},
+    "Pack": _FLOATS | {tf.bool, tf.int16, tf.int32, tf.int64, tf.uint32, tf.uint64},
+    "Minimum": _REALS | _INTEGERS,
+    "Maximum": _REALS | _INTEGERS,
+    "ConcatV2": _FLOATS | _INTEGERS | {tf.bool},
+    "SplitV": _FLOATS | {tf.int32},
+    "Mul": _FLOATS | _INTEGERS,
+}
+
+
+def home(op: str, dtype: tf.DType | None, device: str) -> str:
+    """Where an op that is meant for ``device`` can run.
+
+    Args:
+      op: An operation that the linker emits.
+      dtype: The type of its data, or None where it takes all.
+      device: A full device name.
+
+    Returns:
+      ``device``, or the CPU of the same process where a GPU has no kernel.
+    """
+    allowed = GPU_DTYPES.get(op)
+    if "GPU" not in device or allowed is None or dtype in allowed:
+        return device
+    return device_lib.cpu_of(device)

@@ -1,0 +1,248 @@
+"""Link: put the cross-replica computation where the markers stood."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.engine.graph.body import Ref
+from replicator.engine.graph.emitter import Emitter
+from replicator.engine.link import kernels
+from replicator.engine.link.gate import Gate
+from replicator.engine.link.reduction import Reduction
+from replicator.engine.link.uneven_rows import UnevenRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.engine.analysis.plan import Bucket, CollectivePlan
+    from replicator.engine.graph.trace import Collective
+    from replicator.engine.link.cross_worker import CrossWorker
+    from replicator.placement.topology import Topology
+
+    # (replica_id, operand node) -> the operand on that replica
+    Tensor = Ref | str  # a node's output, or a function argument
+    Operand = Callable[[int, str], Tensor]
+
+
+class Linker:
+    """Emits the nodes of planned collectives.
+
+    Attributes:
+      results: By marker name, the result on each replica.
+    """
+
+    def __init__(
+        self, topology: Topology, prefix: str, workers: CrossWorker | None = None
+    ) -> None:
+        """Prepares linking.
+
+        Args:
+          topology: Where the replicas of this program are.
+          prefix: What names of nodes begin with.
+          workers: The leg to the programs of other workers; None if there are none.
+        """
+        self.results: dict[str, tuple[Tensor, ...]] = {}
+        self._emit = Emitter(kernels.home)
+        self._topology = topology
+        self._devices = topology.replica_devices
+        self._prefix = prefix
+        self._workers = workers
+        self._reduction = Reduction(topology, self._emit, workers)
+        self._rows: dict[int, UnevenRows] = {}
+
+    @property
+    def nodes(self) -> list[Any]:
+        """``NodeDef``s emitted so far."""
+        return self._emit.nodes
+
+    def link(self, plan: CollectivePlan, operand: Operand) -> None:
+        """Emits one collective for all replicas."""
+        for index, bucket in enumerate(plan.buckets):
+            name = f"{self._prefix}/collective_{plan.collective.index}_{index}"
+            if plan.collective.needed_if is None or plan.algorithm == "wire":
+                self._link_bucket(plan, bucket, name, operand)
+            else:
+                self._link_gated(plan, bucket, name, operand)
+
+    def _link_bucket(
+        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
+    ) -> None:
+        if len(bucket.positions) > 1:
+            self._link_fused(plan, bucket, name, operand)
+            return
+        (position,) = bucket.positions
+        link = {
+            "wire": self._broadcast,
+            "pack": self._gather,
+            "concat": self._join,
+        }.get(plan.algorithm, self._reduce)
+        operands = self._operands(plan.collective, position, operand)
+        results = link(plan, bucket, name, operands)
+        self.results[plan.collective.markers[position]] = results
+
+    def _operands(
+        self, collective: Collective, position: int, operand: Operand
+    ) -> list[Tensor]:
+        node = collective.operands[position]
+        return [operand(replica, node) for replica in range(len(self._devices))]
+
+    def _link_gated(
+        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
+    ) -> None:
+        """Links a transfer that happens only where its condition holds."""
+        collective = plan.collective
+        condition = str(collective.needed_if)
+        conditions = [operand(r, condition) for r in range(len(self._devices))]
+        gate = Gate(f"{name}/gate", self._topology, conditions, self._emit)
+        dtypes = dict(zip(collective.operands, collective.dtypes, strict=True))
+
+        def gated(replica: int, node: str) -> Tensor:
+            return gate.operand(replica, node, operand(replica, node), dtypes[node])
+
+        self._link_bucket(plan, bucket, name, gated)
+        for position in bucket.positions:
+            marker = collective.markers[position]
+            self.results[marker] = gate.results(
+                self.results[marker],
+                collective.dtypes[position],
+                collective.shapes[position],
+            )
+        if self._workers is not None:
+            # What follows a collective that does not run would not run either.
+            marker = collective.markers[bucket.positions[0]]
+            home = self._topology.memories[bucket.owner]
+            merged = self.results[marker][home]
+            assert isinstance(merged, Ref)
+            self._workers.go_on_after(merged.node)
+
+    def _broadcast(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operands: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Finds the source among this program's replicas, or lets it be sent."""
+        collective, position = plan.collective, bucket.positions[0]
+        if self._workers is None:
+            return (operands[collective.source_replica_id],) * len(operands)
+        program_id, local = divmod(collective.source_replica_id, len(operands))
+        dtype, shape = collective.dtypes[position], collective.shapes[position]
+        device = self._devices[local]
+        self._check_shape(shape, name, operands[local], dtype, device)
+        sent = self._workers.broadcast(
+            name, operands[local], dtype, shape, program_id, device
+        )
+        return (sent,) * len(operands)
+
+    def _gather(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operands: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Stacks the replicas' tensors, and those of all workers."""
+        collective, position = plan.collective, bucket.positions[0]
+        dtype, device = collective.dtypes[position], self._devices[bucket.owner]
+        attrs = {"N": len(operands), "T": dtype, "axis": 0}
+        packed: Tensor = self._emit.add(
+            f"{name}/pack", "Pack", operands, device, "output:0", attrs
+        )
+        if self._workers is not None:
+            count = tf.TensorShape([len(operands)])
+            shape = count.concatenate(collective.shapes[position])
+            self._check_shape(shape, name, packed, dtype, device)
+            packed = self._workers.gather(name, packed, dtype, shape, device)
+        return (packed,) * len(operands)
+
+    def _join(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operands: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Joins the replicas' rows, and those of all workers."""
+        collective, position = plan.collective, bucket.positions[0]
+        dtype, device = collective.dtypes[position], self._devices[bucket.owner]
+        joined = operands[0]
+        if len(operands) > 1:
+            joined = self._emit.concat(f"{name}/rows", operands, dtype, device)
+        if self._workers is not None:
+            rows = self._rows.setdefault(collective.index, UnevenRows(self._workers))
+            shape = collective.shapes[position]
+            joined = rows.gather(name, joined, dtype, shape, len(operands), device)
+        return (joined,) * len(operands)
+
+    def _reduce(
+        self,
+        plan: CollectivePlan,
+        bucket: Bucket,
+        name: str,
+        operands: Sequence[Tensor],
+    ) -> tuple[Tensor, ...]:
+        """Reduces one tensor."""
+        collective, position = plan.collective, bucket.positions[0]
+        dtype, shape = collective.dtypes[position], collective.shapes[position]
+        partials = self._reduction.within_memories(
+            collective.op, f"{name}/local", operands, dtype
+        )
+        device = self._devices[self._reduction.memories[0]]
+        self._check_shape(shape, name, partials[0], dtype, device)
+        return self._hand_out(
+            self._reduction.between_memories(
+                plan, bucket.owner, name, partials, dtype, shape
+            )
+        )
+
+    def _check_shape(
+        self, shape: Any, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> None:
+        """Compares shapes over workers where the trace does not know them."""
+        if self._workers is not None and not shape.is_fully_defined():
+            self._workers.check_shape(f"{name}/check", ref, dtype, device)
+
+    def _link_fused(
+        self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
+    ) -> None:
+        """Links a reduction of several tensors that travel as one."""
+        collective, memories = plan.collective, self._reduction.memories
+        dtype = collective.dtypes[bucket.positions[0]]
+        shapes = [collective.shapes[p].as_list() for p in bucket.positions]
+        partials = [
+            self._reduction.within_memories(
+                collective.op,
+                f"{name}/local_{position}",
+                self._operands(collective, position, operand),
+                dtype,
+            )
+            for position in bucket.positions
+        ]
+        # One row of ``partials`` per tensor, one vector per memory.
+        packed = [
+            self._emit.pack(f"{name}/bucket_{m}", of_memory, dtype, self._devices[m])
+            for m, of_memory in zip(memories, zip(*partials, strict=True), strict=True)
+        ]
+        size = sum(int(collective.shapes[p].num_elements()) for p in bucket.positions)
+        combined = self._reduction.between_memories(
+            plan, bucket.owner, name, packed, dtype, tf.TensorShape([size])
+        )
+        # Each memory unpacks its own copy, so that one transfer moves the bucket.
+        unpacked = [
+            self._emit.unpack(
+                f"{name}/unpack_{m}", ref, shapes, dtype, self._devices[m]
+            )
+            for m, ref in zip(memories, combined, strict=True)
+        ]
+        for position, parts in zip(
+            bucket.positions, zip(*unpacked, strict=True), strict=True
+        ):
+            self.results[collective.markers[position]] = self._hand_out(parts)
+
+    def _hand_out(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Gives every replica the result of its memory."""
+        of_memory = dict(zip(self._reduction.memories, by_memory, strict=True))
+        return tuple(of_memory[memory] for memory in self._topology.memories)

@@ -1,0 +1,196 @@
+"""Reduction: one operand per replica becomes one result per memory.
+
+Replicas that share memory are reduced first; what is left, one tensor per memory, is
+combined on an owner device (or by NCCL) and, where there are several workers, between
+them. What leaves a memory may do so in a narrower type.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replicator.collectives.reducible import wire_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import TypeAlias
+
+    import tensorflow as tf
+
+    from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.engine.graph.body import Ref
+    from replicator.engine.graph.emitter import Emitter
+    from replicator.engine.link.cross_worker import CrossWorker
+    from replicator.placement.topology import Topology
+
+    Tensor: TypeAlias = Ref | str
+
+_PAIRWISE = {"min": "Minimum", "max": "Maximum"}
+
+
+class Reduction:
+    """Emits the reductions of one program.
+
+    Attributes:
+      memories: The first replica of each memory, which stands for all that read it.
+    """
+
+    def __init__(
+        self, topology: Topology, emit: Emitter, workers: CrossWorker | None
+    ) -> None:
+        """Prepares emitting.
+
+        Args:
+          topology: Where the replicas of this program are.
+          emit: Where nodes go.
+          workers: The leg to the programs of other workers; None if there are none.
+        """
+        self.memories = tuple(dict.fromkeys(topology.memories))
+        self._travels = len(self.memories) > 1 or workers is not None
+        self._topology = topology
+        self._devices = topology.replica_devices
+        self._emit = emit
+        self._workers = workers
+
+    def within_memories(
+        self, op: str, name: str, operands: Sequence[Tensor], dtype: tf.DType
+    ) -> list[Tensor]:
+        """Reduces among replicas that share memory: one operand per memory is left.
+
+        Where nothing leaves the only memory, the operands stay as they are: one
+        reduction, on the owner's device, does all.
+        """
+        if not self._travels:
+            return list(operands)
+        return [
+            self._reduce(
+                op,
+                f"{name}_{memory}",
+                [operands[r] for r in self._topology.members(memory)],
+                dtype,
+                self._devices[memory],
+            )
+            for memory in self.memories
+        ]
+
+    def between_memories(
+        self,
+        plan: CollectivePlan,
+        owner: int,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+    ) -> list[Tensor]:
+        """Combines what ``within_memories`` left.
+
+        Args:
+          plan: How.
+          owner: The replica on whose device.
+          name: What names of nodes begin with.
+          operands: That is, one per memory, or all of the only memory.
+          dtype: Their type.
+          shape: What is known of their shape.
+
+        Returns:
+          The result on each memory: the same bits.
+        """
+        op, device = plan.collective.op, self._devices[owner]
+        wire = wire_of(dtype, plan.collective.wire_dtype) if self._travels else dtype
+        if plan.algorithm == "nccl":
+            return self._nccl(op, name, operands, dtype, wire)
+        if self._travels:
+            operands = [
+                self._bring(name, ref, memory, owner, dtype, wire)
+                for memory, ref in zip(self.memories, operands, strict=True)
+            ]
+        total = self._reduce(op, f"{name}/total", operands, dtype, device)
+        if op == "mean":
+            # Before it is rounded: a mean does not overflow where a sum would.
+            share = 1.0 / plan.collective.num_replicas
+            total = self._emit.scale(f"{name}/mean", total, share, dtype, device)
+        # Rounded on the owner too: all replicas get the same bits.
+        total = self._emit.cast(f"{name}/narrow", total, dtype, wire, device)
+        if self._workers is not None:
+            total = self._workers.reduce(name, total, op, wire, shape, device)
+        return self._receive(name, [total] * len(self.memories), wire, dtype)
+
+    def _bring(
+        self,
+        name: str,
+        ref: Tensor,
+        memory: int,
+        owner: int,
+        dtype: tf.DType,
+        wire: tf.DType,
+    ) -> Tensor:
+        """One operand on the owner, which sums in full width what arrives rounded."""
+        if memory == self._topology.memories[owner]:
+            return ref  # does not travel, and need not be rounded
+        source, target = self._devices[memory], self._devices[owner]
+        sent = self._emit.cast(f"{name}/send_{memory}", ref, dtype, wire, source)
+        return self._emit.cast(f"{name}/widen_{memory}", sent, wire, dtype, target)
+
+    def _receive(
+        self, name: str, refs: Sequence[Tensor], wire: tf.DType, dtype: tf.DType
+    ) -> list[Tensor]:
+        """Widens what arrived, on the device of each memory."""
+        return [
+            self._emit.cast(
+                f"{name}/receive_{memory}", ref, wire, dtype, self._devices[memory]
+            )
+            for memory, ref in zip(self.memories, refs, strict=True)
+        ]
+
+    def _reduce(
+        self,
+        op: str,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        device: str,
+    ) -> Tensor:
+        """Emits a sum (of a mean too), a minimum or a maximum on one device."""
+        if len(operands) == 1:
+            return operands[0]
+        if op not in _PAIRWISE:
+            attrs = {"N": len(operands), "T": dtype}
+            return self._emit.add(name, "AddN", operands, device, "sum:0", attrs)
+        result = operands[0]
+        for index, other in enumerate(operands[1:], start=1):
+            both, attrs = [result, other], {"T": dtype}
+            result = self._emit.add(
+                f"{name}/{index}", _PAIRWISE[op], both, device, "z:0", attrs
+            )
+        return result
+
+    def _nccl(
+        self,
+        op: str,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        wire: tf.DType,
+    ) -> list[Tensor]:
+        """Lets NCCL sum, in the type that travels."""
+        attrs = {
+            "T": wire,
+            "reduction": "sum",
+            "num_devices": len(operands),
+            # All devices meet in the kernel under this name; it is unique per function.
+            "shared_name": name,
+        }
+        totals: list[Tensor] = []
+        for replica, (device, ref) in enumerate(
+            zip(self._devices, operands, strict=True)
+        ):
+            one = f"{name}/nccl_{replica}"
+            sent = self._emit.cast(f"{name}/send_{replica}", ref, dtype, wire, device)
+            total = self._emit.add(
+                one, "NcclAllReduce", [sent], device, "data:0", attrs
+            )
+            if op == "mean":
+                share = 1.0 / len(operands)
+                total = self._emit.scale(f"{one}/mean", total, share, wire, device)
+            totals.append(total)
+        return self._receive(name, totals, wire, dtype)

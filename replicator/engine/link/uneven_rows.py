@@ -1,0 +1,157 @@
+"""Rows of all workers, where workers have different numbers of them.
+
+TensorFlow gathers tensors of equal shapes only. So workers tell each other how many
+rows they have; each then sends as many as the worker with most of them, and every
+worker cuts the padding off again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.errors import CollectiveTypeError
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from replicator.engine.graph.body import Ref
+    from replicator.engine.link.cross_worker import CrossWorker
+
+    Tensor: TypeAlias = Ref | str
+
+
+class UnevenRows:
+    """Joins the tensors of one call over workers; all have the same numbers of rows."""
+
+    def __init__(self, workers: CrossWorker) -> None:
+        """Prepares joining.
+
+        Args:
+          workers: The leg between workers.
+        """
+        self._workers = workers
+        self._emit = workers.emit
+        self._counts: Ref | None = None
+
+    def gather(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+        num_replicas: int,
+        device: str,
+    ) -> Tensor:
+        """Emits the concatenation of all workers' rows, by worker id.
+
+        Args:
+          name: What names of nodes begin with.
+          ref: The rows of this worker.
+          dtype: Their type.
+          shape: What is known of the shape that one replica has.
+          num_replicas: Replicas of this worker.
+          device: Where the rows are.
+
+        Raises:
+          CollectiveTypeError: The number of dimensions is not known.
+        """
+        if shape.rank is None:
+            raise CollectiveTypeError(
+                f"{dtype.name} rows of unknown rank cannot cross between worker "
+                "processes; give the values of tf.IndexedSlices a static rank"
+            )
+        rest = shape[1:]
+        if shape[0] is not None:
+            total = tf.TensorShape([shape[0] * num_replicas]).concatenate(rest)
+            return self._workers.gather(name, ref, dtype, total, device)
+        if self._counts is None:
+            self._counts = self._gather_counts(name, ref, dtype, device)
+        most = self._emit.add(
+            f"{name}/most",
+            "Max",
+            [self._counts, self._emit.numbers(f"{name}/axis", [0], device)],
+            device,
+            "output:0",
+            {"T": tf.int32, "Tidx": tf.int32, "keep_dims": True},
+        )
+        padded = self._pad(name, ref, dtype, most, len(rest), device)
+        padded_shape = tf.TensorShape([None]).concatenate(rest)
+        gathered = self._workers.gather(
+            f"{name}/all", padded, dtype, padded_shape, device
+        )
+        return self._cut(name, gathered, dtype, most, len(rest), device)
+
+    def _gather_counts(
+        self, name: str, ref: Tensor, dtype: tf.DType, device: str
+    ) -> Ref:
+        count = self._first_dim(f"{name}/count", ref, dtype, device)
+        counts = self._workers.gather(
+            f"{name}/counts", count, tf.int32, tf.TensorShape([1]), device
+        )
+        assert not isinstance(counts, str)
+        return counts
+
+    def _first_dim(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
+        dims = self._emit.dims(f"{name}/dims", ref, dtype, device)
+        zero = self._emit.numbers(f"{name}/zero", [0], device)
+        one = self._emit.numbers(f"{name}/one", [1], device)
+        return self._emit.slice(f"{name}/first", dims, zero, one, tf.int32, device)
+
+    def _pad(
+        self,
+        name: str,
+        ref: Tensor,
+        dtype: tf.DType,
+        most: Ref,
+        num_other_dims: int,
+        device: str,
+    ) -> Ref:
+        emit = self._emit
+        own = self._first_dim(f"{name}/own", ref, dtype, device)
+        missing = emit.add(
+            f"{name}/missing", "Sub", [most, own], device, "z:0", {"T": tf.int32}
+        )
+        before = emit.numbers(f"{name}/before", [0], device)
+        others = emit.numbers(f"{name}/others", [0] * 2 * num_other_dims, device)
+        flat = emit.concat(
+            f"{name}/flat_paddings", [before, missing, others], tf.int32, device
+        )
+        pairs = emit.numbers(f"{name}/pairs", [1 + num_other_dims, 2], device)
+        paddings = emit.reshape(f"{name}/paddings", flat, pairs, tf.int32, device)
+        attrs = {"T": dtype, "Tpaddings": tf.int32}
+        return emit.add(
+            f"{name}/padded", "Pad", [ref, paddings], device, "output:0", attrs
+        )
+
+    def _cut(
+        self,
+        name: str,
+        gathered: Tensor,
+        dtype: tf.DType,
+        most: Ref,
+        num_other_dims: int,
+        device: str,
+    ) -> Ref:
+        emit = self._emit
+        assert self._counts is not None
+        assert not isinstance(gathered, str)
+        zeros = emit.numbers(f"{name}/zeros", [0] * num_other_dims, device)
+        whole = emit.numbers(f"{name}/whole", [-1] * num_other_dims, device)
+        one = emit.numbers(f"{name}/one_worker", [1], device)
+        parts = []
+        for worker in range(self._workers.num_workers):
+            at = f"{name}/of_{worker}"
+            place = emit.const(f"{at}/place", np.array([worker], np.int32), device)
+            first = emit.add(
+                f"{at}/row", "Mul", [most, place], device, "z:0", {"T": tf.int32}
+            )
+            count = emit.slice(
+                f"{at}/count", self._counts, place, one, tf.int32, device
+            )
+            begin = emit.concat(f"{at}/begin", [first, zeros], tf.int32, device)
+            size = emit.concat(f"{at}/size", [count, whole], tf.int32, device)
+            parts.append(emit.slice(f"{at}/rows", gathered, begin, size, dtype, device))
+        return emit.concat(f"{name}/joined", parts, dtype, device)

@@ -1,0 +1,1 @@
+"""From a linked graph to a program that runs."""

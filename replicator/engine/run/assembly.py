@@ -1,0 +1,242 @@
+"""Assembly: the replicas of a step and their collectives, as one function.
+
+The analysed graph is copied for every replica and the collectives are linked across the
+copies. What comes of it is a ``FunctionDef``, which TensorFlow keeps by name.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator._tf import dispatch as _tf_dispatch
+from replicator.engine.analysis import shares
+from replicator.engine.graph import body as body_lib
+from replicator.engine.graph.replicate import Replicas
+from replicator.engine.link import share_transfer
+from replicator.engine.link.cross_worker import CrossWorker
+from replicator.engine.link.linker import Linker
+from replicator.step.per_replica import per_replica_nest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from replicator.engine.analysis.analyze import Analysis
+    from replicator.engine.graph.body import Ref
+    from replicator.placement.topology import Topology
+    from replicator.placement.worker_group import Group
+
+
+class Assembly:
+    """The function of one step on the replicas of one program.
+
+    TensorFlow keeps the function as long as this object lives.
+
+    Attributes:
+      captured: What the step closes over, the first arguments of the function.
+      copies: The nodes of the replicas.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        analysis: Analysis,
+        topology: Topology,
+        group: Group | None = None,
+    ) -> None:
+        """Prepares a function; ``register`` makes it.
+
+        Args:
+          name: Its unique name.
+          analysis: The step.
+          topology: Where the replicas of this program are.
+          group: The workers whose programs run side by side; None if there are none.
+        """
+        self.captured: list[Any] = []
+        self._name = name
+        self._analysis = analysis
+        self._traced = analysis.traced
+        self._topology = topology
+        self._replicas = range(topology.num_local_replicas)
+        self._places: dict[tuple[int, str], str] = {}
+        self._received: dict[tuple[str, str], Any] = {}
+        self._replica_ids: dict[str, Any] = {}
+        self._more_nodes: list[Any] = []
+        self._batch = [
+            (f"batch_{replica}_{index}", dtype)
+            for replica in self._replicas
+            for index, dtype in enumerate(self._traced.argument_dtypes)
+        ]
+        self._workers = None
+        if group is not None:
+            # A worker whose data ended must not have begun to communicate.
+            self._workers = CrossWorker(group, [name for name, _ in self._batch])
+        self._linker = Linker(topology, name, self._workers)
+        self.copies = Replicas(
+            analysis.body,
+            topology,
+            merged=analysis.invariance.nodes,
+            liveness=analysis.liveness,
+            resolve=self._resolve,
+            handle_device=self._handle_device,
+            handle_dtype=lambda handle: self._traced.variables[handle].dtype,
+            received=None if group is None else self._received,
+        )
+
+    def register(self) -> None:
+        """Links the collectives and hands the function to TensorFlow."""
+        self._link()
+        functions = [*self.copies.library, self._function_def()]
+        for function in functions:
+            _tf_compat.add_function(function)
+        names = [function.signature.name for function in functions]
+        # TensorFlow would keep the functions, and what it made of them, for ever.
+        weakref.finalize(self, _tf_compat.remove_functions, names).atexit = False
+
+    def call(self, captured: Iterable[Any], batch: Sequence[Any]) -> list[tf.Tensor]:
+        """Emits one step.
+
+        Args:
+          captured: What stands for ``captured`` in this call.
+          batch: By replica, a nest of its inputs; empty without inputs.
+
+        Returns:
+          The outputs of all replicas, flat.
+        """
+        specs = self.output_specs
+        inputs = tf.nest.flatten(batch, expand_composites=True)
+        outputs: list[tf.Tensor] = _tf_dispatch.call_function(
+            self._name, [*captured, *inputs], [spec.dtype for spec in specs]
+        )
+        for output, spec in zip(outputs, specs, strict=True):
+            output.set_shape(spec.shape)
+        return outputs
+
+    @property
+    def output_specs(self) -> list[tf.TensorSpec]:
+        """Shapes and types of what ``call`` returns."""
+        return list(self._traced.output_specs) * len(self._replicas)
+
+    def pack(self, flat: Sequence[Any]) -> Any:
+        """Turns the outputs of a call into one nest of ``PerReplica``."""
+        return per_replica_nest(
+            self._traced.structure, flat, len(self._replicas), tf.nest.map_structure
+        )
+
+    def _link(self) -> None:
+        body, plans = self._analysis.body, self._analysis.plans
+        places = shares.schedule(body, self._traced.collectives, self._analysis.shares)
+        levels = shares.levels(body, self._analysis.shares)
+        # Later collectives may use results of earlier ones, so they link in order.
+        for index, collective_plan in enumerate(plans):
+            self._move(shares.group(places.get(index, ()), levels))
+            self._linker.link(collective_plan, self._traced_ref)
+        self._move(shares.group(places.get(len(plans), ()), levels))
+
+    def _move(self, buckets: Sequence[Sequence[shares.Share]]) -> None:
+        """Emits the transfer of updated variables from their owners' programs."""
+        for bucket in buckets:
+            assert self._workers is not None
+            is_source = bucket[0].source == self._topology.program_id
+            sent = {
+                (s.node, s.handle): body_lib.Ref(
+                    node=self.copies.new(s.node, s.handle), port="value:0"
+                )
+                for s in bucket
+                if is_source
+            }
+            name = f"{self._name}/shares_{len(self._received)}"
+            device = self._topology.replica_devices[0]
+            values, nodes = share_transfer.send(
+                bucket, name, self._workers, sent, device
+            )
+            self._received.update(values)
+            self._more_nodes += nodes
+
+    def _function_def(self) -> Any:
+        function = _tf_compat.FunctionDef()
+        function.signature.name = self._name
+        function.signature.is_stateful = True
+        # First of all: copying nodes and naming outputs finds what else is captured.
+        copied = self.copies.nodes()
+        outputs = [
+            (self._traced_ref(replica, name), spec)
+            for replica in self._replicas
+            for name, spec in zip(
+                self._traced.output_names, self._traced.output_specs, strict=True
+            )
+        ]
+        for index, outer in enumerate(self.captured):
+            _add_argument(function, f"capture_{index}", outer.dtype)
+        for name, dtype in self._batch:
+            _add_argument(function, name, dtype)
+        for index, (ref, spec) in enumerate(outputs):
+            arg = function.signature.output_arg.add(name=f"output_{index}")
+            arg.type = spec.dtype.as_datatype_enum
+            function.ret[f"output_{index}"] = str(ref)
+        controls = {
+            effect
+            for name in self._traced.control_output_names
+            for effect in self.copies.effects(name)
+        }
+        for index, name in enumerate(sorted(controls)):
+            function.signature.control_output.append(f"control_{index}")
+            function.control_ret[f"control_{index}"] = name
+        function.node_def.extend(
+            [
+                *self._replica_ids.values(),
+                *self._linker.nodes,
+                *self._more_nodes,
+                *copied,
+                *(self._workers.nodes if self._workers else ()),
+            ]
+        )
+        return function
+
+    def _traced_ref(self, replica: int, name: str) -> Ref | str:
+        return self.copies.ref(replica, self._analysis.body.names.ref(name))
+
+    def _resolve(self, replica: int, placeholder: str) -> Ref | str:
+        """What stands for an input of the traced graph on one replica."""
+        results = self._linker.results.get(placeholder)
+        if results is not None:
+            return results[replica]
+        if placeholder == self._traced.replica_id_name:
+            return self._replica_id(replica)
+        if placeholder in self._traced.argument_names:
+            index = self._traced.argument_names.index(placeholder)
+            return f"batch_{replica}_{index}"
+        entry = self._analysis.entries.get(placeholder)
+        if entry is None:
+            outer = self._traced.captures[placeholder]
+            return self._argument((-1, placeholder), outer)
+        # The same copy is one argument, however many replicas use it.
+        copy = entry.copies[replica]
+        first = [id(other) for other in entry.copies].index(id(copy))
+        return self._argument((first, placeholder), copy.handle)
+
+    def _argument(self, key: tuple[int, str], outer: Any) -> str:
+        if key not in self._places:
+            self._places[key] = f"capture_{len(self.captured)}"
+            self.captured.append(outer)
+        return self._places[key]
+
+    def _replica_id(self, replica: int) -> Ref:
+        replica_id = self._topology.replica_id(replica)
+        name = f"replica_{replica_id}/replica_id"
+        if name not in self._replica_ids:
+            device = self._topology.replica_devices[replica]
+            self._replica_ids[name] = body_lib.make_const(name, replica_id, device)
+        return body_lib.Ref(node=name, port="output:0")
+
+    def _handle_device(self, replica: int, placeholder: str) -> str | None:
+        entry = self._analysis.entries.get(placeholder)
+        return entry.copies[replica].device if entry else None
+
+
+def _add_argument(function: Any, name: str, dtype: tf.DType) -> None:
+    arg = function.signature.input_arg.add(name=name)
+    arg.type = dtype.as_datatype_enum

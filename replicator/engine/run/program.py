@@ -1,0 +1,121 @@
+"""Program: a step function, analysed, assembled for all replicas and ready to run."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf.dispatch import Dispatch
+from replicator.engine.analysis.analyze import analyze
+from replicator.engine.run.assembly import Assembly
+from replicator.engine.run.common_end import CommonEnd, read
+from replicator.step import loop
+from replicator.variables.coherence import Coherence
+from replicator.variables.used import UsedVariables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.placement.topology import Topology
+    from replicator.placement.worker_group import Group
+    from replicator.variables.table import Entry, VariableTable
+
+_COUNTER = itertools.count()
+
+
+class Program:
+    """One step function on R replicas as one TensorFlow function."""
+
+    def __init__(
+        self,
+        step_fn: Callable[..., Any],
+        specs: Sequence[Any],
+        topology: Topology,
+        table: VariableTable,
+        group: Group | None = None,
+    ) -> None:
+        """Traces, replicates and links a step.
+
+        Args:
+          step_fn: Single-device code.
+          specs: The nests of ``tf.TypeSpec`` that it takes.
+          topology: Where the replicas of this program are.
+          table: The variables of all programs of one replicator.
+          group: The workers whose programs run side by side; None if there are none.
+        """
+        self._topology = topology
+        self._group = group
+        name = f"replicated_{next(_COUNTER)}"
+        self._analysis = analyze(
+            step_fn, specs, name, topology, table, is_in_group=group is not None
+        )
+        self._used = UsedVariables(self._analysis.entries, table)
+        self._assembly = Assembly(name, self._analysis, topology, group)
+        self._assembly.register()
+        self._coherence = Coherence(list(self.entries.values()), topology, group)
+        self._functions: dict[tuple[int, bool], Dispatch] = {}
+        self._settle = Dispatch(self._settled, is_optimized=False)
+
+    @property
+    def plans(self) -> tuple[CollectivePlan, ...]:
+        """How each collective is carried out."""
+        return self._analysis.plans
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """The variables it uses, by handle placeholder."""
+        return self._analysis.entries
+
+    def description(self) -> dict[str, Any]:
+        """What programs that run side by side must have in common, as JSON."""
+        return self._analysis.description()
+
+    def is_stale(self) -> bool:
+        """Whether another step has changed the kind of a variable used here."""
+        return self._used.is_stale()
+
+    def run(self, source: Any, num_steps: int, *, may_end: bool = False) -> Any:
+        """Runs steps; returns a nest of ``PerReplica``.
+
+        Args:
+          source: None, a tuple of iterators, or one nest of tensors per replica.
+          num_steps: Steps in this dispatch.
+          may_end: Whether the data of any worker may end; the same on all of them.
+        """
+        group = self._group if may_end else None
+        key = num_steps, group is not None
+        if key not in self._functions:
+            end = None if group is None else CommonEnd(self._topology, group)
+            self._functions[key] = self._make_function(num_steps, end)
+        try:
+            flat = self._functions[key](source)
+        except tf.errors.OutOfRangeError:
+            # Steps before the end of the data were applied. Where other workers
+            # are not at their end, nothing can be asked of them.
+            if num_steps > 1 and (group is not None or self._group is None):
+                self._settle(None)
+            raise
+        return self._assembly.pack(flat)
+
+    def _settled(self, _: None) -> list[tf.Tensor]:
+        self._coherence.settle()
+        return []
+
+    def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Dispatch:
+        assembly, num_replicas = self._assembly, self._topology.num_local_replicas
+
+        def program(source: Any) -> list[tf.Tensor]:
+            def one_step(_: tf.Tensor) -> list[tf.Tensor]:
+                batch, before = read(source, num_replicas, end)
+                with tf.control_dependencies(before):
+                    return assembly.call(assembly.captured, batch)
+
+            self._coherence.refresh()
+            outputs = loop.repeat(one_step, num_steps, assembly.output_specs)
+            self._coherence.publish()
+            return outputs
+
+        return Dispatch(program, is_optimized=False)

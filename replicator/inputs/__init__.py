@@ -1,0 +1,1 @@
+"""From an input function to per-replica batches."""

@@ -1,0 +1,187 @@
+"""Input audit: does every example reach a replica exactly once in an epoch?"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+from replicator.errors import InputAuditError
+from replicator.inputs.iterator import to_pipeline
+from replicator.validation import user_functions
+from replicator.validation.arguments import shown
+from replicator.validation.integers import INT64_MAX, is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.inputs.context import InputContext
+
+NUM_SHOWN = 5
+_MAX_PASSES = 3  # a pipeline that yields an example so often has no end
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputAudit:
+    """What one epoch of all input pipelines fed to all replicas.
+
+    Attributes:
+      num_replicas: Replicas that were fed.
+      num_pipelines: Calls of the input function.
+      num_batches: Batches that each pipeline yielded.
+      num_steps: Steps that could be fed on every replica.
+      num_examples: Different examples that there are: what the caller said, or what
+        the pipelines yielded.
+      num_fed: Different examples that a step saw.
+      num_missing: Examples that no step saw, the unfed included.
+      repeated: Key and pipelines of the examples that were fed more than once.
+      unfed: Key and pipelines of examples that were read, but whose step other
+        replicas had no batch for: ``run`` ends before such a step.
+    """
+
+    num_replicas: int
+    num_pipelines: int
+    num_batches: tuple[int, ...]
+    num_steps: int
+    num_examples: int
+    num_fed: int
+    num_missing: int
+    repeated: dict[Hashable, tuple[int, ...]]
+    unfed: dict[Hashable, tuple[int, ...]]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every example was fed exactly once."""
+        return not self.num_missing and not self.repeated
+
+    def __str__(self) -> str:
+        """One line with the counts."""
+        pipelines = f"{self.num_pipelines} pipeline" + "s" * (self.num_pipelines != 1)
+        return (
+            f"{self.num_steps} steps over {self.num_replicas} replicas from {pipelines}"
+            f": {self.num_fed} of {self.num_examples} examples fed, "
+            f"{self.num_missing} missing, {len(self.repeated)} repeated"
+        )
+
+
+def audit(
+    input_fn: Callable[[InputContext], tf.data.Dataset],
+    contexts: Sequence[InputContext],
+    num_replicas: int,
+    *,
+    key_fn: Callable[[Any], Any],
+    num_examples: int | None = None,
+) -> InputAudit:
+    """Reads one epoch of every pipeline of the whole job and checks what it fed.
+
+    See ``Replicator.audit_inputs``. ``contexts`` holds one context per pipeline, and
+    pipeline p feeds the p-th equal share of the replicas, in turn.
+    """
+    user_functions.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
+    if num_examples is not None and not is_integer(
+        num_examples, least=0, most=INT64_MAX
+    ):
+        raise ValueError(
+            f"num_examples {shown(num_examples)} must be an integer of at least 0: the "
+            "examples that there are; or None for those that were read"
+        )
+    pipelines = [to_pipeline(input_fn(context)) for context in contexts]
+    num_in_turn = num_replicas // len(pipelines)
+    batches = [
+        list(_keys_of(dataset, key_fn, index))
+        for index, dataset in enumerate(pipelines)
+    ]
+    num_steps = min(len(keys) // num_in_turn for keys in batches)
+    fed: dict[Hashable, list[int]] = collections.defaultdict(list)
+    rest: dict[Hashable, list[int]] = collections.defaultdict(list)
+    for index, of_pipeline in enumerate(batches):
+        for place, keys in enumerate(of_pipeline):
+            seen = fed if place < num_steps * num_in_turn else rest
+            for key in keys:
+                seen[key].append(index)
+    unfed = {key: tuple(who) for key, who in rest.items() if key not in fed}
+    if num_examples is None:
+        num_examples = len(fed) + len(unfed)
+    result = InputAudit(
+        num_replicas=num_replicas,
+        num_pipelines=len(pipelines),
+        num_batches=tuple(map(len, batches)),
+        num_steps=num_steps,
+        num_examples=num_examples,
+        num_fed=len(fed),
+        num_missing=num_examples - len(fed),
+        repeated={key: tuple(who) for key, who in fed.items() if len(who) > 1},
+        unfed=unfed,
+    )
+    if not result.is_exact:
+        raise InputAuditError(_lesson(result), result)
+    return result
+
+
+def _keys_of(
+    dataset: tf.data.Dataset, key_fn: Callable[[Any], Any], index: int
+) -> Iterator[list[Hashable]]:
+    """Yields the keys of each batch of a pipeline; notices one without an end."""
+    passes: collections.Counter[Hashable] = collections.Counter()
+    endless = (
+        f"input pipeline {index} has no end, so it has no epoch to audit; leave out "
+        ".repeat() for the audit"
+    )
+    if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
+        raise InputAuditError(endless)
+    for batch in dataset:
+        keys = np.asarray(key_fn(batch))
+        if keys.ndim != 1:
+            raise InputAuditError(
+                f"key_fn returned shape {list(keys.shape)} for a batch, but it must "
+                "return one key per example: shape [examples]; for example "
+                "lambda batch: batch['id']"
+            )
+        listed = keys.tolist()
+        passes.update(listed)
+        if any(passes[key] >= _MAX_PASSES for key in listed) and (
+            min(passes.values()) > 1
+        ):
+            raise InputAuditError(endless)
+        yield listed
+
+
+def _lesson(result: InputAudit) -> str:
+    """Says what is wrong with an epoch and how to mend it."""
+    found = [f"input audit: {result}"]
+    if result.repeated:
+        key, who = next(iter(result.repeated.items()))
+        readers = ", ".join(map(str, sorted(set(who))))
+        found.append(
+            f"{_some(result.repeated)} came more than once (example {key!r} from "
+            f"pipelines {readers}): give each pipeline its own share with "
+            "dataset.shard(ctx.num_input_pipelines, ctx.input_pipeline_id) before "
+            "batch(), and leave out repeat()"
+        )
+    num_unread = result.num_missing - len(result.unfed)
+    if result.unfed:
+        counts = ", ".join(map(str, result.num_batches))
+        found.append(
+            f"{_some(result.unfed)} were read, but step {result.num_steps + 1} had no "
+            f"batch for every replica (pipelines yielded {counts} batches), so run() "
+            "ends the epoch for all before it: build the batches with "
+            "replicator.split_global_batches(dataset, ctx, global_batch_size)"
+        )
+    if num_unread > 0:
+        found.append(
+            f"{num_unread} were never read by any pipeline: check shard() and take(), "
+            "and use batch(..., drop_remainder=False)"
+        )
+    if result.num_missing < 0:
+        found.append(
+            f"num_examples={result.num_examples!r} is less than the pipelines hold"
+        )
+    return "; ".join(found)
+
+
+def _some(examples: dict[Hashable, tuple[int, ...]]) -> str:
+    shown = ", ".join(repr(key) for key in list(examples)[:NUM_SHOWN])
+    return f"{len(examples)} ({shown}{', ...' if len(examples) > NUM_SHOWN else ''})"

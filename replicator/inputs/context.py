@@ -1,0 +1,144 @@
+"""What an input function is told: how many pipelines there are, and which one it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import numbers
+from typing import Any
+
+from replicator.errors import InputModeError, SplitBatchError
+from replicator.validation.arguments import shown
+from replicator.validation.integers import INT64_MAX
+
+
+class InputReplicationMode(enum.Enum):
+    """How many times the input function is called.
+
+    PER_WORKER: once per worker process; its batches are dealt to the replicas in turn.
+    PER_REPLICA: once per replica; each replica reads its own pipeline.
+    SINGLE: once in the whole job; its batches are dealt to all replicas in turn.
+    """
+
+    PER_WORKER = "per_worker"
+    PER_REPLICA = "per_replica"
+    SINGLE = "single"
+
+
+def check_mode(mode: Any) -> None:
+    """Refuses what is not an ``InputReplicationMode``.
+
+    Raises:
+      TypeError: With the modes there are.
+    """
+    if not isinstance(mode, InputReplicationMode):
+        allowed = ", ".join(str(m) for m in InputReplicationMode)
+        raise TypeError(f"mode {shown(mode)} is not one of {allowed}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputContext:
+    """What an input function needs to know about its place in the job.
+
+    Attributes:
+      num_input_pipelines: Calls of the input function in the whole job.
+      input_pipeline_id: Which of them this call is, in [0, num_input_pipelines).
+      num_replicas_in_sync: Replicas whose updates are aggregated each step.
+    """
+
+    num_input_pipelines: int = 1
+    input_pipeline_id: int = 0
+    num_replicas_in_sync: int = 1
+
+    def get_per_replica_batch_size(self, global_batch_size: int) -> int:
+        """Divides a global batch over the replicas.
+
+        Args:
+          global_batch_size: Examples per step over all replicas.
+
+        Returns:
+          Examples per step of one replica.
+
+        Raises:
+          SplitBatchError: The division leaves a rest, or no integer was passed.
+        """
+        return split_batch(global_batch_size, self.num_replicas_in_sync)
+
+
+def split_batch(global_batch_size: int, num_replicas: int) -> int:
+    """Returns ``global_batch_size / num_replicas`` or explains why it cannot.
+
+    Raises:
+      SplitBatchError: The division leaves a rest; nothing is rounded in silence. Or
+        what shall be divided is no integer.
+    """
+    # Integers of NumPy, as sizes of arrays are, will do as well.
+    is_number = isinstance(global_batch_size, numbers.Integral)
+    if (
+        not is_number
+        or isinstance(global_batch_size, bool)
+        or global_batch_size > INT64_MAX
+    ):
+        raise SplitBatchError(
+            f"global_batch_size {shown(global_batch_size)} must be an integer: the "
+            "examples of one step over all replicas; pass a multiple of num_replicas "
+            f"{num_replicas!r}, at most {INT64_MAX}"
+        )
+    global_batch_size = int(global_batch_size)
+    share, rest = divmod(global_batch_size, num_replicas)
+    if rest or share < 1:
+        lower = max(share, 1) * num_replicas
+        raise SplitBatchError(
+            f"global_batch_size {global_batch_size!r} does not divide by num_replicas "
+            f"{num_replicas!r}: every replica must get the same number of examples; "
+            f"use a multiple, such as {lower} or {lower + num_replicas}"
+        )
+    return share
+
+
+def pipeline_contexts(
+    mode: InputReplicationMode, num_replicas: int, num_workers: int = 1
+) -> list[InputContext]:
+    """Lists what every call of an input function in the whole job is told.
+
+    Args:
+      mode: How many pipelines there are.
+      num_replicas: Replicas of the whole job.
+      num_workers: Worker processes that feed equal numbers of them.
+
+    Returns:
+      One context per pipeline; pipeline p feeds the p-th equal share of the replicas.
+    """
+    num_pipelines = {
+        InputReplicationMode.PER_WORKER: num_workers,
+        InputReplicationMode.PER_REPLICA: num_replicas,
+        InputReplicationMode.SINGLE: 1,
+    }[mode]
+    return [
+        InputContext(
+            num_input_pipelines=num_pipelines,
+            input_pipeline_id=index,
+            num_replicas_in_sync=num_replicas,
+        )
+        for index in range(num_pipelines)
+    ]
+
+
+def own_contexts(
+    mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
+) -> list[InputContext]:
+    """What the input functions of one worker are told.
+
+    Raises:
+      InputModeError: ``SINGLE``.
+    """
+    if mode is InputReplicationMode.SINGLE and num_workers > 1:
+        raise InputModeError(
+            f"{mode} cannot work with between-graph replication: each of the "
+            f"{num_workers} workers runs a program of its own, and none feeds the "
+            "others; use PER_WORKER or PER_REPLICA, and shard by "
+            "ctx.num_input_pipelines and ctx.input_pipeline_id"
+        )
+    contexts = pipeline_contexts(mode, num_replicas, num_workers)
+    share = len(contexts) // num_workers
+    return contexts[worker_id * share : (worker_id + 1) * share]

@@ -1,0 +1,285 @@
+"""Input pipelines: how their batches reach the replicas."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import data as _tf_data
+from replicator.inputs.context import (
+    InputContext,
+    InputReplicationMode,
+    pipeline_contexts,
+)
+from replicator.step.per_replica import PerReplica, regroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.inputs.prefetch import DevicePrefetch
+
+    CommonEnd = Callable[["InputIterator", bool], bool]
+
+
+class InputIterator:
+    """The pipelines of one job and their position, ready for ``run``.
+
+    Made by ``Replicator.make_input_iterator``; call it in cross-replica context. It is
+    an iterator of Python, too: ``for batch in inputs`` and ``next(inputs)`` give one
+    step's batches as a nest of ``PerReplica``, read from the position that ``run`` and
+    checkpoints go on from, and end where the data end; ``reinitialize`` starts again.
+
+    Attributes:
+      pipelines: The datasets that the input function returned; each element is the
+        batch of one replica.
+      element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
+      num_replicas: Replicas that are fed.
+      signature: Hashable; equal where a step traced for one serves the other.
+      num_steps: Steps that were fed since the first element.
+      num_skipped: Of those, the steps that ``start`` skipped.
+      num_rewinds: Times that the pipelines were rewound to their first element.
+      is_at_end: Whether a step could not be fed.
+      common_end: Lets worker processes that each read their own data end ``next`` with
+        the same step; None where this process reads all.
+      stateless_reason: Why the iterators have no state to save; empty where they do.
+    """
+
+    stateless_reason = ""
+
+    def __init__(
+        self,
+        input_fn: Callable[[InputContext], tf.data.Dataset],
+        mode: InputReplicationMode,
+        num_replicas: int,
+        *,
+        contexts: Sequence[InputContext] | None = None,
+        devices: Sequence[str] | None = None,
+        prefetch: DevicePrefetch | None = None,
+    ) -> None:
+        """Makes the pipelines.
+
+        Args:
+          input_fn: Makes one pipeline.
+          mode: How many there are.
+          num_replicas: Replicas to feed.
+          contexts: What each call is told; by default that of ``mode`` in a job of one
+            worker. Each pipeline feeds an equal share of the replicas, in order.
+          devices: Where each pipeline reads and computes; by default here.
+          prefetch: How batches get ahead of the steps; by default they do not.
+        """
+        self.common_end: CommonEnd | None = None
+        if contexts is None:
+            contexts = pipeline_contexts(mode, num_replicas)
+        self.num_replicas = num_replicas
+        self._devices = devices
+        self._prefetch = prefetch
+        if prefetch is not None and prefetch.copies:
+            self.stateless_reason = "batches that wait on devices cannot be saved"
+        self._build = lambda: self._at_devices(
+            lambda context: self._check(input_fn(context)), contexts
+        )
+        self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
+        specs = [pipeline.element_spec for pipeline in self.pipelines]
+        self.element_spec: Any = _common_spec(specs)
+        # Here and not in run(), which would do it again in every step.
+        self.signature = (
+            "iterator",
+            len(contexts),
+            spec_signature(self.element_spec),
+        )
+        self.num_rewinds = self.num_steps = self.num_skipped = 0
+        self.is_at_end = False
+        self._iterators: tuple[Any, ...] | None = None
+
+    @property
+    def iterators(self) -> tuple[Any, ...]:
+        """The iterators over ``pipelines``, made when they are first needed."""
+        if self._iterators is None:
+            self._iterators = self._iterate(self.pipelines)
+        return self._iterators
+
+    @property
+    def may_end(self) -> bool:
+        """Whether some pipeline is not known to go on for ever, as after repeat()."""
+        endless = tf.data.INFINITE_CARDINALITY
+        return any(int(p.cardinality()) != endless for p in self.pipelines)
+
+    def reinitialize(self) -> None:
+        """Rewinds every pipeline to its first element; shuffles draw a new order."""
+        if self._iterators is None:
+            return
+        self._iterators = self._iterate(self.pipelines)
+        self.num_rewinds += 1
+        self.num_steps = self.num_skipped = 0
+        self.is_at_end = False
+
+    def start(
+        self, num_steps: int = 0, *, num_rewinds: int = 0, to_end: bool = False
+    ) -> None:
+        """Puts fresh pipelines where others once were.
+
+        Skipping reads and drops the elements, so it takes as long as the pipelines
+        need to produce them.
+
+        Args:
+          num_steps: Steps to skip.
+          num_rewinds: How often the others were rewound; shuffles then draw the order
+            of that epoch.
+          to_end: Whether to skip everything.
+        """
+        if self._iterators is not None:
+            self.pipelines = self._build()
+        for _ in range(num_rewinds):
+            self._iterate(self.pipelines)
+        pipelines = self.pipelines
+        if num_steps or to_end:
+            num_batches = num_steps * self.num_replicas // len(pipelines)
+            skipped = -1 if to_end else num_batches
+            pipelines = self._at_devices(lambda p: p.skip(skipped), pipelines)
+        self._iterators = self._iterate(pipelines)
+        self.num_rewinds = num_rewinds
+        self.num_steps = self.num_skipped = num_steps
+        self.is_at_end = to_end
+
+    def _check(self, pipeline: Any) -> tf.data.Dataset:
+        return to_pipeline(pipeline)
+
+    def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        if self._prefetch is not None:
+            return self._prefetch.iterators(pipelines)
+        return self._at_devices(iter, pipelines)
+
+    def _at_devices(
+        self, function: Callable[[Any], Any], values: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """Calls a function on the value of each pipeline, where the pipeline lives."""
+        if self._devices is None:
+            return tuple(map(function, values))
+        results = []
+        for device, value in zip(self._devices, values, strict=True):
+            with tf.device(device):
+                results.append(function(value))
+        return tuple(results)
+
+    def get_next(self) -> Any:
+        """Reads one step's batches eagerly: a nest of ``PerReplica``."""
+        with self.count(1):
+            return self._get_next()
+
+    def __iter__(self) -> InputIterator:
+        return self
+
+    def __next__(self) -> Any:
+        """Reads one step's batches; see the class."""
+        if self.is_at_end:
+            raise StopIteration
+        with self.count(1):
+            try:
+                batch = self._get_next()
+            except (StopIteration, tf.errors.OutOfRangeError):
+                batch = None
+            is_end = batch is None
+            if self.common_end is not None:
+                is_end = self.common_end(self, is_end)
+            if is_end:
+                raise StopIteration
+        return batch
+
+    def _get_next(self) -> Any:
+        return regroup(deal(self.iterators, self.num_replicas), tf.nest.map_structure)
+
+    @contextlib.contextmanager
+    def count(self, num_steps: int) -> Iterator[None]:
+        """Counts steps that are read inside it; notices the end of the data."""
+        try:
+            yield
+        except (StopIteration, tf.errors.OutOfRangeError):
+            self.is_at_end = True
+            raise
+        self.num_steps += num_steps
+
+
+def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[None]:
+    """Counts the steps that are read inside it, where ``inputs`` keep a position."""
+    if isinstance(inputs, InputIterator):
+        return inputs.count(num_steps)
+    return contextlib.nullcontext()
+
+
+def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
+    """Reads the batch of every replica; works in graphs and eagerly.
+
+    Args:
+      source: Iterators, of which each feeds an equal share of the replicas in order,
+        or one nest of tensors per replica.
+      num_replicas: Replicas to feed.
+
+    Returns:
+      ``num_replicas`` nests, by replica id.
+    """
+    if isinstance(source[0], tf.data.Iterator):
+        # Reads of one iterator keep program order.
+        share = num_replicas // len(source)
+        return [next(source[replica // share]) for replica in range(num_replicas)]
+    return list(source)
+
+
+def all_read(batches: Sequence[Any]) -> tf.Operation:
+    """Emits an op that runs when all batches are there.
+
+    A step waits for it: an update that needs no batch must not run in a step that
+    cannot be fed. (TensorFlow drops control inputs that are data inputs as well.)
+    """
+    leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
+    with tf.control_dependencies(leaves):
+        return tf.no_op("all_read")
+
+
+def spec_signature(spec: Any) -> Hashable:
+    """Returns what a nest of ``tf.TypeSpec`` is known by: its structure and leaves."""
+    structure = str(tf.nest.map_structure(lambda _: 0, spec))
+    return structure, tuple(tf.nest.flatten(spec, expand_composites=False))
+
+
+def is_per_replica_nest(value: Any) -> bool:
+    """Tells whether every leaf is a ``PerReplica``."""
+    leaves = tf.nest.flatten(value)
+    return bool(leaves) and all(isinstance(leaf, PerReplica) for leaf in leaves)
+
+
+def to_pipeline(dataset: Any) -> tf.data.Dataset:
+    """Returns what an input function made, untuned where its options leave that open.
+
+    Raises:
+      TypeError: It is something else.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"input_fn returned {type(dataset).__name__!r}, but it must return a "
+            "tf.data.Dataset whose elements are the batches of one replica"
+        )
+    return _tf_data.without_autotune(dataset)
+
+
+def _common_spec(specs: Sequence[Any]) -> Any:
+    first = specs[0]
+    for index, spec in enumerate(specs[1:], start=1):
+        try:
+            tf.nest.assert_same_structure(first, spec)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different structures: "
+                f"{first} and {spec}; every call of input_fn must yield the same"
+            ) from error
+        # A dimension that differs between pipelines is unknown in the common spec.
+        first = tf.nest.map_structure(
+            lambda a, b: a.most_specific_common_supertype([b]), first, spec
+        )
+        if any(leaf is None for leaf in tf.nest.flatten(first)):
+            raise ValueError(
+                f"input pipelines 0 and {index} yield different types: {specs[0]} and "
+                f"{spec}; every call of input_fn must yield the same types"
+            )
+    return first

@@ -1,0 +1,107 @@
+"""Prefetching to devices: batches that wait where the next steps read them.
+
+Without it a batch is copied to its replica's device when the step that reads it
+begins. With it a thread fills a buffer on every replica's device while earlier steps
+run. Where replicas compute on the CPU device that their pipeline runs on, there is
+nothing to copy: the buffer is that of ``tf.data.Dataset.prefetch``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import data as _tf_data
+from replicator.errors import InputModeError
+from replicator.placement import devices as device_lib
+from replicator.validation.arguments import shown
+from replicator.validation.integers import INT32_MAX, is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def check_num_batches(num_batches: Any) -> int:
+    """Returns ``num_batches`` if so many batches can be prefetched.
+
+    Raises:
+      ValueError: Not an integer, or less than 0.
+    """
+    if not is_integer(num_batches, least=0, most=INT32_MAX):
+        raise ValueError(
+            f"prefetch_to_device {shown(num_batches)} must be an integer: batches that "
+            "wait on the device of each replica; use 1 or 2, or 0 for none"
+        )
+    return int(num_batches)
+
+
+def refuse(num_batches: int, backend: str) -> None:
+    """Refuses to prefetch where pipelines live on workers that come and go.
+
+    Raises:
+      InputModeError: A batch shall be prefetched.
+    """
+    if num_batches:
+        raise InputModeError(
+            f"prefetch_to_device={num_batches!r} does not work under {backend}, whose "
+            "pipelines are made anew on workers; end the dataset of input_fn with "
+            f".prefetch({num_batches}) instead"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DevicePrefetch:
+    """How batches get ahead of the steps.
+
+    Attributes:
+      num_batches: Batches that wait for each replica.
+      devices: Full device name of each replica, where its batches arrive.
+      sources: CPU device of each pipeline; by default that of the first replica.
+    """
+
+    num_batches: int
+    devices: tuple[str, ...]
+    sources: tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> bool:
+        """Whether batches are copied from the device of their pipeline to another.
+
+        Not to other processes, which TensorFlow's iterators do not feed: there batches
+        wait at the pipeline.
+        """
+        sources = self.sources or (device_lib.first_cpu(self.devices[0]),)
+        share = len(self.devices) // len(sources)
+        ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
+        is_near = all(device_lib.first_cpu(device) == source for device, source in ways)
+        return is_near and any(device != source for device, source in ways)
+
+    def iterators(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
+        """Iterates over pipelines, ahead of the reader.
+
+        Args:
+          pipelines: Datasets of per-replica batches, each of which is dealt to an equal
+            share of the replicas in turn.
+
+        Returns:
+          Iterators that feed equal shares of the replicas in order.
+        """
+        share = len(self.devices) // len(pipelines)
+        sources = self.sources or (device_lib.first_cpu(self.devices[0]),) * len(
+            pipelines
+        )
+        found: list[Any] = []
+        for index, (pipeline, source) in enumerate(
+            zip(pipelines, sources, strict=True)
+        ):
+            if not self.copies:
+                with tf.device(source):
+                    found.append(iter(pipeline.prefetch(self.num_batches * share)))
+                continue
+            targets = self.devices[index * share : (index + 1) * share]
+            found += _tf_data.device_iterators(
+                pipeline, targets, source, self.num_batches
+            )
+        return tuple(found)

@@ -1,0 +1,81 @@
+"""The values of one step that a caller passes to ``run``: ``PerReplica`` leaves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.step.tensors import tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from replicator.step.per_replica import PerReplica
+
+_COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
+
+
+def as_value(value: Any, caller: str = "inputs") -> Any:
+    """Returns a value as what a step takes: a dense, ragged or sparse tensor.
+
+    Args:
+      value: A tensor, or what ``tf.convert_to_tensor`` takes.
+      caller: What the message says holds the value.
+
+    Raises:
+      TypeError: It cannot become a tensor.
+    """
+    if isinstance(value, (tf.Tensor, *_COMPOSITE)):
+        return value
+    return tensor_of(
+        value,
+        f"{caller} must hold tensors (dense, ragged or sparse), NumPy arrays or "
+        "numbers, one for each replica",
+    )
+
+
+def is_composite(value: Any) -> bool:
+    """Whether a value is a ragged or sparse tensor."""
+    return isinstance(value, _COMPOSITE)
+
+
+def values_of(inputs: Any, replicas: Iterable[int]) -> list[Any]:
+    """Takes the values of some replicas out of a nest of ``PerReplica``.
+
+    Args:
+      inputs: The nest.
+      replicas: Places in its leaves.
+
+    Returns:
+      One nest of tensors per replica.
+    """
+    return [
+        tf.nest.map_structure(lambda leaf, r=r: as_value(leaf[r]), inputs)
+        for r in replicas
+    ]
+
+
+def common_spec(leaf: PerReplica[Any]) -> tf.TypeSpec:
+    """The type of the values of all replicas.
+
+    Ragged and sparse tensors may have different numbers of rows, as they may in an
+    input pipeline.
+
+    Raises:
+      TypeError: A value that cannot become a tensor.
+      ValueError: Values of different shapes or types.
+    """
+    values = [as_value(value) for value in leaf]
+    specs = [tf.type_spec_from_value(value) for value in values]
+    common = specs[0]
+    if is_composite(values[0]):
+        common = specs[0].most_specific_common_supertype(specs[1:])
+    elif any(not spec.is_compatible_with(specs[0]) for spec in specs[1:]):
+        common = None
+    if common is None:
+        raise ValueError(
+            f"inputs differ between replicas in shape or type: {specs}; give every "
+            "replica the same shapes"
+        )
+    return common

@@ -1,0 +1,1 @@
+"""Optimizers over all replicas: clipping, accumulation, fused and sharded updates."""

@@ -1,0 +1,133 @@
+"""Gradient accumulation: k calls of ``apply_gradients`` make one update.
+
+The result is that of one batch k times as large. Where replicas have memories of their
+own (GPUs, other machines), each adds up its own gradients, and only the call that
+updates averages the sums over replicas: 1/k of the communication. In the calls between,
+nothing travels, but for one truth value with a dynamic loss scale, which tells all
+replicas whether the call counts. Where all replicas share one memory nothing travels
+anyway; gradients are then averaged in every call, and there is one sum instead of one
+per replica.
+
+The sums are state of the Keras optimizer. Of sums per replica only their mean counts:
+``CheckpointManager.save`` makes all of them that mean, so its checkpoints hold an
+accumulation that was begun, for any number of replicas. Read outside a step they are
+those of one replica, also for a plain ``tf.train.Checkpoint``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.variables.kinds import declare_partial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # (sums, whether this call updates) -> sums, averaged over replicas if it does
+    Combine = Callable[[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]
+    # averages -> whether all of them are finite, or None if nobody asks
+    Observe = Callable[[list[tf.Tensor]], tf.Tensor | None]
+
+
+class Accumulation:
+    """Sums of gradients since the last update, as state of a Keras optimizer.
+
+    Attributes:
+      num_steps: Calls per update.
+      is_apart: Whether each replica has its own sums.
+      count: Calls since the last update: a Keras variable, int64.
+    """
+
+    def __init__(self, num_steps: int, *, is_apart: bool = False) -> None:
+        self.num_steps = num_steps
+        self.is_apart = is_apart
+        self.count: Any = None
+        self._sums: dict[int, Any] = {}
+
+    def build(self, optimizer: Any, variables: Sequence[Any]) -> None:
+        """Makes one accumulator per variable, and the counter."""
+        self.count = optimizer.add_variable(
+            (), dtype="int64", name="num_accumulated_steps"
+        )
+        for variable in variables:
+            accumulator = optimizer.add_variable_from_reference(
+                variable, name="accumulated_gradient"
+            )
+            if self.is_apart:
+                declare_partial(_tf_compat.unwrap(accumulator))
+            self._sums[id(variable)] = accumulator
+
+    def apply(
+        self,
+        grads: Sequence[Any],
+        variables: Sequence[Any],
+        is_counted: tf.Tensor | None,
+        *,
+        combine: Combine,
+        observe: Observe,
+        update: Callable[[list[tf.Tensor]], None],
+    ) -> None:
+        """Adds gradients; every ``num_steps``-th call updates and starts over.
+
+        Args:
+          grads: Of this replica if sums are apart, else averaged over replicas.
+          variables: What they belong to.
+          is_counted: Whether this call counts, a scalar bool that is the same on every
+            replica; None if it does. One that does not (its gradients are not finite)
+            adds nothing.
+          combine: Averages sums over replicas, in calls that update.
+          observe: Told what ``combine`` returned; says whether it may be used. If not,
+            the next call that counts tries again, with its gradients added.
+          update: Takes the average of the accumulated gradients.
+        """
+        sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
+
+        def add() -> None:
+            for accumulator, grad in zip(sums, grads, strict=True):
+                if isinstance(grad, tf.IndexedSlices):
+                    accumulator.scatter_add(grad)
+                else:
+                    accumulator.assign_add(grad)
+
+        when(is_counted, add)
+        counter = _tf_compat.unwrap(self.count)
+        one = tf.ones((), counter.dtype)
+        if is_counted is not None:
+            one = tf.cast(is_counted, counter.dtype)
+        count = tf.convert_to_tensor(counter.assign_add(one))
+        is_due = count >= self.num_steps
+        if is_counted is not None:
+            is_due = tf.logical_and(is_due, is_counted)
+        totals = combine([tf.convert_to_tensor(s) for s in sums], is_due)
+        is_usable = observe(totals)
+        if is_usable is not None:
+            is_due = tf.logical_and(is_due, is_usable)
+
+        def finish() -> None:
+            share = 1.0 / tf.cast(count, tf.float64)
+            update([total * tf.cast(share, total.dtype) for total in totals])
+
+        def start_over() -> None:
+            for accumulator in sums:
+                accumulator.assign(tf.zeros_like(accumulator))
+
+        # Apart, because sums may differ between replicas where the update does not.
+        when(is_due, finish)
+        when(is_due, start_over)
+        counter.assign(tf.where(is_due, tf.zeros_like(count), count))
+
+
+def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:
+    """Emits an action with effects, in a branch if there is a condition."""
+    if condition is None:
+        action()
+        return
+
+    def branch() -> tf.Tensor:
+        action()
+        return tf.constant(0)
+
+    tf.cond(condition, branch, lambda: tf.constant(0))

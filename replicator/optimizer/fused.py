@@ -1,0 +1,223 @@
+"""TensorFlow's fused update kernels in place of Keras updates of the same result.
+
+A Keras 3 update is several ops with a temporary each; the kernels below read and write
+each array once. They keep their state in the Keras optimizer's own slots, so a
+checkpoint does not know the difference. ``find`` returns None wherever the result would
+not be the same; the caller then uses the wrapped optimizer.
+
+Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
+gradient *sum* over R replicas and a learning rate divided by R: the same product with
+one pass less over every gradient.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    # number of summed gradients -> what the update of every variable needs
+    Prepare = Callable[[int], dict[str, tf.Tensor]]
+    # gradient, variable, what was prepared
+    UpdateOne = Callable[[tf.Tensor, Any, dict[str, tf.Tensor]], None]
+
+_PLAIN_OPTIONS = (
+    "weight_decay",
+    "clipnorm",
+    "clipvalue",
+    "global_clipnorm",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class FusedUpdate:
+    """An update by fused kernels.
+
+    Its parts may run in different places: ``prepare`` once where the optimizer's own
+    variables are, ``update_one`` where a variable is, ``count`` once at the end.
+
+    Attributes:
+      optimizer: The Keras optimizer.
+      is_linear: Whether the kernels take gradient sums instead of averages.
+      prepare: Takes the number of summed gradients (1 for averages), returns scalars.
+      update_one: Takes a gradient, its variable and the scalars.
+    """
+
+    optimizer: Any
+    is_linear: bool
+    prepare: Prepare
+    update_one: UpdateOne
+
+    def apply(
+        self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
+    ) -> None:
+        """Updates the variables and the iteration counter.
+
+        Args:
+          grads: One gradient per variable: sums if ``is_linear``, else averages.
+          variables: Keras or TensorFlow variables.
+          num_summed: Summands of each gradient; 1 for averages.
+        """
+        scalars = self.prepare(num_summed)
+        for grad, variable in zip(grads, variables, strict=True):
+            self.update_one(grad, variable, scalars)
+        self.count()
+
+    def count(self) -> None:
+        """Counts one update; atomic, unlike the method of a Keras variable."""
+        counter = self.optimizer.iterations
+        tf.raw_ops.AssignAddVariableOp(
+            resource=_tf_compat.handle(counter),
+            value=tf.ones((), tf.as_dtype(counter.dtype)),
+        )
+
+
+def find(
+    optimizer: Any,
+    grads: Sequence[Any],
+    variables: Sequence[Any],
+    *,
+    takes_sparse: bool = False,
+) -> FusedUpdate | None:
+    """Returns the fused update of ``optimizer``, or None where there is none.
+
+    Args:
+      optimizer: A built Keras optimizer.
+      grads: One gradient per variable.
+      variables: Keras or TensorFlow variables.
+      takes_sparse: Whether SGD may take ``tf.IndexedSlices`` too, with results equal to
+        rounding: sums of rows that come twice are added in another order.
+
+    Returns:
+      The update that has the same result as ``optimizer.apply`` on averages.
+    """
+    if getattr(optimizer, "use_ema", False) or any(
+        getattr(optimizer, option, None) is not None for option in _PLAIN_OPTIONS
+    ):
+        return None
+    if not all(map(_is_plain, grads, variables)):
+        return None
+    # Subclasses may change the update rule, so only the exact classes qualify.
+    is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
+    if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
+        return None  # Keras' Adam squares rows that come twice one by one
+    if type(optimizer) is keras.optimizers.SGD:
+        return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
+    if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
+        return _adam(optimizer)
+    return None
+
+
+def _is_plain(grad: Any, variable: Any) -> bool:
+    dtype = tf.as_dtype(variable.dtype)
+    return (
+        isinstance(grad, (tf.Tensor, tf.IndexedSlices))
+        and grad.dtype == dtype
+        and dtype in _KERNEL_DTYPES
+        and getattr(variable, "constraint", None) is None
+        and not getattr(variable, "overwrite_with_gradient", False)
+    )
+
+
+def _prepare_rate(optimizer: Any) -> Prepare:
+    return lambda num_summed: {
+        "rate": tf.convert_to_tensor(optimizer.learning_rate / num_summed)
+    }
+
+
+def _sgd(optimizer: Any) -> FusedUpdate:
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+    ) -> None:
+        if isinstance(grad, tf.IndexedSlices):
+            tf.raw_ops.ResourceScatterSub(
+                resource=_tf_compat.handle(variable),
+                indices=grad.indices,
+                updates=grad.values * tf.cast(scalars["rate"], grad.dtype),
+            )
+            return
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=_tf_compat.handle(variable),
+            alpha=tf.cast(scalars["rate"], grad.dtype),
+            delta=grad,
+            use_locking=True,
+        )
+
+    return FusedUpdate(
+        optimizer=optimizer,
+        is_linear=True,
+        prepare=_prepare_rate(optimizer),
+        update_one=update_one,
+    )
+
+
+def _momentum(optimizer: Any) -> FusedUpdate:
+    # As in Keras: the slot becomes momentum times itself minus rate times gradient, and
+    # the variable adds the slot; with Nesterov, the same step again from the new slot.
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+    ) -> None:
+        # The momentum of rows without a gradient decays too, so the update is dense.
+        grad = tf.convert_to_tensor(grad)
+        slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
+        tf.raw_ops.ResourceApplyKerasMomentum(
+            var=_tf_compat.handle(variable),
+            accum=_tf_compat.handle(slot),
+            lr=tf.cast(scalars["rate"], grad.dtype),
+            grad=grad,
+            momentum=keras.ops.cast(optimizer.momentum, grad.dtype.name),
+            use_nesterov=optimizer.nesterov,
+            use_locking=True,
+        )
+
+    return FusedUpdate(
+        optimizer=optimizer,
+        is_linear=True,
+        prepare=_prepare_rate(optimizer),
+        update_one=update_one,
+    )
+
+
+def _adam(optimizer: Any) -> FusedUpdate:
+    # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
+    def prepare(num_summed: int) -> dict[str, tf.Tensor]:
+        del num_summed  # always 1: squares of sums are not sums of squares
+        return {
+            "rate": tf.convert_to_tensor(optimizer.learning_rate),
+            "step": tf.convert_to_tensor(optimizer.iterations.value) + 1,
+        }
+
+    def update_one(
+        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+    ) -> None:
+        index = _tf_compat.slot_index(optimizer, variable)
+        dtype = grad.dtype
+        step = tf.cast(scalars["step"], dtype)
+        tf.raw_ops.ResourceApplyAdam(
+            var=_tf_compat.handle(variable),
+            m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
+            v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
+            # By way of float32, as Keras: float64 would be another number.
+            beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
+            beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
+            lr=tf.cast(scalars["rate"], dtype),
+            beta1=tf.constant(optimizer.beta_1, dtype),
+            beta2=tf.constant(optimizer.beta_2, dtype),
+            epsilon=tf.constant(optimizer.epsilon, dtype),
+            grad=grad,
+            use_locking=True,
+        )
+
+    return FusedUpdate(
+        optimizer=optimizer, is_linear=False, prepare=prepare, update_one=update_one
+    )

@@ -1,0 +1,115 @@
+"""Loss scaling: small gradients that float16 can hold (Micikevicius et al. 2018).
+
+The loss is multiplied by a scale before the gradients are taken, and the gradients are
+divided by it after they were averaged over replicas, in their own type. A dynamic scale
+starts high: a gradient that is not finite halves it and the update is skipped; after
+``GROWTH_STEPS`` updates without one it doubles. The decision is made on the average, so
+it is the same on every replica.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+
+from replicator.optimizer.options import DYNAMIC
+from replicator.step import creation
+from replicator.step.tensors import tensor_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+INITIAL_SCALE = 2.0**15
+GROWTH_STEPS = 2000
+_LARGEST_SCALE = 2.0**100
+
+
+class LossScale:
+    """The scale of one optimizer, and what it has seen.
+
+    Attributes:
+      is_dynamic: Whether it adapts.
+      scale: The factor: a Python float, or a Keras variable of float32.
+      num_finite_steps: Steps since the scale changed; a Keras variable if dynamic.
+      num_skipped_steps: Steps whose gradients were not finite; a Keras variable if
+        dynamic.
+    """
+
+    def __init__(self, setting: float | str) -> None:
+        self.is_dynamic = setting == DYNAMIC
+        self.scale: Any = INITIAL_SCALE if self.is_dynamic else float(setting)
+        self.num_finite_steps: Any = None
+        self.num_skipped_steps: Any = None
+
+    def build(self) -> list[Any]:
+        """Makes the variables of a dynamic scale on first use; returns them."""
+        if self.is_dynamic and self.num_finite_steps is None:
+            # Before the optimizer's own state: the loss is scaled before the variables
+            # that get gradients are known.
+            with tf.init_scope(), creation.allowed():
+                self.scale = _scalar(INITIAL_SCALE, "float32", "loss_scale")
+                self.num_finite_steps = _scalar(0, "int64", "num_finite_steps")
+                self.num_skipped_steps = _scalar(0, "int64", "num_skipped_steps")
+        if not self.is_dynamic:
+            return []
+        return [self.scale, self.num_finite_steps, self.num_skipped_steps]
+
+    def scaled(self, loss: tf.Tensor) -> tf.Tensor:
+        """Returns the loss times the scale, in the type of the loss."""
+        self.build()
+        loss = tensor_of(loss, "scale_loss() takes the loss, a tensor")
+        return loss * tf.cast(self.value, loss.dtype)
+
+    def unscaled(self, grads: Sequence[Any]) -> list[Any]:
+        """Divides gradients by the scale."""
+        factor = 1.0 / tf.cast(self.value, tf.float32)
+        return [times(grad, factor) for grad in grads]
+
+    @property
+    def value(self) -> Any:
+        """The factor, as a tensor or a Python float."""
+        return self.scale.value if self.is_dynamic else self.scale
+
+    def are_finite(self, grads: Sequence[Any]) -> tf.Tensor | None:
+        """Whether all gradients are finite, a scalar bool; None for a fixed scale."""
+        if not self.is_dynamic:
+            return None
+        return tf.reduce_all(
+            [tf.reduce_all(tf.math.is_finite(values_of(grad))) for grad in grads]
+        )
+
+    def observe(self, is_finite: tf.Tensor) -> None:
+        """Adapts a dynamic scale to whether the gradients of a call are finite."""
+        scale = tf.convert_to_tensor(self.scale.value)
+        count = tf.convert_to_tensor(self.num_finite_steps.value)
+        grows = tf.logical_and(is_finite, count + 1 >= GROWTH_STEPS)
+        larger = tf.minimum(scale * 2.0, _LARGEST_SCALE)
+        smaller = tf.maximum(scale / 2.0, 1.0)
+        self.scale.assign(tf.where(is_finite, tf.where(grows, larger, scale), smaller))
+        starts_over = tf.logical_or(grows, tf.logical_not(is_finite))
+        self.num_finite_steps.assign(
+            tf.where(starts_over, tf.zeros_like(count), count + 1)
+        )
+        self.num_skipped_steps.assign_add(tf.cast(tf.logical_not(is_finite), tf.int64))
+
+
+def _scalar(value: float, dtype: str, name: str) -> Any:
+    return keras.Variable(
+        tf.constant(value, dtype), dtype=dtype, trainable=False, name=name
+    )
+
+
+def values_of(grad: Any) -> tf.Tensor:
+    """The numbers of a dense or sparse gradient."""
+    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
+
+
+def times(grad: Any, factor: Any) -> Any:
+    """Multiplies a dense or sparse gradient by a scalar, in its own type."""
+    if isinstance(grad, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            times(grad.values, factor), grad.indices, grad.dense_shape
+        )
+    return grad * tf.cast(factor, grad.dtype)

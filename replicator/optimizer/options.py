@@ -1,0 +1,135 @@
+"""The options of ``wrap_optimizer``, checked once, before anything is traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from replicator.collectives import compression as compression_lib
+from replicator.errors import OptimizerOptionError
+from replicator.validation.arguments import is_one_of, shown
+from replicator.validation.integers import INT32_MAX, is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DYNAMIC = "dynamic"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerOptions:
+    """What ``wrap_optimizer`` was asked to do besides averaging.
+
+    Attributes:
+      compression: ``bfloat16`` or ``float16``: gradients travel in 16 bits; see
+        ``replicator.collectives.compression``.
+      accumulation_steps: Calls of ``apply_gradients`` per update, whose gradients are
+        averaged; see ``replicator.optimizer.accumulation``.
+      global_clipnorm: Largest norm of all gradients together, after averaging.
+      sharded_update: Whether each variable is updated, and its optimizer state kept, by
+        one replica; see ``sharded_update.py``.
+      loss_scale: Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
+    """
+
+    compression: str | None = None
+    accumulation_steps: int = 1
+    global_clipnorm: float | None = None
+    sharded_update: bool = False
+    loss_scale: float | str | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether gradients go straight from the reduction to the update."""
+        return (
+            self.accumulation_steps == 1
+            and self.global_clipnorm is None
+            and self.loss_scale is None
+        )
+
+    @property
+    def needs_branch(self) -> bool:
+        """Whether some calls do not update."""
+        return self.accumulation_steps > 1 or self.loss_scale == DYNAMIC
+
+    def check(self, optimizer: Any) -> OptimizerOptions:
+        """Returns the options if they make sense for an optimizer.
+
+        Raises:
+          OptimizerOptionError: A wrong value, or one that the Keras optimizer has an
+            own option for.
+        """
+        compression_lib.check(self.compression)
+        steps = self.accumulation_steps
+        if not is_integer(steps, least=1, most=INT32_MAX):
+            raise OptimizerOptionError(
+                f"accumulation_steps={shown(steps)} must be an integer of at least 1: "
+                "the number of apply_gradients() calls whose average makes one update"
+            )
+        if self.global_clipnorm is not None and not _is_positive(self.global_clipnorm):
+            raise OptimizerOptionError(
+                f"global_clipnorm={shown(self.global_clipnorm)} must be a positive "
+                "number, or None for no clipping"
+            )
+        if not isinstance(self.sharded_update, bool):
+            raise OptimizerOptionError(
+                f"sharded_update={shown(self.sharded_update)} must be True or False"
+            )
+        scale = self.loss_scale
+        if not (scale is None or is_one_of(scale, (DYNAMIC,)) or _is_positive(scale)):
+            raise OptimizerOptionError(
+                f"loss_scale={shown(scale)} must be a positive number, 'dynamic', or "
+                "None"
+            )
+        self._check_with(optimizer)
+        return self
+
+    def _check_with(self, optimizer: Any) -> None:
+        """Refuses what both the wrapper and the Keras optimizer would do."""
+        if self.accumulation_steps > 1:
+            _refuse_twice(
+                optimizer, ("gradient_accumulation_steps",), self, "accumulation_steps"
+            )
+        if self.global_clipnorm is not None:
+            clips = ("clipnorm", "clipvalue", "global_clipnorm")
+            _refuse_twice(optimizer, clips, self, "global_clipnorm")
+        if self.loss_scale is not None:
+            scales = ("loss_scale_factor", "dynamic_scale", "inner_optimizer")
+            _refuse_twice(optimizer, scales, self, "loss_scale")
+
+    def refuse(self, lacks: Mapping[str, str], backend: str) -> None:
+        """Refuses options that a backend cannot do.
+
+        Args:
+          lacks: Name of an option to the reason why the backend lacks it.
+          backend: What to call the backend.
+
+        Raises:
+          OptimizerOptionError: One of them was asked for.
+        """
+        default = OptimizerOptions()
+        for name, reason in lacks.items():
+            value = getattr(self, name)
+            if value != getattr(default, name):
+                raise OptimizerOptionError(
+                    f"{name}={value!r} does not work under {backend}: {reason}; use "
+                    f"{name}={getattr(default, name)!r}, or the in_graph backend"
+                )
+
+
+def _refuse_twice(
+    optimizer: Any, attributes: tuple[str, ...], options: OptimizerOptions, name: str
+) -> None:
+    for attribute in attributes:
+        value = getattr(optimizer, attribute, None)
+        if value is not None:
+            raise OptimizerOptionError(
+                f"{name}={getattr(options, name)!r} was asked of wrap_optimizer, but "
+                f"{type(optimizer).__name__} has {attribute}={value!r} itself, so it "
+                "would be done twice; set only one of them"
+            )
+
+
+def _is_positive(value: Any) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and 0 < value <= sys.float_info.max

@@ -1,0 +1,1 @@
+"""Devices, which replica is on which, and which workers belong together."""

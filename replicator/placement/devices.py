@@ -1,0 +1,224 @@
+"""Choosing the devices of replicas."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import workers as _tf_workers
+from replicator.catalog import MAX_REPLICAS
+from replicator.errors import DeviceError
+from replicator.validation.arguments import listed, shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def resolve(
+    num_replicas: int, devices: Sequence[str] | None, *, distinct: bool
+) -> list[str]:
+    """Returns the full name of each replica's device.
+
+    Args:
+      num_replicas: Copies of the computation.
+      devices: Names such as ``GPU:0`` or ``/device:CPU:1``, one per replica; None takes
+        the GPUs if there are any, else the CPU.
+      distinct: Whether replicas must not share a device. Without enough CPU devices,
+        the CPU is then split into virtual devices, which must happen before TensorFlow
+        runs its first op.
+
+    Returns:
+      ``num_replicas`` names like ``/job:localhost/replica:0/task:0/device:GPU:0``.
+
+    Raises:
+      DeviceError: A device does not exist, or there are too few.
+    """
+    _check_count(num_replicas)
+    if devices is not None:
+        return _explicit(num_replicas, devices, distinct=distinct)
+    gpus = tf.config.list_physical_devices("GPU")
+    if gpus:
+        logical = tf.config.list_logical_devices("GPU")
+        if len(logical) < num_replicas:
+            raise DeviceError(
+                f"{num_replicas} replicas need {num_replicas} GPUs, but there are "
+                f"{len(logical)}; use fewer replicas, or devices=['CPU:0', ...]"
+            )
+        return [_full_name(d.name) for d in logical[:num_replicas]]
+    if not distinct:
+        return [_full_name("/device:CPU:0")] * num_replicas
+    return split_cpu(num_replicas)
+
+
+def resolve_logical(
+    num_replicas: int,
+    num_logical_devices: int,
+    devices: Sequence[str] | Sequence[Sequence[str]] | None,
+) -> list[list[str]]:
+    """Returns the full names of the devices of each replica, by logical device.
+
+    Args:
+      num_replicas: Copies of the computation.
+      num_logical_devices: Devices that one replica is split over.
+      devices: One list per replica, or all of them in that order; None takes GPUs if
+        there are any, else the CPU, split where a replica needs several devices.
+
+    Returns:
+      ``num_replicas`` lists of ``num_logical_devices`` names.
+
+    Raises:
+      DeviceError: A device does not exist, or there are too few.
+    """
+    count = check_num_logical(num_logical_devices)
+    flat: Any = devices
+    if isinstance(devices, (list, tuple)):
+        flat = [
+            name
+            for names in devices
+            for name in (names if isinstance(names, (list, tuple)) else [names])
+        ]
+    if count == 1:
+        names = resolve(num_replicas, flat, distinct=False)
+        return [[name] for name in names]
+    try:
+        names = resolve(num_replicas * count, flat, distinct=flat is None)
+    except DeviceError as error:
+        raise DeviceError(
+            f"{num_replicas} replicas of {count} logical devices need "
+            f"{num_replicas * count} devices: {error}"
+        ) from error
+    return [names[r * count : (r + 1) * count] for r in range(num_replicas)]
+
+
+def check_num_logical(count: Any) -> int:
+    """Returns a number of logical devices that a replica can have.
+
+    Raises:
+      DeviceError: Not a positive integer.
+    """
+    if not is_integer(count, least=1, most=MAX_REPLICAS):
+        raise DeviceError(
+            f"logical_devices_per_replica {shown(count)} must be an integer of at "
+            f"least 1 and at most {MAX_REPLICAS}"
+        )
+    return count
+
+
+def split_cpu(num_devices: int) -> list[str]:
+    """Splits the CPU into virtual devices unless there are enough already.
+
+    Raises:
+      DeviceError: TensorFlow already runs with fewer.
+    """
+    _check_count(num_devices)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    configured = tf.config.get_logical_device_configuration(cpu) or [None]
+    if len(configured) < num_devices:
+        try:
+            tf.config.set_logical_device_configuration(
+                cpu, [tf.config.LogicalDeviceConfiguration()] * num_devices
+            )
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{num_devices} virtual CPU devices are needed, but TensorFlow already "
+                f"runs with {len(configured)}; make the replicator before the first "
+                "op, or call tf.config.set_logical_device_configuration at start"
+            ) from error
+    return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
+
+
+def split_cpu_without_gpus(num_devices: int) -> None:
+    """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs.
+
+    Raises:
+      DeviceError: TensorFlow already runs with fewer.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        split_cpu(num_devices)
+
+
+def memory(device: str) -> str:
+    """What names the memory that a device computes on.
+
+    All CPU devices of one process read the same; every other device has its own.
+    """
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
+
+
+def is_cpu(device: str) -> bool:
+    """Whether a device is a CPU."""
+    return _kind(device) == "CPU"
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a device is a GPU."""
+    return _kind(device) == "GPU"
+
+
+def first_cpu(device: str) -> str:
+    """The first CPU of the process that a device is in."""
+    spec = tf.DeviceSpec.from_string(device)
+    return str(spec.replace(device_type="CPU", device_index=0).to_string())
+
+
+def cpu_of(device: str) -> str:
+    """The CPU that works for a device: the first of its process; a CPU for itself."""
+    return device if is_cpu(device) else first_cpu(device)
+
+
+def _check_count(num_replicas: Any) -> None:
+    """Refuses numbers for which nobody could make a list of devices."""
+    if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):
+        raise DeviceError(
+            f"num_replicas {shown(num_replicas)} must be an integer from 1 to "
+            f"{MAX_REPLICAS}, and so must replicas times logical devices"
+        )
+
+
+def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> list[str]:
+    try:
+        devices = [] if isinstance(passed, str) else listed(passed, "devices")
+    except TypeError:
+        devices = []
+    if len(devices) != num_replicas:
+        raise DeviceError(
+            f"devices {shown(passed)} must be a list of one device per replica, and "
+            f"there are {num_replicas} replicas; pass names such as ['CPU:0', 'CPU:1']"
+        )
+    names = [_full_name(device) for device in devices]
+    known = {_full_name(d.name) for d in tf.config.list_logical_devices()}
+    missing = [d for d, name in zip(devices, names, strict=True) if name not in known]
+    if missing:
+        raise DeviceError(
+            f"device {missing[0]!r} does not exist; this process has "
+            f"{', '.join(sorted(map(_short, known)))}"
+        )
+    if distinct and len(set(names)) != num_replicas:
+        raise DeviceError(f"devices {list(devices)!r} must all be different here")
+    return names
+
+
+def _full_name(device: str) -> str:
+    name = device if str(device).startswith("/") else f"/device:{device}"
+    try:
+        spec = tf.DeviceSpec.from_string(name)
+    except (TypeError, ValueError) as error:
+        raise DeviceError(
+            f"device {shown(device)} is not a device name; use names such as 'CPU:0' "
+            "or 'GPU:1'"
+        ) from error
+    kind, index = _tf_workers.own_place()
+    spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)
+    return str(spec.to_string())
+
+
+def _kind(device: str) -> str:
+    return str(tf.DeviceSpec.from_string(device).device_type)
+
+
+def _short(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device)
+    return f"{spec.device_type}:{spec.device_index}"

@@ -1,0 +1,115 @@
+"""Topology: where the replicas that one program links are, and what memory they share.
+
+A *program* is one linked graph, run by one client. In-graph replication has one program
+for all replicas of the job, local or remote; between-graph replication has one in every
+worker process, joined to the others by TensorFlow's collective ops (Buchlovsky et al.
+2019, figure 1). Everything that the engine asks about places is answered here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from replicator.placement import devices as device_lib
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Topology:
+    """The replicas of one program. Replicas are counted from 0 within the program.
+
+    Attributes:
+      devices: Full device names, by replica of this program, then by logical device.
+      memories: By replica, the first replica whose devices read the same memory.
+      holders: By replica, the replica whose copy of mirrored variables it uses; a
+        replica that keeps a copy of its own holds for itself.
+      num_replicas: Replicas in the whole job.
+      first_replica_id: Id in the job of this program's replica 0.
+      num_programs: Programs of the job that run side by side.
+      program_id: Which of them this is.
+    """
+
+    devices: tuple[tuple[str, ...], ...]
+    memories: tuple[int, ...]
+    holders: tuple[int, ...]
+    num_replicas: int
+    first_replica_id: int = 0
+    num_programs: int = 1
+    program_id: int = 0
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas of this program."""
+        return len(self.devices)
+
+    @property
+    def num_logical_devices(self) -> int:
+        """Devices that one replica is split over."""
+        return len(self.devices[0])
+
+    @property
+    def replica_devices(self) -> tuple[str, ...]:
+        """The first device of each replica: where inputs arrive."""
+        return tuple(devices[0] for devices in self.devices)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether all replicas of this program use one copy of mirrored variables."""
+        return not any(self.holders)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether collectives move data from one memory to another."""
+        return self.num_programs > 1 or len(set(self.memories)) > 1
+
+    def replica_id(self, local: int) -> int:
+        """Id in the job of a replica of this program."""
+        return self.first_replica_id + local
+
+    def logical_device_of(self, device: str) -> int:
+        """Which logical device of replica 0 a device is; 0 where it is none."""
+        mine = self.devices[0]
+        return mine.index(device) if device in mine else 0
+
+    def members(self, memory: int) -> tuple[int, ...]:
+        """Replicas that read the same memory as replica ``memory``."""
+        return tuple(r for r, m in enumerate(self.memories) if m == memory)
+
+
+def make_topology(
+    devices: Sequence[Sequence[str]],
+    *,
+    is_mirrored: bool = False,
+    num_replicas: int | None = None,
+    first_replica_id: int = 0,
+    num_programs: int = 1,
+    program_id: int = 0,
+) -> Topology:
+    """Finds out which replicas share memory.
+
+    Args:
+      devices: Full device names, by replica, then by logical device.
+      is_mirrored: Whether each replica keeps its own copy of mirrored variables even
+        where it could share one.
+      num_replicas: Replicas in the whole job; by default those of this program.
+      first_replica_id: Id in the job of the first replica here.
+      num_programs: Programs of the job.
+      program_id: Which of them this is.
+
+    Returns:
+      The topology.
+    """
+    places = [tuple(map(device_lib.memory, names)) for names in devices]
+    memories = tuple(places.index(place) for place in places)
+    return Topology(
+        devices=tuple(tuple(names) for names in devices),
+        memories=memories,
+        holders=tuple(range(len(places))) if is_mirrored else memories,
+        num_replicas=len(places) if num_replicas is None else num_replicas,
+        first_replica_id=first_replica_id,
+        num_programs=num_programs,
+        program_id=program_id,
+    )

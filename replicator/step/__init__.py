@@ -1,0 +1,1 @@
+"""What a step function sees: its replica, logical devices, random streams, outputs."""

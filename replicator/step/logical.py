@@ -1,0 +1,83 @@
+"""Logical devices: the devices that one replica is split over (model parallelism).
+
+A step is written for one replica, so it names the parts of that replica, not machines:
+``with logical_device(1):``. Every replica maps part ``i`` to a device of its own
+(Buchlovsky et al. 2019, section 4: ``logical_device`` and data parallelism together).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.errors import DeviceError
+from replicator.step import context as context_lib
+from replicator.validation.arguments import shown
+from replicator.validation.integers import is_integer
+
+if TYPE_CHECKING:
+    import contextlib
+
+# A device type that no runtime has: it stands in the traced graph until replicas are
+# made, and TensorFlow would say so if one were left over.
+_PREFIX = "/device:LOGICAL:"
+
+
+def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
+    """Places ops and variables on one of the devices of a replica.
+
+    Inside a step function it places ops; inside ``repl.context()`` variables. Inputs
+    arrive on logical device 0. An op outside any scope runs where its inputs come from,
+    a gradient where its forward op ran, an update where its variable is.
+
+    Args:
+      index: In [0, logical_devices_per_replica).
+
+    Returns:
+      A context manager.
+
+    Raises:
+      DeviceError: No such logical device, or neither a replica nor ``repl.context()``.
+    """
+    if context_lib.in_replica_context():
+        return context_lib.get_replica_context().logical_device(index)
+    replicator = context_lib.current_replicator()
+    if replicator is None:
+        raise DeviceError(
+            f"logical_device({index!r}) needs a replica: use it inside `with "
+            "repl.context():` for variables, or inside the step function for ops"
+        )
+    scope: contextlib.AbstractContextManager[Any] = replicator.logical_device(index)
+    return scope
+
+
+def check_index(index: Any, num_logical_devices: int) -> int:
+    """Returns the index of a logical device that exists.
+
+    Raises:
+      DeviceError: Not an integer in range; says how many there are.
+    """
+    if not is_integer(index, least=0) or index >= num_logical_devices:
+        raise DeviceError(
+            f"logical_device({shown(index)}) does not exist: a replica here has "
+            f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or make the "
+            "replicator with logical_devices_per_replica=k"
+        )
+    return int(index)
+
+
+def traced_name(index: int) -> str:
+    """The device name that stands for a logical device in a traced graph."""
+    return f"{_PREFIX}{index}"
+
+
+def index_of(device: str) -> int | None:
+    """Which logical device a name of the traced graph stands for, or None."""
+    _, found, index = device.rpartition(_PREFIX)
+    return int(index) if found else None
+
+
+def traced_scope(index: Any, num_logical_devices: int) -> Any:
+    """The scope of a logical device while a step is traced."""
+    return tf.device(traced_name(check_index(index, num_logical_devices)))

@@ -1,0 +1,30 @@
+"""What a step function may return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
+    """Turns a step's return value into a nest of tensors.
+
+    Raises:
+      TypeError: A leaf that cannot become a tensor.
+    """
+
+    def convert(leaf: Any) -> tf.Tensor:
+        try:
+            return tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError) as error:
+            name = getattr(step_fn, "__qualname__", repr(step_fn))
+            raise TypeError(
+                f"{name} returned a {type(leaf).__name__!r}; a step returns a nest of "
+                "tensors (loss, metrics) or None"
+            ) from error
+
+    return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)

@@ -1,0 +1,51 @@
+"""Turning what a user passes into a dense tensor, or saying what it is instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from replicator.step.per_replica import PerReplica
+from replicator.validation.arguments import shown
+
+_ADVICE: tuple[tuple[Any, str], ...] = (
+    (type(None), "leave it out, or pass zeros in its place"),
+    (tf.RaggedTensor, "make it dense with value.to_tensor()"),
+    (tf.SparseTensor, "make it dense with tf.sparse.to_dense(value)"),
+    (
+        PerReplica,
+        "pass it to run(step_fn, inputs), and use the value that the step is given",
+    ),
+    (int, "pass an integer that 64 bits can hold, or a float"),
+)
+_NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
+
+
+def tensor_of(value: Any, said: str) -> tf.Tensor:
+    """Returns a value as a dense tensor.
+
+    Args:
+      value: A tensor, a variable, or what else ``tf.convert_to_tensor`` takes.
+      said: What the function takes; the message goes on with what it got.
+
+    Raises:
+      TypeError: It cannot become a dense tensor.
+    """
+    if isinstance(value, tf.Tensor):
+        return value
+    cause: Exception | None = None
+    # A PerReplica has a length and items, so TensorFlow would stack its values.
+    if not isinstance(value, _NEVER_DENSE):
+        try:
+            return tf.convert_to_tensor(value)
+        except (TypeError, ValueError, tf.errors.OpError) as error:
+            cause = error
+    raise TypeError(f"{said}, but got {shown(value)}; {_advice(value)}") from cause
+
+
+def _advice(value: Any) -> str:
+    for kind, text in _ADVICE:
+        if isinstance(value, kind):
+            return text
+    return "pass tensors, NumPy arrays or numbers"

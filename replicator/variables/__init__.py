@@ -1,0 +1,1 @@
+"""Variables and their copies: kinds, owners, values that must stay equal."""

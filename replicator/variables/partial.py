@@ -1,0 +1,48 @@
+"""Partial variables: sums that each replica keeps, of which only the mean counts.
+
+Between steps nobody averages them, since that would be the communication that they
+save. ``settle`` does, before a checkpoint is written: it changes no result, and the
+user's own variable then holds all that there is to save, for any number of replicas.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator.variables.copy_values import state
+from replicator.variables.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from replicator.placement.topology import Topology
+    from replicator.variables.table import Entry
+
+
+def settle(
+    entries: Iterable[Entry],
+    topology: Topology,
+    add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
+) -> None:
+    """Makes all copies of each partial variable their mean.
+
+    Args:
+      entries: Variables of all kinds.
+      topology: Where the replicas of this program are.
+      add_up: Adds this program's sums to those of the other programs.
+    """
+    partial = [entry for entry in entries if entry.kind is Kind.PARTIAL]
+    sums = []
+    for entry in partial:
+        with tf.device(entry.variable.device):
+            sums.append(tf.add_n([tf.identity(copy) for copy in entry.copies]))
+    if not partial:
+        return
+    for entry, total in zip(partial, add_up(sums), strict=True):
+        with tf.device(entry.variable.device):
+            mean = total / tf.cast(topology.num_replicas, total.dtype)
+        for copy in entry.copies:
+            copy.assign(mean)
+        entry.seen.assign(state(entry.variable, entry.kind))

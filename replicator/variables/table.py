@@ -1,0 +1,215 @@
+"""Variables: one copy where replicas share memory, one per replica where they do not.
+
+Of *mirrored* variables, replica 0 uses the user's own, and so do replicas that share
+its memory; each other memory keeps a copy. Of the other kinds (``kinds``) each replica
+has a copy; that of *partial* variables is the user's own on replica 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.step import creation
+from replicator.variables.copy_values import replica_value, state
+from replicator.variables.kinds import Kind, declared_kind, is_summed
+from replicator.variables.ownership import Ownership, num_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from replicator.placement.topology import Topology
+
+# Attribute by which a variable holds its entries, by the table they are in.
+_ENTRIES = "_replicator_entries"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A user's variable and the variables that replicas use in its place.
+
+    Attributes:
+      variable: The user's own.
+      kind: How the copies relate.
+      copies: By replica of the program; the user's own may be among them, and
+        replicas that share memory share a copy of a mirrored variable.
+      seen: What the copies agree with: the value, or for mirrored and partial
+        variables a fingerprint of it, that the user's own variable had last; None if
+        there are no other copies.
+    """
+
+    variable: Any
+    kind: Kind
+    copies: tuple[Any, ...]
+    seen: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LocalState:
+    """What the replicas hold of a variable whose copies differ.
+
+    Attributes:
+      variable: The user's own.
+      kind: ``LOCAL`` or ``RANDOM``.
+      values: NumPy arrays, by replica.
+    """
+
+    variable: Any
+    kind: Kind
+    values: tuple[Any, ...]
+
+
+class VariableTable:
+    """All variables that the steps of one replicator use.
+
+    Attributes:
+      ownership: Who updates which variable, with a sharded update.
+      version: Grows when a variable changes kind, so that programs built before know.
+    """
+
+    def __init__(self, topology: Topology) -> None:
+        self.version = 0
+        self._topology = topology
+        self.ownership = Ownership(topology)
+        # Weak: an entry lives as long as its variable, which holds it, or a program.
+        self._entries: weakref.WeakValueDictionary[int, Entry] = (
+            weakref.WeakValueDictionary()
+        )
+        self._restored: dict[int, tuple[bytes, LocalState]] = {}
+
+    def kind(self, variable: Any) -> Kind:
+        """What is known of a variable: its entry, or what its own flags say."""
+        if self._topology.num_replicas == 1:
+            return Kind.MIRRORED
+        entry = self._entries.get(id(variable))
+        return entry.kind if entry else declared_kind(variable)
+
+    def require(self, variable: Any, kind: Kind) -> Entry:
+        """Returns the entry of a variable, making its copies on first use."""
+        entry = self._entries.get(id(variable))
+        if entry is not None and entry.kind is kind:
+            return entry
+        if entry is not None:
+            self.version += 1
+        with tf.init_scope(), creation.allowed():
+            copies = self._copies(variable, kind)
+            has_copies = any(copy is not variable for copy in copies)
+            entry = Entry(
+                variable=variable,
+                kind=kind,
+                copies=copies,
+                seen=tf.Variable(state(variable, kind), trainable=False)
+                if has_copies
+                else None,
+            )
+        self._entries[id(variable)] = entry
+        if not hasattr(variable, _ENTRIES):
+            setattr(variable, _ENTRIES, weakref.WeakKeyDictionary())
+        getattr(variable, _ENTRIES)[self] = entry
+        return entry
+
+    def entries(self) -> list[Entry]:
+        """All entries, in the order of first use."""
+        return list(self._entries.values())
+
+    def entries_of(self, variables: Sequence[Any]) -> list[Entry]:
+        """The entries of those variables that have one, in their order."""
+        found = (self._entries.get(id(variable)) for variable in variables)
+        return [entry for entry in found if entry is not None]
+
+    def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
+        """Bytes that variables of static shape take on each device, with all copies.
+
+        Args:
+          variables: Keras or TensorFlow variables; those of no step count once.
+        """
+        sizes: dict[str, int] = {}
+        for variable in map(_tf_compat.unwrap, variables):
+            if self.ownership.is_elsewhere(variable):
+                continue
+            entry = self._entries.get(id(variable))
+            copies = (variable,) if entry is None else entry.copies
+            for copy in {id(c): c for c in copies}.values():
+                sizes[copy.device] = sizes.get(copy.device, 0) + num_bytes(copy)
+        return sizes
+
+    def local_state(self) -> list[LocalState]:
+        """What the copies hold that differ between replicas."""
+        return [
+            LocalState(
+                variable=entry.variable,
+                kind=entry.kind,
+                values=tuple(copy.numpy() for copy in entry.copies),
+            )
+            for entry in self._entries.values()
+            if entry.kind in (Kind.LOCAL, Kind.RANDOM)
+        ]
+
+    def restore(self, saved: Sequence[LocalState]) -> None:
+        """Sets the copies that differ, now or when a step first needs them.
+
+        Args:
+          saved: Values of all replicas of the job, of variables that were just set. As
+            many as here: each copy gets its own. Otherwise, and for variables that are
+            not among them, the copies start from the user's variable.
+        """
+        whole = [s for s in saved if len(s.values) == self._topology.num_replicas]
+        self._restored = {
+            id(state.variable): (state.variable.numpy().tobytes(), state)
+            for state in whole
+        }
+        for entry in self._entries.values():
+            if entry.kind is Kind.MIRRORED:
+                continue
+            values = self._initial_values(entry.variable, entry.kind)
+            for copy, value in zip(entry.copies, values, strict=True):
+                copy.assign(value)
+            entry.seen.assign(state(entry.variable, entry.kind))
+
+    def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
+        """What the copies of this program's replicas start from."""
+        topology = self._topology
+        replica_ids = [topology.replica_id(r) for r in range(len(topology.devices))]
+        value, restored = self._restored.pop(id(variable), (b"", None))
+        # A variable that was set since the restore is the truth, as always.
+        if restored is not None and value == variable.numpy().tobytes():
+            return [tf.constant(restored.values[r]) for r in replica_ids]
+        is_sum = kind is Kind.LOCAL and is_summed(variable)
+        return [
+            replica_value(
+                variable.value(), kind, replica_id, topology.num_replicas, is_sum=is_sum
+            )
+            for replica_id in replica_ids
+        ]
+
+    def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
+        topology = self._topology
+        is_mirrored = kind is Kind.MIRRORED
+        if is_mirrored and self.ownership.is_slot(variable):
+            return (variable,) * topology.num_local_replicas
+        initial = [] if is_mirrored else self._initial_values(variable, kind)
+        copies: list[Any] = []
+        for replica, devices in enumerate(topology.devices):
+            replica_id = topology.replica_id(replica)
+            if is_mirrored and topology.holders[replica] != replica:
+                copies.append(copies[topology.holders[replica]])
+                continue
+            if replica == 0 and kind in (Kind.MIRRORED, Kind.PARTIAL):
+                copies.append(variable)
+                continue
+            place = topology.logical_device_of(variable.device)
+            with tf.device(devices[place]):
+                copies.append(
+                    tf.Variable(
+                        tf.identity(variable) if is_mirrored else initial[replica],
+                        trainable=False,
+                        dtype=variable.dtype,
+                        shape=variable.shape,
+                        name=f"{variable.name.partition(':')[0]}/replica_{replica_id}",
+                    )
+                )
+        return tuple(copies)

@@ -1,0 +1,188 @@
+"""The command line: what it prints, where, with which exit code; and bad input."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import click.testing
+import pytest
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
+    harness: Any, written: Any
+) -> None:
+    """Data and remarks do not mix, and nothing is written."""
+    code, out, err = harness("plan", "--workload=resnet50", "--preset=smoke")
+
+    assert exit_codes.OK == code
+    assert "in_graph x1 weak+strong, batch 1x4, repetition 0" in out
+    assert "assuming 30 s per trial: no earlier ones like these" in out
+    assert "default for" in err
+    assert [] == written()
+
+
+def test_dry_run_is_the_plan(harness: Any, written: Any, small: Any) -> None:
+    """Two names for one thing."""
+    code, out, _ = harness("sweep", *small, "--dry-run", "--json")
+    _, planned, _ = harness("plan", *small, "--json")
+    first, second = json.loads(out), json.loads(planned)
+
+    assert exit_codes.OK == code
+    assert first["trials"] == second["trials"]
+    assert len(first["trials"]) == first["num_missing"] == 8
+    assert [] == written()
+
+
+@pytest.mark.parametrize("what", ["workloads", "backends", "presets"])
+def test_list_prints_names_as_text_and_json(harness: Any, what: str) -> None:
+    """Both have the same names."""
+    code, out, _ = harness("list", what, "--json")
+    (rows,) = json.loads(out).values()
+    _, text, _ = harness("list", what)
+
+    assert exit_codes.OK == code
+    assert all(row["name"] in text for row in rows)
+
+
+def test_list_without_a_name_prints_everything(harness: Any) -> None:
+    """For who does not know what there is."""
+    _, out, _ = harness("list")
+
+    assert all(name in out for name in ("resnet50", "in_graph", "laptop"))
+
+
+BAD_INPUT = [
+    (("--workload=vgg",), r"unknown workload 'vgg'; known are resnet50"),
+    (("--backends=nccl",), r"unknown backend 'nccl'; known are single, in_graph"),
+    (("--preset=huge",), r"unknown preset of resnet50 'huge'; known are smoke"),
+    (("--data=mnst",), r"'mnst'"),
+    (("--replicas=0",), r"--replicas: '0' is not positive"),
+    (("--replicas=1,-1",), r"--replicas: '-1' in '1,-1' is not positive"),
+    (("--replicas=1.5",), r"--replicas: '1.5' is not a whole number"),
+    (("--replicas=1,3", "--mode=strong"), r"global batch 4 does not divide over 3"),
+    (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
+    (("--repeats=0",), r"'--repeats': 0 is not in the range 1<=x<="),
+    (("--timeout=0",), r"'--timeout': 0.* is not in the range 0<x<=1000000000"),
+    (("--study=",), r"--study '' is not a study name"),
+    (("--study=a/b",), r"--study 'a/b' is not a study name"),
+    (("--option=depth",), r"--option: 'depth' is not KEY=VALUE"),
+    (("--option=a=1", "--option=a=2"), r"--option: 'a' is given twice"),
+    (("--option=no_such_option=1",), r"no_such_option"),
+    (("--device=tpu",), r"'--device': 'tpu' is not one of 'cpu', 'gpu'"),
+    (("--repeat=3",), r"No such option.*--repeat"),
+    (("--runs-dir=file",), r"--runs-dir 'file': 'file' is a file, but a directory"),
+    (("--runs-dir=file/x",), r"'.*file' is a file, but a directory is needed"),
+    (("--runs-dir=/proc/runs",), r"cannot write study directory '/proc/runs/"),
+    (("--runs-dir=taken", "--study=f"), r"'taken/f' is a file, but a study is a dir"),
+    (("--runs-dir=taken", "--study=d"), r"'taken/d' is not a study: it has 'x'"),
+]
+
+
+@pytest.mark.parametrize(("args", "message"), BAD_INPUT)
+def test_bad_input_is_one_line_exit_2_and_nothing_written(
+    harness: Any, tmp_path: Path, args: Any, message: str, written: Any
+) -> None:
+    """Before anything starts."""
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "d").mkdir(parents=True)
+    (tmp_path / "taken" / "d" / "x").write_text("")
+    (tmp_path / "taken" / "f").write_text("")
+    before = written()
+    defaults = ("--workload=resnet50", "--preset=smoke")
+    code, out, err = harness("sweep", *defaults, *args)
+
+    assert exit_codes.USAGE == code
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert re.search(message, err)
+    assert before == written()
+
+
+def test_more_gpus_than_there_are_is_refused(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both numbers are named; nothing is started."""
+    monkeypatch.setattr("harness.machine.gpus.gpu_names", lambda: ("H200", "H200"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code, _, err = harness(
+        "sweep", "--workload=resnet50", "--device=gpu", "--replicas=1,4"
+    )
+
+    assert exit_codes.USAGE == code
+    assert "--replicas asks for 4 GPUs, but this machine shows 2" in err
+
+
+@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+def test_a_missing_study_is_one_line(harness: Any, verb: str) -> None:
+    """Each reading verb says the same."""
+    code, out, err = harness(verb, "nothing")
+
+    assert exit_codes.USAGE == code
+    assert out == ""
+    assert re.search(r"^error: no study at 'runs/nothing': .*does not exist", err)
+
+
+@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+def test_an_empty_study_directory_is_one_line(
+    harness: Any, tmp_path: Path, verb: str
+) -> None:
+    """A directory is not a study yet."""
+    (tmp_path / "runs" / "empty").mkdir(parents=True)
+    code, _, err = harness(verb, "empty")
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"^error: no study at 'runs/empty': .*plan.json", err)
+
+
+@pytest.mark.parametrize("verb", ["status", "resume", "report"])
+def test_an_empty_study_name_is_one_line(harness: Any, verb: str) -> None:
+    """As an unset shell variable gives it."""
+    code, _, err = harness(verb, "")
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"^error: study '' is empty", err)
+
+
+def test_no_verb_is_a_usage_error(harness: Any) -> None:
+    """Exit 0 would say that something was done."""
+    code, out, err = harness()
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.search(r"error: Missing command", err)
+
+
+def test_every_verb_has_help() -> None:
+    """Each option that is not obvious says what it is for."""
+    runner = click.testing.CliRunner()
+    for name in cli.cli.commands:
+        result = runner.invoke(cli.cli, [name, "--help"])
+
+        assert result.exit_code == 0
+        assert cli.cli.commands[name].help
+
+
+def test_a_fault_of_ours_has_an_exit_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code 1 means a regression, so a crash must not use it."""
+
+    def crash(*_: object, **__: object) -> None:
+        raise RuntimeError("broken inside")
+
+    monkeypatch.setattr(cli.cli, "main", crash)
+
+    code = cli.main(["list"])
+
+    told = capsys.readouterr().err
+    assert exit_codes.INTERNAL_FAULT == code
+    assert "RuntimeError: broken inside" in told
+    assert "fault of the harness, not of the request" in told

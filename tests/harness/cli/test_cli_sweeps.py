@@ -1,0 +1,190 @@
+"""Sweeps and studies by the command line: tables, reports, interrupts, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.records import SCHEMA_VERSION
+from results.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.processes
+def test_a_sweep_ends_with_table_and_report(
+    harness: Any, overrides: Any, tmp_path: Path, small: Any
+) -> None:
+    """Stdout has the table, stderr progress; the same command has nothing to do."""
+    args = ("sweep", *small, "--study=s")
+    code, out, err = harness(*args, overrides=overrides)
+    report = tmp_path / "runs" / "s" / "report" / "index.html"
+    again = harness(*args, "--json", overrides=overrides)
+
+    assert exit_codes.OK == code
+    assert "images/s" in out
+    assert "[8/8]   ok," in err
+    assert "\x1b[" not in out + err
+    assert "report: runs/s/report/index.html" in err
+    assert "<html" in report.read_text()
+    assert exit_codes.OK == again[0]
+    assert json.loads(again[1])["coverage"]["ok"] == 8
+    assert "8 trials, 8 finished before" in again[2]
+
+
+@pytest.mark.processes
+def test_another_setting_in_the_same_study_is_refused(
+    finished: None, harness: Any, written: Any, small: Any
+) -> None:
+    """The field is named, and the study is untouched."""
+    before = written()
+    code, _, err = harness("sweep", *small, "--study=s", "--seed=1")
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"study 's' was made with seed 0, this sweep has 1", err)
+    assert before == written()
+
+
+@pytest.mark.processes
+def test_a_corrupt_record_is_named_and_the_rest_is_readable(
+    finished: None, harness: Any, tmp_path: Path, small: Any
+) -> None:
+    """Nothing is added to such a study; reading verbs show the others."""
+    store = Store.open(tmp_path / "runs" / "s")
+    trial_id = store.trial_ids()[0]
+    (store.trial_dir(trial_id) / "result.json").write_text('{"schema_version": 1')
+    swept = harness("sweep", *small, "--study=s")
+    resumed = harness("resume", "s")
+    status = harness("status", "s")
+    reported = harness("report", "s")
+
+    for code, _, err in (swept, resumed, status, reported):
+        assert exit_codes.USAGE == code
+        assert re.search(
+            rf"error: corrupt record .*{trial_id}/result.json.*not JSON", err
+        )
+    assert "1 missing, 7 ok" in status[1]
+    assert "remove the trial's directory" in swept[2]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("verb", ["sweep", "resume", "status", "report"])
+def test_a_newer_store_is_refused_with_an_instruction(
+    finished: None, harness: Any, tmp_path: Path, verb: str, small: Any
+) -> None:
+    """An old program must not misread a new record."""
+    path = tmp_path / "runs" / "s" / "plan.json"
+    plan = json.loads(path.read_text())
+    path.write_text(json.dumps(plan | {"schema_version": 7}))
+    args = (*small, "--study=s") if verb == "sweep" else ("s",)
+    code, _, err = harness(verb, *args)
+
+    assert exit_codes.USAGE == code
+    assert re.search(
+        rf"newer version \(schema 7, this reads up to {SCHEMA_VERSION}\): upgrade", err
+    )
+
+
+@pytest.mark.processes
+def test_report_goes_where_it_is_asked_to(
+    finished: None, harness: Any, tmp_path: Path
+) -> None:
+    """The path is data, so it is on stdout."""
+    code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
+
+    assert (exit_codes.OK, "elsewhere/r.html\n") == (code, out)
+    assert (tmp_path / "elsewhere" / "r.html").exists()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("behavior", "expected"),
+    [
+        ("tf_mirrored:2:build_fail", exit_codes.SOME_TRIALS_FAILED),
+        ("*:*:build_fail", exit_codes.NOTHING_MEASURED),
+    ],
+)
+def test_failures_have_exit_codes_of_their_own(
+    harness: Any,
+    overrides: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    expected: Any,
+    small: Any,
+) -> None:
+    """Zero trials measured is never success; status lists what failed."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
+    args = (*small, "--study=s", "--repeats=1")
+    code, _, err = harness("sweep", *args, overrides=overrides)
+    again, _, _ = harness("resume", "s", overrides=overrides)
+    _, out, _ = harness("status", "s")
+
+    assert expected == code == again
+    assert re.search(r"[14] of 4 trials are not ok: see 'status runs/s'; --retry", err)
+    assert "failed in build: the reducer is out of paper" in out
+
+
+@pytest.mark.processes
+def test_plan_estimates_from_earlier_trials(
+    finished: None, harness: Any, small: Any
+) -> None:
+    """And says so."""
+    _, out, _ = harness("plan", *small, "--study=t", "--seed=5")
+
+    assert "8 to run" in out
+    assert "from earlier trials like these" in out
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_exits_130_and_says_how_to_resume(
+    start_harness: Any, number: Any, tmp_path: Path, small: Any
+) -> None:
+    """Ctrl-C and a polite kill are the same; no process is left."""
+    process = start_harness(
+        "sweep", *small, "--study=s", FAKE_BEHAVIOR="in_graph:2:hang"
+    )
+    rank = tmp_path / "runs" / "s" / "trials"
+    wait_until(lambda: len(list(rank.glob("*/rank_0.jsonl"))) == 2)
+    time.sleep(0.3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    store = Store.open(tmp_path / "runs" / "s")
+
+    assert exit_codes.INTERRUPTED == process.returncode
+    assert "resume with: python -m harness resume runs/s" in err
+    assert len(store.finished_ids()) == 1
+
+
+def wait_until(condition: Any) -> None:
+    """Waits, at most 120 s."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.processes
+def test_two_harnesses_on_one_study_the_second_is_refused(
+    start_harness: Any, tmp_path: Path, small: Any
+) -> None:
+    """The refusal names the holder; the first goes on undisturbed."""
+    gate = tmp_path / "gate"
+    args = ("sweep", *small, "--replicas=1", "--repeats=1", "--study=s")
+    first = start_harness(*args, FAKE_GATE_FILE=gate)
+    wait_until((tmp_path / "runs" / "s" / ".lock-holder").exists)
+    second = start_harness(*args)
+    _, second_err = second.communicate(timeout=120)
+    gate.touch()
+    first.communicate(timeout=120)
+
+    assert exit_codes.USAGE == second.returncode
+    assert re.search(rf"error: study .* is in use by process {first.pid}", second_err)
+    assert exit_codes.OK == first.returncode

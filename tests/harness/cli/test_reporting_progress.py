@@ -1,0 +1,244 @@
+"""Estimates, progress lines, aggregation over several ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import progress
+from harness.planning import estimate
+from harness.run import aggregate
+from harness.run.launch import TrialExit
+from results.records import Failure, Phase, StatusRecord, TrialStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.records import Plan
+
+SECOND = 1_000_000_000
+GOOD_EXIT = TrialExit(
+    exit_code=0, is_timed_out=False, timeout_sec=60, duration_sec=9, num_oom_kills=0
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.2, "0 s"), (59.6, "1 min 00 s"), (200, "3 min 20 s"), (7500, "2 h 05 min")],
+)
+def test_durations_are_short(seconds: float, expected: str) -> None:
+    """Two units at most."""
+    assert expected == estimate.format_duration(seconds)
+
+
+def test_guesses_come_from_the_most_similar_trials(make_spec: Any) -> None:
+    """The same case first, then the backend, then the count, then the preset."""
+    durations = estimate.Durations()
+    durations.add(make_spec(num_replicas=1, global_batch_size=4), 10.0)
+    durations.add(make_spec(num_replicas=2), 20.0)
+    durations.add(make_spec(num_replicas=2, backend="tf_mirrored"), 50.0)
+
+    assert 20.0 == durations.guess(make_spec(num_replicas=2))
+    assert 10.0 == durations.guess(make_spec(num_replicas=1, backend="tf_mirrored"))
+    assert 20.0 == durations.guess(make_spec(num_replicas=4))
+    assert durations.guess(make_spec(preset="paper")) is None
+
+
+def test_a_partly_known_plan_says_what_is_assumed(small_plan: Plan) -> None:
+    """The basis of an estimate is part of it."""
+    durations = estimate.Durations()
+    none = estimate.estimate(small_plan.trials, durations)
+    durations.add(small_plan.trials[0].spec, 2.0)
+    known = estimate.estimate(small_plan.trials, durations)
+
+    assert 8 * estimate.ASSUMED_TRIAL_SEC == none.total_sec
+    assert "assuming 30 s per trial" in none.basis
+    assert 16.0 == known.total_sec
+    assert known.basis == "from earlier trials like these"
+
+
+def test_unreadable_studies_are_no_basis(tmp_path: Path, make_spec: Any) -> None:
+    """An estimate must not fail for an old or broken study."""
+    good, spec = status_of(TrialStatus.OK), make_spec().model_dump_json()
+    failed = status_of(TrialStatus.FAILED)
+    for number, (status, spec_text) in enumerate(
+        [
+            ("{", "{}"),
+            ('{"status": "ok"}', "{}"),
+            ("[" * 100_000, spec),
+            (good.model_dump_json().replace("9.0", "1e999"), spec),
+            (good.model_dump_json(), "{}"),
+            (failed.model_dump_json(), spec),
+            (good.model_dump_json(), spec),
+        ]
+    ):
+        folder = tmp_path / "s" / "trials" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "status.json").write_text(status)
+        (folder / "spec.json").write_text(spec_text)
+    durations = estimate.read_durations(tmp_path)
+
+    assert 1 == durations.num_trials
+    assert 9.0 == durations.guess(make_spec())
+
+
+TRIAL_ID = "0" * 20
+
+
+def status_of(status: TrialStatus, failure: Failure | None = None) -> StatusRecord:
+    """Makes a status record."""
+    return StatusRecord(
+        trial_id=TRIAL_ID,
+        status=status,
+        started_at="2026-01-01T00:00:00+00:00",
+        ended_at="2026-01-01T00:00:09+00:00",
+        duration_sec=9.0,
+        failure=failure,
+    )
+
+
+def drive(shown: progress.Progress, plan: Plan) -> None:
+    """Shows one good and one failed trial."""
+    shown.begin(8, 6)
+    failure = Failure(phase=Phase.BUILD, reason="[red]no[/red] such op")
+    shown.trial_started(plan.trials[0], 100.0)
+    shown.trial_ended(plan.trials[0], status_of(TrialStatus.OK), None)
+    shown.trial_started(plan.trials[1], None)
+    shown.trial_ended(plan.trials[1], status_of(TrialStatus.FAILED, failure), None)
+    shown.end()
+
+
+def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
+    """No control characters; numbers go on where the last run ended."""
+    stream = io.StringIO()
+    drive(progress.PlainProgress(stream), small_plan)
+    lines = stream.getvalue().splitlines()
+
+    assert lines[0] == "8 trials, 6 finished before"
+    assert lines[1].startswith("[7/8] in_graph x1 weak, batch 1x4, repetition 0")
+    assert lines[1].endswith("(1 min 40 s left)")
+    assert lines[4] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"
+    assert "\x1b" not in stream.getvalue()
+
+
+def read_to_end(master: int) -> str:
+    """Reads what a pseudo terminal still holds after its other end was closed."""
+    chunks = []
+    with contextlib.suppress(OSError):  # EIO is how a pseudo terminal ends
+        while chunk := os.read(master, 4096):
+            chunks.append(chunk)
+    os.close(master)
+    return b"".join(chunks).decode()
+
+
+@pytest.mark.parametrize("no_color", [False, True])
+def test_a_terminal_gets_a_live_bar(
+    small_plan: Plan, monkeypatch: pytest.MonkeyPatch, no_color: bool
+) -> None:
+    """With time remaining; reasons are not taken for markup; NO_COLOR is respected."""
+    master, slave = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if no_color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    with os.fdopen(slave, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        shown = progress.make_progress()
+        drive(shown, small_plan)
+    text = read_to_end(master)
+    colors = re.findall(r"\x1b\[(?:\d+;)*3[0-9](?:;\d+)*m", text)
+
+    assert isinstance(shown, progress.RichProgress)
+    assert "1 min 40 s left" in text
+    assert "6/8" in text
+    assert "[red]no[/red] such op" in text
+    assert no_color == (not colors)
+
+
+def write_rank(
+    folder: Path, rank: int, *, start: int, step: int, num_steps: int = 6
+) -> None:
+    """Writes a complete rank file; the first step is at ``start`` seconds."""
+    lines: list[dict[str, Any]] = [
+        {"kind": "facts", "num_parameters": 5, "example_unit": "images"}
+        | {"global_batch_size": 8},
+        {"kind": "first_step_done", "time_to_first_step_sec": 3.0},
+    ]
+    for index in range(num_steps):
+        phase = ("first_step", "warmup", "measure")[min(index, 2)]
+        begin = (start + index * step) * SECOND
+        lines.append(
+            {"kind": "step", "phase": phase, "index": index, "start_ns": begin}
+            | {"end_ns": begin + step * SECOND, "loss": 1.0}
+        )
+    lines += [
+        {"kind": "memory", "peak_memory_bytes": 7, "method": "faked"},
+        {"kind": "phase", "phase": "report", "ns": 0},
+        {"kind": "done", "ns": 0},
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / f"rank_{rank}.jsonl").write_text(text)
+
+
+def conclude(folder: Path, spec: Any, **fields: Any) -> aggregate.Conclusion:
+    """Concludes a trial of two ranks."""
+    return aggregate.conclude(TRIAL_ID, spec, folder, GOOD_EXIT, num_ranks=2, **fields)
+
+
+def test_the_window_is_from_latest_start_to_latest_end(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """Throughput is not one rank's times the number of ranks."""
+    write_rank(tmp_path, 0, start=0, step=1)
+    write_rank(tmp_path, 1, start=1, step=2)
+    result = conclude(tmp_path, make_spec()).result
+
+    assert result is not None
+    # Rank 0 measures from 2 to 6 s, rank 1 from 5 to 13 s.
+    assert 13.0 - 5.0 == result.window_sec
+    assert 8 * 4 / 8.0 == result.examples_per_sec
+    assert [4, 4] == [len(rank.step_time_sec) for rank in result.ranks]
+
+
+def test_a_rank_with_too_few_steps_is_no_result(tmp_path: Path, make_spec: Any) -> None:
+    """The other rank's numbers are not enough."""
+    write_rank(tmp_path, 0, start=0, step=1)
+    write_rank(tmp_path, 1, start=0, step=1, num_steps=5)
+    made = conclude(tmp_path, make_spec())
+
+    assert made.status is TrialStatus.FAILED
+    assert made.result is None
+    assert made.failure is not None
+    assert "rank 1 has steps [0, 1, 2, 3, 4], expected 0 to 5" in made.failure.reason
+
+
+def test_a_rank_without_a_file_is_the_one_behind(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """A failure names the rank that got least far."""
+    write_rank(tmp_path, 0, start=0, step=1)
+    made = conclude(tmp_path, make_spec())
+
+    assert made.failure is not None
+    assert made.failure.phase is Phase.LAUNCH
+    assert "rank 1 was in phase launch" in made.failure.reason
+
+
+def test_a_broken_rank_file_is_a_failure_not_a_crash(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """One bad trial does not end a sweep."""
+    (tmp_path / "rank_0.jsonl").write_text("what\n")
+    made = conclude(tmp_path, make_spec())
+
+    assert made.failure is not None
+    assert "rank_0.jsonl line 1" in made.failure.reason

@@ -1,0 +1,150 @@
+"""The environment record, the trial's variables, GPUs and the canary."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.machine import canary, environment, gpus
+from harness.run import launch
+from results.records import Placement
+
+ROOT = Path(__file__).resolve().parents[3]
+PLACE = Placement(
+    cpusets=((0, 1),),
+    cores_per_replica=2,
+    num_intra_op_threads=2,
+    num_inter_op_threads=1,
+    num_available_cores=2,
+    is_oversubscribed=False,
+    device_sharing="shared",
+)
+
+
+def test_the_record_has_versions_and_no_host_name() -> None:
+    """Published records must not say whose machine it was."""
+    variables = {"TF_X": "1", "OMP_NUM_THREADS": "2", "HOSTNAME": "h", "SECRET": "s"}
+    record = environment.read_environment(PLACE, variables)
+
+    assert {"OMP_NUM_THREADS": "2", "TF_X": "1"} == record.environment_variables
+    assert "tensorflow" in record.packages
+    assert record.memory_bytes > 2**28
+    host = socket.gethostname()
+    # A short name may be a word of the record.
+    assert len(host) < 6 or not re.search(
+        rf"\b{re.escape(host)}\b", record.model_dump_json()
+    )
+
+
+def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
+    """Load and placement of one trial do not change it; another quota does."""
+    other_place = PLACE.model_copy(update={"cpusets": ((1,),)})
+    limited = PLACE.model_copy(update={"cgroup_quota_cores": 1.5})
+    first, second, third = (
+        environment.read_environment(place, {}).fingerprint
+        for place in (PLACE, other_place, limited)
+    )
+
+    assert first == second != third
+
+
+def test_a_cpu_without_a_name_is_its_architecture(tmp_path: Path) -> None:
+    """As on many ARM machines."""
+    assert environment.read_cpu_model(tmp_path)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text("processor: 0\nmodel name\t: Z80 @ 4 MHz\n")
+
+    assert environment.read_cpu_model(tmp_path) == "Z80 @ 4 MHz"
+
+
+def test_variables_of_a_trial_are_explicit(make_spec: Any, tmp_path: Path) -> None:
+    """Threads, devices and hash seed are set; what would leak in is dropped."""
+    base = {
+        "OMP_NUM_THREADS": "64",
+        "TF_CONFIG": "{}",
+        "KMP_AFFINITY": "compact",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "PYTHONPATH": "elsewhere",
+        "PATH": "bin",
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+    }
+    variables = launch.trial_variables(make_spec(seed=9), PLACE, tmp_path, base=base)
+
+    assert "2" == variables["OMP_NUM_THREADS"] == variables["OPENBLAS_NUM_THREADS"]
+    assert "-1" == variables["CUDA_VISIBLE_DEVICES"]
+    assert "9" == variables["PYTHONHASHSEED"]
+    assert variables["PYTHONPATH"].endswith(f"{os.pathsep}elsewhere")
+    assert variables.keys().isdisjoint({"TF_CONFIG", "KMP_AFFINITY"})
+    # A deliberate choice of the user stays, and is in the environment record.
+    assert "0" == variables["TF_ENABLE_ONEDNN_OPTS"]
+    assert "bin" == variables["PATH"]
+
+
+def test_a_gpu_trial_sees_its_gpus_only(make_spec: Any, tmp_path: Path) -> None:
+    """More visible GPUs would change what TensorFlow does."""
+    variables = launch.trial_variables(
+        make_spec(), PLACE, tmp_path, gpu_ids=("3", "5"), base={}
+    )
+
+    assert "3,5" == variables["CUDA_VISIBLE_DEVICES"]
+    assert "PCI_BUS_ID" == variables["CUDA_DEVICE_ORDER"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (None, ("0", "1")),
+        ("1", ("1",)),
+        ("1,0", ("1", "0")),
+        ("", ()),
+        ("-1", ()),
+        ("0,7,1", ("0",)),
+        ("GPU-aa,GPU-bb", ("GPU-aa", "GPU-bb")),
+    ],
+)
+def test_a_limit_on_visible_gpus_is_respected(
+    monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: tuple[str, ...]
+) -> None:
+    """As CUDA reads it: what does not exist hides the rest."""
+    monkeypatch.setattr(gpus, "gpu_names", lambda: ("H200", "H200"))
+    variables = {} if limit is None else {"CUDA_VISIBLE_DEVICES": limit}
+
+    assert expected == gpus.visible_gpus(variables)
+
+
+def test_the_canary_gives_the_cores_back() -> None:
+    """It is pinned while it runs, and only then."""
+    before = os.sched_getaffinity(0)
+    seconds = canary.run_canary(min(before))
+
+    assert before == os.sched_getaffinity(0)
+    assert 0.001 < seconds < 60
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("a 1\noom_kill 3\n", 3), ("a 1\n", None)]
+)
+def test_out_of_memory_kills_are_counted_where_the_kernel_does(
+    tmp_path: Path, text: str, expected: int | None
+) -> None:
+    """Without the counter, nothing is claimed."""
+    assert launch.read_oom_kills(tmp_path) is None
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/vmstat").write_text(text)
+
+    assert expected == launch.read_oom_kills(tmp_path)
+
+
+def test_the_death_signal_can_be_asked_for() -> None:
+    """In a child, since the request would hold for the test process too."""
+    code = "from harness import die_with_parent as d; d.request_death_signal()"
+    command = [sys.executable, "-c", code]
+
+    assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0

@@ -1,0 +1,215 @@
+"""Replicas get equal, disjoint, sensible cores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.machine.topology import (
+    CpuTopology,
+    LogicalCpu,
+    read_quota_cores,
+    read_topology,
+)
+from harness.placement import allocation as placement
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def topology_of(
+    num_nodes: Any = 1,
+    num_cores: Any = 4,
+    num_threads: Any = 1,
+    quota: float | None = None,
+) -> Any:
+    """Returns a topology whose second threads are numbered after all first ones."""
+    cpus = []
+    for thread in range(num_threads):
+        for node in range(num_nodes):
+            for core in range(num_cores):
+                cpu = (thread * num_nodes + node) * num_cores + core
+                cpus.append(LogicalCpu(cpu=cpu, node=node, package=node, core=core))
+    return CpuTopology(cpus=tuple(cpus), quota_cores=quota)
+
+
+def cpuset_of(topology: Any, num_replicas: Any, cores: Any) -> Any:
+    """Returns the cpuset of a trial."""
+    place = placement.place(
+        topology, num_replicas=num_replicas, cores_per_replica=cores, device="cpu"
+    )
+    return place.cpusets[0]
+
+
+@pytest.mark.parametrize(
+    ("num_available", "replicas", "expected"),
+    [
+        (2, (1, 2), 1),
+        (2, (1, 2, 4), 1),
+        (8, (1, 2), 4),
+        (16, (1, 2, 4), 4),
+        (1, (2,), 1),
+    ],
+)
+def test_the_largest_case_that_fits_fills_the_machine(
+    num_available: Any, replicas: Any, expected: Any
+) -> None:
+    """Cores per replica follow from the largest N that is not oversubscribed."""
+    assert expected == placement.cores_per_replica(num_available, replicas)
+
+
+def test_physical_cores_come_first_when_they_suffice() -> None:
+    """Two replicas of one core never share a physical core of four."""
+    topology = topology_of(num_cores=4, num_threads=2)
+
+    assert (0, 1, 2, 3) == cpuset_of(topology, 4, 1)
+    assert (0, 1, 2, 3, 4) == cpuset_of(topology, 5, 1)
+
+
+def test_siblings_stay_together_when_replicas_need_them() -> None:
+    """A replica of two cores is one physical core with both threads."""
+    topology = topology_of(num_cores=4, num_threads=2)
+
+    assert (0, 4) == cpuset_of(topology, 1, 2)
+    assert (0, 1, 4, 5) == cpuset_of(topology, 2, 2)
+
+
+def test_a_quota_below_the_physical_cores_leaves_siblings_idle() -> None:
+    """Under a quota of 4, four whole cores are better than two shared ones."""
+    topology = topology_of(num_cores=4, num_threads=2, quota=4.0)
+
+    assert (0, 1) == cpuset_of(topology, 1, 2)
+    assert (0, 1, 2, 3) == cpuset_of(topology, 2, 2)
+
+
+def test_numa_nodes_are_filled_one_after_the_other() -> None:
+    """A replica stays on one node while that node has room."""
+    topology = topology_of(num_nodes=2, num_cores=2)
+
+    assert (0, 1) == cpuset_of(topology, 2, 1)
+    assert (0, 1, 2) == cpuset_of(topology, 3, 1)
+
+
+@given(st.integers(1, 2), st.integers(1, 8), st.integers(1, 2), st.integers(1, 40))
+def test_more_replicas_than_cores_are_marked(
+    num_nodes: Any, num_cores: Any, threads: Any, replicas: Any
+) -> None:
+    """Oversubscription is allowed, and never silent."""
+    topology = topology_of(num_nodes, num_cores, threads)
+    cores = placement.cores_per_replica(topology.num_available_cores, [replicas])
+    place = placement.place(
+        topology, num_replicas=replicas, cores_per_replica=cores, device="cpu"
+    )
+    num_available = num_nodes * num_cores * threads
+
+    assert (replicas > num_available) == place.is_oversubscribed
+    assert min(replicas * cores, num_available) == len(set(place.cpusets[0]))
+    assert place.num_inter_op_threads <= len(place.cpusets[0])
+
+
+def test_virtual_devices_share_and_gpus_do_not() -> None:
+    """The report's warning hangs on this."""
+    topology = topology_of()
+    places = {
+        device: placement.place(
+            topology, num_replicas=2, cores_per_replica=1, device=device
+        )
+        for device in ("cpu", "gpu")
+    }
+
+    assert places["cpu"].device_sharing == "shared"
+    assert places["gpu"].device_sharing == "exclusive"
+
+
+def write(root: Path, name: str, text: str) -> None:
+    """Writes a faked kernel file."""
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, None),
+        (
+            {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"},
+            1.5,
+        ),
+        (
+            {
+                "proc/self/cgroup": "0::/a/b\n",
+                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
+                "sys/fs/cgroup/a/b/cpu.max": "max 100000\n",
+            },
+            2.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:memory:/x\n3:cpu,cpuacct:/x\n0::/\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_quota_us": "300000\n",
+                "sys/fs/cgroup/cpu,cpuacct/x/cpu.cfs_period_us": "100000\n",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "1:cpu:/\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            None,
+        ),
+        (
+            {
+                # In a container: the path is the host's, the mount is the own group.
+                "proc/self/cgroup": "1:cpu:/docker/0123\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+            },
+            0.5,
+        ),
+    ],
+)
+def test_cgroup_quotas_of_both_versions_are_read(
+    tmp_path: Path, files: Any, expected: Any
+) -> None:
+    """The tightest limit over all ancestors rules."""
+    for name, text in files.items():
+        write(tmp_path, name, text)
+
+    assert expected == read_quota_cores(tmp_path)
+
+
+@pytest.mark.parametrize(("quota", "expected"), [(None, 4), (2.9, 2), (0.5, 1), (9, 4)])
+def test_available_cores_are_limited_by_the_quota(
+    quota: float | None, expected: Any
+) -> None:
+    """Half a core is still one core to run on."""
+    assert expected == topology_of(quota=quota).num_available_cores
+
+
+def test_topology_is_read_from_sysfs(tmp_path: Path) -> None:
+    """Node, package and core come from the kernel's files; the mask limits."""
+    for cpu, (node, core) in enumerate([(0, 0), (1, 0), (0, 0), (1, 0)]):
+        base = f"sys/devices/system/cpu/cpu{cpu}"
+        write(tmp_path, f"{base}/topology/physical_package_id", f"{node}\n")
+        write(tmp_path, f"{base}/topology/core_id", f"{core}\n")
+        (tmp_path / base / f"node{node}").mkdir()
+    topology = read_topology(tmp_path, frozenset({0, 1, 3}))
+
+    assert (
+        LogicalCpu(cpu=0, node=0, package=0, core=0),
+        LogicalCpu(cpu=1, node=1, package=1, core=0),
+        LogicalCpu(cpu=3, node=1, package=1, core=0),
+    ) == topology.cpus
+    assert topology.num_physical_cores == 2
+
+
+def test_without_sysfs_every_cpu_is_a_core(tmp_path: Path) -> None:
+    """Unreadable facts fall back to one core per CPU, not to one core."""
+    assert read_topology(tmp_path, frozenset({2, 5})).num_physical_cores == 2

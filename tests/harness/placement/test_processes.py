@@ -1,0 +1,117 @@
+"""Which processes a trial has, what each gets, and how a cluster's end is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import catalog
+from harness.errors import PlanError
+from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.placement import allocation as placement
+from harness.placement.processes import processes_of
+
+
+def backend_of(processes: str, not_swept_because: str = "") -> Any:
+    """Returns a backend of a kind."""
+    return catalog.BackendInfo(
+        name="some",
+        target="m:C",
+        description="",
+        kind="ours",
+        processes=processes,
+        not_swept_because=not_swept_because,
+    )
+
+
+def place(processes: Any, num_replicas: Any, cores: Any, num_available: Any) -> Any:
+    """Returns the placement of a trial."""
+    cpus = tuple(LogicalCpu(cpu=i, core=i) for i in range(num_available))
+    return placement.place(
+        CpuTopology(cpus=cpus),
+        num_replicas=num_replicas,
+        cores_per_replica=cores,
+        device="cpu",
+        processes=processes,
+    )
+
+
+def test_one_process_has_no_cluster() -> None:
+    """All replicas in one rank, as many as there may be."""
+    found = processes_of(backend_of(catalog.ONE_PROCESS), 4)
+
+    assert not found.is_cluster
+    assert 1 == found.num_ranks
+
+
+def test_every_worker_of_between_graph_replication_is_measured() -> None:
+    """Rank r is worker r."""
+    found = processes_of(backend_of(catalog.WORKERS), 3)
+
+    assert (("worker", 0), ("worker", 1), ("worker", 2)) == found.members
+    assert [0, 1, 2] == [found.rank(member) for member in found.members]
+
+
+def test_workers_that_serve_are_not_measured() -> None:
+    """Worker 0 runs the program; its times are those of all replicas."""
+    found = processes_of(backend_of(catalog.SERVED_WORKERS), 3)
+
+    assert [0, None, None] == [found.rank(member) for member in found.members]
+
+
+def test_parameter_servers_come_with_a_chief_that_is_measured() -> None:
+    """The chief starts every step, so it sees every duration."""
+    found = processes_of(backend_of(catalog.PARAMETER_SERVERS), 2)
+
+    assert (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0)) == found.members
+    assert [0, None, None, None] == [found.rank(member) for member in found.members]
+    assert [False, True, True, False] == [
+        found.runs_replicas(member) for member in found.members
+    ]
+
+
+@given(num_replicas=st.integers(1, 6), cores=st.integers(1, 3))
+def test_workers_have_cores_of_their_own_while_they_suffice(
+    num_replicas: int, cores: int
+) -> None:
+    """Disjoint, equal, and together what one process would have had."""
+    processes = processes_of(backend_of(catalog.WORKERS), num_replicas)
+
+    found = place(processes, num_replicas, cores, num_replicas * cores)
+
+    assert [cores] * num_replicas == [len(cpuset) for cpuset in found.cpusets]
+    assert num_replicas * cores == len({c for cpuset in found.cpusets for c in cpuset})
+    assert not found.is_oversubscribed
+
+
+def test_too_many_workers_take_turns_and_it_is_said() -> None:
+    """Four workers on two cores: two on each."""
+    processes = processes_of(backend_of(catalog.WORKERS), 4)
+
+    found = place(processes, 4, 1, 2)
+
+    assert ((0,), (1,), (0,), (1,)) == found.cpusets
+    assert found.is_oversubscribed
+
+
+def test_coordinators_and_servers_may_use_all_cores_and_add_none() -> None:
+    """They wait most of the time; a trial has the cores of its replicas."""
+    processes = processes_of(backend_of(catalog.PARAMETER_SERVERS), 2)
+
+    found = place(processes, 2, 1, 4)
+
+    assert ((0, 1), (0,), (1,), (0, 1)) == found.cpusets
+
+
+def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(
+    monkeypatch: Any,
+) -> None:
+    """Before anything is planned."""
+    made = backend_of(catalog.WORKERS, not_swept_because="start it with horovodrun")
+    monkeypatch.setitem(catalog.BACKENDS, "some", made)
+
+    with pytest.raises(PlanError, match=r"'some' cannot be swept: start it with horo"):
+        catalog.backend("some")

@@ -1,0 +1,297 @@
+"""A trial's code digest covers what can change its numbers, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import PlanError
+from harness.planning import code_digest
+from harness.planning.code_digest import Sources
+from harness.run.trial_runner import RunSettings, run_trial
+from results import identity
+from results.records import PlannedTrial, ScalingMode, TrialStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.store import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = Sources(root=ROOT)
+WORKLOADS = ("resnet50", "sngan", "d4pg")
+BACKENDS = ("in_graph", "multi_worker", "tf_mirrored", "horovod")
+A_LINE = "\nCHANGED = True\n"
+
+# Place, start, time and conclude a trial, in the harness or in the trial.
+ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
+# Read the command line and show; plan (what that decides is in the spec) and store.
+ROOMS_THAT_DO_NOT = ("cli", "planning")
+MODULES_THAT_COUNT = {"harness", "harness.catalog", "harness.errors"}
+# The order in which trials run, and the start of the command line.
+MODULES_THAT_DO_NOT = {
+    "harness.__main__",
+    "harness.run.listener",
+    "harness.run.sweep",
+}
+
+_PRINT_MODULES = """
+import json, sys
+from harness.trial import worker
+code = worker.main(sys.argv[1:])
+print(json.dumps([name for name, module in sys.modules.items() if module is not None]))
+sys.exit(code)
+"""
+
+
+def modules_in(*rooms: str) -> set[str]:
+    """The modules in some folders of the harness."""
+    return {
+        name
+        for name in SOURCES.paths
+        if name.startswith(tuple(f"harness.{room}" for room in rooms))
+    }
+
+
+def those_that_count() -> set[str]:
+    """The modules of the harness whose code can change the numbers of a trial."""
+    return (modules_in(*ROOMS_THAT_COUNT) | MODULES_THAT_COUNT) - MODULES_THAT_DO_NOT
+
+
+def those_that_do_not() -> set[str]:
+    """The modules of the harness that decide or show, and are not in a trial."""
+    return modules_in(*ROOMS_THAT_DO_NOT) | MODULES_THAT_DO_NOT
+
+
+@functools.cache
+def read(module: str) -> str:
+    """The text of a module."""
+    return SOURCES.paths[module].read_text(encoding="utf-8")
+
+
+@functools.cache
+def before(workload: str, backend: str) -> str:
+    """The digest of a trial before any change."""
+    return code_digest.of_sources(workload, backend, SOURCES)
+
+
+def changed_by(texts: dict[str, str]) -> set[tuple[str, str]]:
+    """The workloads and backends whose digest is another with these texts."""
+    unchanged = {module: read(module) for module in SOURCES.paths}
+    other = Sources(root=ROOT, texts=unchanged | texts)
+    return {
+        (workload, backend)
+        for workload in WORKLOADS
+        for backend in BACKENDS
+        if before(workload, backend) != code_digest.of_sources(workload, backend, other)
+    }
+
+
+ALL = {(workload, backend) for workload in WORKLOADS for backend in BACKENDS}
+
+
+def of_workloads(*names: str) -> set[tuple[str, str]]:
+    """Every backend's trials of some workloads."""
+    return {(workload, backend) for workload, backend in ALL if workload in names}
+
+
+def of_backends(*names: str) -> set[tuple[str, str]]:
+    """Every workload's trials on some backends."""
+    return {(workload, backend) for workload, backend in ALL if backend in names}
+
+
+@pytest.mark.parametrize("module", sorted(those_that_count()))
+def test_a_line_of_what_runs_a_trial_changes_every_digest(module: str) -> None:
+    """Placement, threads, processes, timing and the result are the trial's own."""
+    assert changed_by({module: read(module) + A_LINE}) == ALL
+
+
+@pytest.mark.parametrize("module", sorted(those_that_do_not()))
+def test_a_line_of_what_plans_or_shows_changes_no_digest(module: str) -> None:
+    """A study is not lost because a table has another column."""
+    assert changed_by({module: read(module) + A_LINE}) == set()
+
+
+def test_it_is_said_of_each_module_of_the_harness_whether_it_counts() -> None:
+    """A new module is put on one of the two sides."""
+    found = {name for name in SOURCES.paths if name.split(".")[0] == "harness"}
+
+    assert found == those_that_count() | those_that_do_not()
+    assert not those_that_count() & those_that_do_not()
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        ("workloads.d4pg.evaluation.film", of_workloads("d4pg")),
+        ("workloads.d4pg.acting.process", of_workloads("d4pg")),
+        ("workloads.resnet50.model", of_workloads("resnet50")),
+        ("workloads.sngan.networks", of_workloads("sngan")),
+        ("workloads.metrics.kid", of_workloads("sngan")),
+        ("workloads.common.lars", of_workloads("resnet50")),
+        ("workloads.data.digits.write", of_workloads("resnet50", "sngan")),
+        ("workloads.spec", ALL),
+        ("replicator.backends.horovod", of_backends("horovod")),
+        ("replicator.backends.strategy", of_backends("tf_mirrored")),
+        (
+            "replicator.backends.in_graph",
+            of_backends("in_graph", "multi_worker"),
+        ),
+        ("replicator.engine", ALL),
+        ("replicator.optimizer.wrapper", ALL),
+        ("replicator.server", ALL),
+        ("replicator", ALL),
+    ],
+)
+def test_a_line_changes_the_trials_that_reach_it(
+    module: str, expected: set[tuple[str, str]]
+) -> None:
+    """Those of the workload and of the backend that import it; the engine is all's."""
+    assert changed_by({module: read(module) + A_LINE}) == expected
+
+
+def test_everything_of_the_replicator_but_backends_counts() -> None:
+    """By the folder, whether or not an import can be seen."""
+    found = code_digest.measured_code("resnet50", "single", SOURCES)
+    engine = {name for name in SOURCES.paths if name.split(".")[0] == "replicator"}
+
+    assert {name for name in engine if ".backends." not in name} <= set(found)
+    assert {
+        "replicator.backends.single",
+    } == {name for name in found if ".backends." in name and " " not in name}
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new", "expected"),
+    [
+        ("workloads.catalog", "the recipe of Goyal", "a recipe", ("resnet50",)),
+        ("workloads.catalog", "D4PG on the DeepMind", "on DeepMind", ("d4pg",)),
+        ("replicator.catalog", "Horovod plans while", "It plans while", ("horovod",)),
+    ],
+)
+def test_an_entry_of_a_catalogue_counts_for_its_own_trials(
+    module: str, old: str, new: str, expected: tuple[str, ...]
+) -> None:
+    """Other workloads and backends may be added and changed."""
+    text = read(module)
+    assert old in text
+
+    assert changed_by({module: text.replace(old, new)}) == (
+        of_workloads(*expected) | of_backends(*expected)
+    )
+
+
+@pytest.mark.parametrize("package", ["harness", "replicator", "workloads"])
+def test_comments_docstrings_and_formatting_change_nothing(package: str) -> None:
+    """All files of a package at once, written by another formatter."""
+    texts = {}
+    for module in SOURCES.paths:
+        if module.split(".")[0] == package:
+            tree = ast.parse(read(module))
+            for node in ast.walk(tree):
+                body = getattr(node, "body", None)
+                if isinstance(body, list) and ast.get_docstring(_with_docs(node)):
+                    body[0] = ast.parse("'another docstring'").body[0]
+            texts[module] = f"# A comment.\n{ast.unparse(tree)}\n"
+            assert texts[module] != read(module)
+
+    assert changed_by(texts) == set()
+
+
+def _with_docs(node: ast.AST) -> Any:
+    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    return node if isinstance(node, kinds) else ast.Module(body=[], type_ignores=[])
+
+
+def test_files_are_read_from_the_tree(tmp_path: Path) -> None:
+    """Another number of threads in a copy is another digest; a moved file too."""
+    for package in ("harness", "replicator", "workloads"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    copied = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+    path = tmp_path / "harness" / "run" / "launch.py"
+    path.write_text(
+        path.read_text().replace(
+            "num_threads = str(placement.num_intra_op_threads)", "num_threads = '1'"
+        )
+    )
+    after = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+    path = tmp_path / "replicator" / "optimizer" / "fused.py"
+    path.rename(path.with_name("joined.py"))
+    moved = code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+
+    assert copied == code_digest.of_trial("resnet50", "in_graph")
+    assert len({copied, after, moved}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda path: path.write_text("def f(:\n"), "invalid syntax"),
+        (lambda path: path.write_bytes(b"x = '\xff'\n"), "can't decode byte"),
+        (lambda path: path.unlink() or path.mkdir(), "Is a directory"),
+    ],
+)
+def test_code_that_cannot_be_read_is_named(
+    tmp_path: Path, change: Callable[[Path], Any], what: str
+) -> None:
+    """In one line, with what to do."""
+    for package in ("harness", "replicator", "workloads"):
+        shutil.copytree(ROOT / package, tmp_path / package)
+    change(tmp_path / "harness" / "run" / "launch.py")
+
+    with pytest.raises(
+        PlanError, match=rf"cannot read '.*launch\.py', which is part .*{what}.*; mend"
+    ):
+        code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("workload", "backend", "what"),
+    [
+        ("resnet51", "in_graph", "no WorkloadInfo .* name 'resnet51'"),
+        ("resnet50", "in_grph", "no BackendInfo .* name 'in_grph'"),
+    ],
+)
+def test_an_unknown_name_has_no_digest(workload: str, backend: str, what: str) -> None:
+    """A digest of half of the code would be worse than none."""
+    with pytest.raises(PlanError, match=rf"{what}.*; 'python -m harness list' shows"):
+        code_digest.of_trial(workload, backend)
+
+
+@pytest.mark.processes
+def test_every_module_of_ours_that_a_trial_loads_counts(
+    store: Store, settings: Any, make_spec: Any
+) -> None:
+    """What was found by reading is all that a real trial imports."""
+    spec = make_spec(
+        workload="d4pg",
+        data="synthetic",
+        per_replica_batch_size=8,
+        global_batch_size=16,
+        is_evaluated=False,
+    )
+    trial_id, case_id = identity.ids(spec)
+    trial = PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+    )
+    real = RunSettings(
+        timeout_sec=300.0,
+        topology=settings.topology,
+        canary=settings.canary,
+        worker_command=(sys.executable, "-c", _PRINT_MODULES),
+    )
+    status = run_trial(store, trial, real)
+    assert TrialStatus.OK is status.status, status.failure
+    output = (store.trial_dir(trial_id) / "stdout.log").read_text()
+    loaded = set(json.loads(output.splitlines()[-1]))
+
+    counted = set(code_digest.measured_code("d4pg", "in_graph", SOURCES))
+    assert {"harness.trial.worker", "replicator.backends.in_graph"} <= loaded
+    assert loaded & set(SOURCES.paths) <= counted

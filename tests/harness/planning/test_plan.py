@@ -1,0 +1,269 @@
+"""A plan has distinct, interleaved, paired trials, or says why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from harness.errors import PlanError
+from harness.planning import plan
+from harness.planning.request import SweepRequest
+from results.records import ScalingMode
+
+BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
+TWO_CORES = plan.Machine(num_available_cores=2)
+
+
+def plan_of(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
+    """Returns the plan of a smoke request."""
+    request = SweepRequest(workload="resnet50", **({"preset": "smoke"} | fields))
+    machine = plan.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
+    return plan.plan_sweep(request, machine)
+
+
+requests = st.fixed_dictionaries(
+    {
+        "backends": st.lists(
+            st.sampled_from(["in_graph", "tf_mirrored"]), min_size=1, unique=True
+        ).map(tuple),
+        "replicas": st.sets(st.sampled_from([1, 2, 4, 8, 16]), min_size=1).map(
+            lambda counts: tuple(sorted(counts))
+        ),
+        "modes": st.sampled_from([BOTH, BOTH[:1], BOTH[1:]]),
+        "repeats": st.integers(1, 5),
+        "per_replica_batch_size": st.sampled_from([16, 32]),
+        "seed": st.integers(0, 2**40),
+    }
+)
+
+
+@given(requests)
+def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
+    """Every repetition has every case exactly once."""
+    planned = plan_of(**fields)
+    ids = [trial.trial_id for trial in planned.trials]
+    cases = {trial.case_id for trial in planned.trials}
+
+    assert len(ids) == len(set(ids)) == len(cases) * fields["repeats"]
+    for repetition in range(fields["repeats"]):
+        in_block = [
+            trial.case_id
+            for trial in planned.trials
+            if trial.spec.repetition_index == repetition
+        ]
+        assert sorted(cases) == sorted(in_block)
+
+
+@given(requests)
+def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
+    """ABBA: a linear drift hits every case alike over a pair of blocks."""
+    planned = plan_of(**fields)
+    blocks = [
+        [trial.case_id for trial in block]
+        for _, block in itertools.groupby(
+            planned.trials, key=lambda trial: trial.spec.repetition_index
+        )
+    ]
+
+    assert fields["repeats"] == len(blocks)
+    for even, odd in itertools.pairwise(blocks):
+        assert even == odd[::-1]
+
+
+@given(requests)
+def test_seeds_pair_the_cases_of_a_repetition_and_no_others(fields: Any) -> None:
+    """One seed per repetition, never reused by another."""
+    planned = plan_of(**fields)
+    pairs = {(trial.spec.repetition_index, trial.spec.seed) for trial in planned.trials}
+
+    assert fields["repeats"] == len(pairs)
+    assert fields["repeats"] == len({seed for _, seed in pairs})
+
+
+@given(requests)
+def test_each_mode_keeps_what_it_must_keep(fields: Any) -> None:
+    """Weak keeps the per-replica batch, strong the global one, exactly."""
+    planned = plan_of(**fields)
+    size = fields["per_replica_batch_size"]
+    for trial in planned.trials:
+        spec = trial.spec
+        product = spec.per_replica_batch_size * spec.num_replicas
+
+        assert product == spec.global_batch_size
+        if ScalingMode.WEAK in trial.modes:
+            assert size == spec.per_replica_batch_size
+        if ScalingMode.STRONG in trial.modes:
+            assert size * fields["replicas"][0] == spec.global_batch_size
+
+
+@given(requests)
+def test_cores_per_replica_are_constant(fields: Any) -> None:
+    """A ratio of two cases compares equal replicas."""
+    planned = plan_of(**fields)
+
+    assert len({trial.spec.cores_per_replica for trial in planned.trials}) == 1
+
+
+@given(requests)
+def test_planning_is_a_function_of_the_request(fields: Any) -> None:
+    """The same request gives the same trials and digest."""
+    first, second = plan_of(**fields), plan_of(**fields)
+
+    assert first == second
+    assert first.digest == second.digest
+
+
+def test_both_modes_share_the_baseline() -> None:
+    """At the baseline, weak and strong are the same case."""
+    planned = plan_of(replicas=(1, 2), modes=BOTH, repeats=1, backends=("in_graph",))
+
+    assert [
+        (1, BOTH, 4),
+        (2, BOTH[:1], 8),
+        (2, BOTH[1:], 4),
+    ] == [
+        (t.spec.num_replicas, t.modes, t.spec.global_batch_size) for t in planned.trials
+    ]
+
+
+def test_another_global_batch_has_a_baseline_of_its_own() -> None:
+    """With --global-batch-size, the modes need not meet."""
+    planned = plan_of(replicas=(1,), global_batch_size=12, repeats=1)
+    sizes = {(t.modes, t.spec.global_batch_size) for t in planned.trials}
+
+    assert {(BOTH[:1], 4), (BOTH[1:], 12)} == sizes
+
+
+def test_a_batch_that_does_not_divide_names_both_numbers_and_what_works() -> None:
+    """Nothing is rounded."""
+    message = (
+        r"global batch 8 does not divide over 3 replicas \(rest 2\); nearest that"
+        r" work: --global-batch-size 6 or 9, or 2 or 4 replicas"
+    )
+    with pytest.raises(PlanError, match=message):
+        plan_of(replicas=(1, 3), global_batch_size=8)
+
+
+def test_a_batch_smaller_than_the_replicas_says_what_works() -> None:
+    """Zero examples per replica are not offered."""
+    message = r"global batch 4 .* 8 replicas .* --global-batch-size 8, or 4 replicas"
+    with pytest.raises(PlanError, match=message):
+        plan_of(replicas=(1, 8), modes=BOTH)
+
+
+def test_a_global_batch_without_strong_scaling_is_refused() -> None:
+    """It would be ignored silently."""
+    with pytest.raises(PlanError, match=r"--global-batch-size 8 has no effect"):
+        plan_of(modes=BOTH[:1], global_batch_size=8)
+
+
+def test_single_is_planned_at_one_replica_and_said_so() -> None:
+    """A backend that cannot replicate is measured where it can be."""
+    planned = plan_of(backends=("single", "in_graph"), replicas=(1, 2), repeats=1)
+    counts = {(trial.spec.backend, trial.spec.num_replicas) for trial in planned.trials}
+
+    assert {("single", 1), ("in_graph", 1), ("in_graph", 2)} == counts
+    assert "backend single: planned at 1 replica(s) only" in planned.notes[0]
+
+
+def test_single_without_one_replica_is_refused() -> None:
+    """There would be nothing to run."""
+    with pytest.raises(PlanError, match=r"'single' runs at most 1 .* smallest .* is 2"):
+        plan_of(backends=("single",), replicas=(2,))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workload": "resnet5"}, r"unknown workload 'resnet5'; known .* did you mean"),
+        ({"backends": ("in_grap",)}, r"unknown backend 'in_grap'; known are single"),
+        ({"preset": "tiny"}, r"unknown preset of resnet50 'tiny'; known are smoke"),
+        ({"data": "no_such_data"}, r"'no_such_data'.*(digits|unknown)"),
+        ({"backends": ()}, r"no backend was asked for"),
+        ({"modes": ()}, r"no scaling mode was asked for; allowed are weak, strong"),
+    ],
+)
+def test_unknown_names_are_refused_with_what_is_known(
+    fields: Any, message: str
+) -> None:
+    """Each message lists what is allowed."""
+    request = SweepRequest(**({"workload": "resnet50"} | fields))
+    with pytest.raises(PlanError, match=message):
+        plan.plan_sweep(request, TWO_CORES)
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "modes", "expected"),
+    [
+        (1, BOTH, {1}),
+        (2, BOTH, {1, 2}),
+        (64, BOTH, {1, 2, 4}),
+        (64, BOTH[:1], {1, 2, 4, 8}),
+    ],
+)
+def test_default_replicas_fit_the_machine_and_the_batch(
+    num_cores: Any, modes: Any, expected: Any
+) -> None:
+    """Powers of two up to the cores, 8, and what divides 4 examples."""
+    planned = plan_of(num_available_cores=num_cores, modes=modes)
+
+    assert expected == {trial.spec.num_replicas for trial in planned.trials}
+
+
+@pytest.mark.parametrize(
+    ("num_gpus", "message"),
+    [
+        (0, r"--device gpu: this machine shows 0 GPUs"),
+        (2, r"--replicas asks for 4 GPUs, but this machine shows 2"),
+    ],
+)
+def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> None:
+    """Both numbers are named."""
+    with pytest.raises(PlanError, match=message):
+        plan_of(device="gpu", num_gpus=num_gpus, replicas=(1, 4), preset="gpu")
+
+
+def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
+    """The default preset fits the device."""
+    planned = plan_of(device="gpu", num_gpus=2, preset=None)
+
+    assert planned.preset == "gpu"
+    assert {1, 2} == {trial.spec.num_replicas for trial in planned.trials}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [({}, True), ({"data": "synthetic"}, False), ({"is_evaluated": False}, False)],
+)
+def test_quality_is_measured_unless_the_data_has_none(
+    fields: Any, expected: Any
+) -> None:
+    """Synthetic data has no held-out split."""
+    planned = plan_of(**fields)
+
+    assert {expected} == {trial.spec.is_evaluated for trial in planned.trials}
+
+
+def test_other_code_gives_other_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of other code are never reused."""
+    before = plan_of().digest
+    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
+
+    assert before != plan_of().digest
+
+
+@given(requests, st.integers(0, 3))
+def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
+    """The sweep's seed is part of every trial."""
+    assume(fields["seed"] != seed)
+    other = dataclasses.replace(SweepRequest(workload="resnet50"), seed=seed)
+
+    first = {trial.spec.seed for trial in plan_of(**fields).trials}
+    second = {trial.spec.seed for trial in plan.plan_sweep(other, TWO_CORES).trials}
+
+    assert first.isdisjoint(second)

@@ -1,0 +1,277 @@
+"""A study is resumed or extended by what fits, and refuses what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.planning import code_digest, plan, study
+from harness.planning.request import SweepRequest
+from results.records import Plan, ScalingMode
+
+MACHINE = plan.Machine(num_available_cores=4)
+BASE = SweepRequest(
+    workload="resnet50", preset="smoke", replicas=(1, 2), modes=(ScalingMode.WEAK,)
+)
+
+
+def plan_of(**changes: Any) -> Plan:
+    """Returns the plan record of a changed base request."""
+    request = dataclasses.replace(BASE, **changes)
+    planned = plan.plan_sweep(request, MACHINE)
+    return study.make_plan(planned, request, study="s", command=("harness",))
+
+
+def ids_of(made: Plan) -> list[str]:
+    """Returns the ids of a plan's trials, in order."""
+    return [trial.trial_id for trial in made.trials]
+
+
+def test_the_same_request_resumes_unchanged() -> None:
+    """Nothing is written again, though the second plan was made later."""
+    first = plan_of()
+    reconciled = study.reconcile(first, plan_of())
+
+    assert first == reconciled.plan
+    assert not reconciled.is_changed
+    assert reconciled.note == "study s: resumed"
+
+
+def test_fewer_repeats_resume_and_keep_the_plan() -> None:
+    """Only what was asked for runs; the plan forgets nothing."""
+    first, fewer = plan_of(), plan_of(repeats=1)
+    reconciled = study.reconcile(first, fewer)
+
+    assert first == reconciled.plan
+    assert ids_of(fewer) == [trial.trial_id for trial in reconciled.asked]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"repeats": 5},
+        {"replicas": (1, 2, 4)},
+        {"backends": ("in_graph", "tf_mirrored", "single")},
+        {"modes": (ScalingMode.WEAK, ScalingMode.STRONG)},
+    ],
+)
+def test_more_of_the_same_extends(changes: Any) -> None:
+    """Old trials stay first and keep their ids."""
+    if "replicas" in changes:
+        # Cores per replica follow from the largest N: only a full machine extends.
+        changes = {"replicas": (1, 2, 4, 8)}
+        first = plan_of(replicas=(1, 2, 4))
+    else:
+        first = plan_of()
+    more = plan_of(**changes)
+    reconciled = study.reconcile(first, more)
+
+    assert ids_of(first) == ids_of(reconciled.plan)[: len(first.trials)]
+    assert set(ids_of(first)) | set(ids_of(more)) == set(ids_of(reconciled.plan))
+    assert reconciled.is_changed
+    assert "extended by" in reconciled.note
+
+
+def test_an_added_mode_is_added_to_the_shared_baseline() -> None:
+    """The baseline's trials are reused, and serve both modes from now on."""
+    both = (ScalingMode.WEAK, ScalingMode.STRONG)
+    reconciled = study.reconcile(plan_of(), plan_of(modes=both))
+    baselines = [t for t in reconciled.plan.trials if t.spec.num_replicas == 1]
+
+    assert {both} == {trial.modes for trial in baselines}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, r"made with seed 0, this sweep has 1"),
+        ({"preset": "laptop"}, r"made with preset 'smoke', this sweep has 'laptop'"),
+        ({"data": "synthetic"}, r"made with data 'digits', this sweep has 'synthetic'"),
+        ({"num_measured_steps": 9}, r"made with num_measured_steps 4, this .* has 9"),
+        ({"replicas": (2, 4)}, r"made with (cores_per_replica|baseline_num_replicas)"),
+        (
+            {"per_replica_batch_size": 8},
+            r"made with weak per_replica_batch_size 4, this sweep has 8",
+        ),
+    ],
+)
+def test_another_setting_is_refused_by_name(changes: Any, message: str) -> None:
+    """The message has the field and both values."""
+    with pytest.raises(MatchStudyError, match=message):
+        study.reconcile(plan_of(), plan_of(**changes))
+
+
+def test_another_strong_batch_is_refused_by_name() -> None:
+    """Strong scaling's constant is a setting of the study."""
+    modes = (ScalingMode.STRONG,)
+    with pytest.raises(MatchStudyError, match=r"strong global_batch_size 4, .* has 8"):
+        study.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
+
+
+def test_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of different code must not mix, by sweep or by resume."""
+    first = plan_of()
+    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
+
+    with pytest.raises(MatchStudyError, match=r"made with code_digest .* 'another'"):
+        study.reconcile(first, plan_of())
+    with pytest.raises(MatchStudyError, match=r"code is now 'another'"):
+        study.check_code(first)
+
+
+def test_other_code_of_another_backend_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A study goes on when a backend changed that none of its trials runs on."""
+    now = code_digest.of_trial
+    first = plan_of(backends=("in_graph",))
+    monkeypatch.setattr(
+        "harness.planning.code_digest.of_trial",
+        lambda workload, backend: (
+            now(workload, backend) if backend == "in_graph" else "another"
+        ),
+    )
+
+    study.check_code(first)
+    extended = study.reconcile(first, plan_of(backends=("in_graph", "tf_mirrored")))
+    assert {"in_graph": {now("resnet50", "in_graph")}, "tf_mirrored": {"another"}} == {
+        backend: {
+            trial.spec.code_digest
+            for trial in extended.plan.trials
+            if trial.spec.backend == backend
+        }
+        for backend in ("in_graph", "tf_mirrored")
+    }
+
+
+def test_no_backend_is_added_to_trials_of_other_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A ratio of two backends would compare two versions of the engine."""
+    first = plan_of(backends=("in_graph",))
+    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
+
+    with pytest.raises(
+        MatchStudyError, match=r"of backend 'in_graph', the code is now 'another'"
+    ):
+        study.reconcile(first, plan_of(backends=("tf_mirrored",)))
+
+
+def test_the_default_name_is_that_of_the_same_sweep() -> None:
+    """The same command resumes itself, another one does not collide."""
+    names = [
+        study.default_name(plan.plan_sweep(dataclasses.replace(BASE, seed=s), MACHINE))
+        for s in (0, 0, 1)
+    ]
+
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith("resnet50-smoke-")
+
+
+@pytest.mark.parametrize("name", ["", " ", "a/b", "..", "-x", "a" * 101, "."])
+def test_a_study_name_cannot_leave_the_runs_directory(name: str) -> None:
+    """The message says what is allowed."""
+    with pytest.raises(StudyError, match=r"is not a study name; allowed are up to 100"):
+        study.check_name(name)
+
+
+def test_an_empty_study_argument_is_refused() -> None:
+    """An unset shell variable is not the current directory."""
+    with pytest.raises(StudyError, match=r"study '' is empty; name a study in 'runs'"):
+        study.find_study("", Path("runs"))
+
+
+def test_a_study_is_found_by_name_or_by_path(tmp_path: Path) -> None:
+    """The name below the runs directory goes first."""
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "b").mkdir()
+
+    assert tmp_path / "runs/a" == study.find_study("a", tmp_path / "runs")
+    assert tmp_path / "b" == study.find_study(str(tmp_path / "b"), tmp_path / "runs")
+    assert tmp_path / "runs/c" == study.find_study("c", tmp_path / "runs")
+
+
+def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
+    """A study is a directory."""
+    (tmp_path / "s").write_text("")
+    with pytest.raises(StudyError, match=r"'.*/s' is a file, but a study is a direct"):
+        study.read_existing_plan(tmp_path / "s")
+
+
+def test_a_directory_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
+    """Its content is named."""
+    (tmp_path / "thesis.tex").write_text("")
+    with pytest.raises(StudyError, match=r"not a study: it has 'thesis.tex' but no"):
+        study.read_existing_plan(tmp_path)
+
+
+def test_an_empty_directory_can_become_a_study(tmp_path: Path) -> None:
+    """There is nothing to lose in it."""
+    assert study.read_existing_plan(tmp_path) is None
+
+
+def test_where_data_is_belongs_to_the_plan_but_not_to_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same trials run where the sets have moved to; resuming finds them again."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    first, moved = plan_of(data_dir=Path("here")), plan_of(data_dir=Path("there"))
+    reconciled = study.reconcile(first, moved)
+
+    assert str(tmp_path / "here") == first.data_dir
+    assert plan_of().data_dir is None
+    assert ids_of(first) == ids_of(moved) == ids_of(plan_of())
+    assert str(tmp_path / "there") == reconciled.plan.data_dir
+
+
+def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
+    """Before anything is written."""
+    with pytest.raises(
+        PlanError, match=r"--data-dir '.*nowhere' is not a directory; g"
+    ):
+        plan_of(data_dir=tmp_path / "nowhere")
+
+
+def test_resuming_an_empty_plan_is_told(small_plan: Plan) -> None:
+    """Nothing was asked for."""
+    with pytest.raises(StudyError, match=r"'small' has no trials, so there is no"):
+        study.check_trials(small_plan.model_copy(update={"trials": ()}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workload": "vgg"}, r"unknown workload 'vgg'"),
+        ({"backend": "nccl"}, r"unknown backend 'nccl'"),
+        (
+            {"backend": "single"},
+            r"has 2 replicas on backend 'single', which runs at mo",
+        ),
+    ],
+)
+def test_resuming_what_cannot_be_started_here_is_told_before(
+    small_plan: Plan, fields: Any, message: str
+) -> None:
+    """Not after the trials before it."""
+    trial = small_plan.trials[1]
+    changed = trial.model_copy(update={"spec": trial.spec.model_copy(update=fields)})
+    plan = small_plan.model_copy(update={"trials": (small_plan.trials[0], changed)})
+    with pytest.raises(PlanError, match=message):
+        study.check_trials(plan)
+
+
+def test_adding_to_a_plan_of_two_batch_sizes_is_refused(small_plan: Plan) -> None:
+    """Weak scaling keeps the batch of a replica; such a plan was not made here."""
+    trial = small_plan.trials[0]
+    spec = trial.spec.model_copy(update={"per_replica_batch_size": 9})
+    trials = (*small_plan.trials[1:], trial.model_copy(update={"spec": spec}))
+    with pytest.raises(
+        MatchStudyError, match=r"weak scaling with per_replica_batch_size 4 and 9"
+    ):
+        study.reconcile(small_plan.model_copy(update={"trials": trials}), small_plan)

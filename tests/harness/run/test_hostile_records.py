@@ -1,0 +1,335 @@
+"""Studies that were damaged, or made by a hostile hand: told in lines, in seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.run import launch
+from reports.figures import curves, profiles, rows, scaling
+from results import identity
+from results.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
+from results.records import TrialSpec
+
+if TYPE_CHECKING:
+    import pathlib
+
+NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", "24"))
+LONGEST_SEC = 30.0
+CODES = {
+    exit_codes.OK,
+    exit_codes.USAGE,
+    exit_codes.SOME_TRIALS_FAILED,
+    exit_codes.NOTHING_MEASURED,
+}
+RECORDS = ("spec.json", "env.json", "result.json", "status.json")
+MANY_DIGITS = int("9" * 4000)
+
+NUMBERS: tuple[Any, ...] = (
+    *(0, -0.0, -1, 1, 2, 3, 0.5, 1e-9, 1e-300, 5e-324, 1e300, 1.7e308, 1e100, -1e100),
+    *(float("nan"), float("inf"), float("-inf"), True, False, 2**31, 2**53 + 1, 2**63),
+    *(-(2**63), 10**18, 10**19, MANY_DIGITS, -MANY_DIGITS, 65536, 65537, 10**6, 10**9),
+    *(MIN_SEC, MAX_SEC, MAX_REAL, -MAX_REAL, MAX_TOTAL),
+)
+TEXTS = (
+    *("", " ", "\0", "a\0b", "\ud800", "x\udfffy", "a\nb", "\x1b[31mred", "\u2028"),
+    *(
+        "\N{RIGHT-TO-LEFT OVERRIDE}abc",
+        "\N{PILE OF POO}" * 9,
+        "\u4e2d\u6587",
+        "a" * 200,
+    ),
+    *(
+        "a" * 201,
+        "a" * 10_000,
+        "$\\frac{1}{",
+        "$x$ and $y$",
+        "[/red]",
+        "<script>",
+        "&lt;",
+    ),
+    *(
+        "../../x",
+        "/etc/passwd",
+        "..",
+        ".",
+        "#010203",
+        "{{ 7 * 7 }}",
+        "%s",
+        "nan",
+        "1e999",
+    ),
+    *(
+        "ok",
+        "failed",
+        "weak",
+        "in_graph",
+        "0" * 20,
+        "f" * 20,
+        "\u0627\u0644",
+        "a; b; c",
+    ),
+)
+NESTED = (None, [], {}, [[]], [{}], {"": None}, [None], [0] * 5000, {"a": {"b": []}})
+values = st.sampled_from((*NUMBERS, *TEXTS, *NESTED)) | st.text(max_size=8)
+chances = st.integers(0, 2**40)
+BYTES = (
+    *(b"", b"\0", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 50_000, b"null", b"[]"),
+    *(b'"\\ud800"', b"1e999", b"9" * 10_000, b"NaN", b"-", b"\n" * 1000, b"{}" * 2),
+)
+PLACES = ("directory", "loop", "dangling", "pipe", "endless", "removed", "huge")
+
+
+def pick(value: Any, chance: int) -> tuple[Any, ...]:
+    """Returns the path of a part of a JSON value, a list as likely as a number."""
+    path: list[Any] = []
+    while value and isinstance(value, dict | list):
+        chance, place = divmod(chance, len(value))
+        path.append(sorted(value)[place] if isinstance(value, dict) else place)
+        value = value[path[-1]]
+        chance, is_end = divmod(chance, 3)
+        if not is_end:
+            break
+    return tuple(path)
+
+
+def like(value: Any, path: tuple[Any, ...], chance: int, new: Any) -> Any:
+    """Returns a number in place of a number, a text in place of a text, or anything."""
+    for key in path:
+        value = value[key]
+    if chance % 4 == 0:
+        return new
+    if isinstance(value, int | float):
+        return NUMBERS[chance // 4 % len(NUMBERS)]
+    return TEXTS[chance // 4 % len(TEXTS)] if isinstance(value, str) else new
+
+
+def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
+    """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
+    if not path:
+        return new
+    holder = value
+    for key in path[:-1]:
+        holder = holder[key]
+    key = path[-1]
+    if how == "set":
+        holder[key] = new
+    elif how == "remove":
+        del holder[key]
+    elif how == "double" and isinstance(holder, list):
+        holder.append(holder[key])
+    elif how == "rename" and isinstance(holder, dict):
+        holder[str(new)] = holder.pop(key)
+    elif isinstance(holder[key], list):
+        holder[key] = []
+    return value
+
+
+def load(path: pathlib.Path) -> Any:
+    """Returns what a plain file of a usual size holds; a pipe would not end."""
+    if not path.is_file() or path.stat().st_size > 2**24:
+        raise OSError(f"{path} was damaged before")
+    return json.loads(path.read_text())
+
+
+def rename(root: pathlib.Path, name: str, spec: dict[str, Any]) -> None:
+    """Gives the trial ``name`` another spec, and the ids that follow, everywhere."""
+    try:
+        ids = identity.ids(TrialSpec.model_validate(spec))
+    except ValueError:
+        ids = name, name
+    plan = load(root / "plan.json")
+    for trial in plan["trials"]:
+        if trial["trial_id"] == name:
+            trial |= {"trial_id": ids[0], "case_id": ids[1], "spec": spec}
+    (root / "plan.json").write_text(json.dumps(plan))
+    folder = root / "trials" / name
+    (folder / "spec.json").write_text(json.dumps(spec))
+    for path in (folder / "status.json", folder / "result.json"):
+        if path.exists():
+            fields = load(path)
+            path.write_text(json.dumps({**fields, "trial_id": ids[0]}))
+    if ids[0] != name:
+        folder.rename(root / "trials" / ids[0])
+
+
+def put(path: pathlib.Path, what: str) -> None:
+    """Puts something that is no file in the place of a file."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if what == "directory":
+        path.mkdir()
+    elif what in ("loop", "dangling", "endless"):
+        path.symlink_to(
+            {"loop": path.name, "endless": "/dev/zero"}.get(what, "nothing")
+        )
+    elif what == "pipe":
+        os.mkfifo(path)
+    elif what == "huge":
+        with path.open("wb") as file:
+            file.truncate(2**40)
+
+
+@st.composite
+def damages(draw: Any) -> Any:
+    """Returns a function that damages a study directory, in one to three places."""
+    return draw(st.lists(st.tuples(
+        st.sampled_from(("set", "set", "set", "set", "remove", "double", "rename",
+                         "empty", "spec", "spec", "bytes", "place", "version")),
+        chances, chances, values, st.sampled_from(BYTES), st.sampled_from(PLACES),
+    ), min_size=1, max_size=3))  # fmt: skip
+
+
+def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
+    """Damages one record of a study."""
+    first, second, new, content, thing = what
+    files = sorted(
+        p for p in root.rglob("*.json") if p.is_file() and p.stat().st_size < 2**24
+    )
+    if not files:
+        return
+    # Half of them to results and the plan, which most is computed from.
+    rich = [p for p in files if p.name in ("result.json", "plan.json")]
+    path = (rich if first % 2 and rich else files)[first // 2 % len(rich or files)]
+    if kind == "place":
+        others = [path, path.parent, root / "report", root / ".lock", root / "trials"]
+        put(others[max(0, second % 9 - 4)], thing)
+    elif kind == "bytes":
+        data = path.read_bytes()
+        at = second * 7919 % (len(data) + 1)
+        kept = data[at + first % 50 :] if first % 3 else b""
+        path.write_bytes(data[:at] + content + kept)
+    else:
+        with contextlib.suppress(
+            ValueError, LookupError, TypeError, OSError, RecursionError
+        ):
+            value = load(path)
+            if kind == "version":
+                value["schema_version"] = (1, 2, 7, 0, True, MANY_DIGITS)[second % 6]
+            elif kind == "spec":
+                folder = sorted((root / "trials").iterdir())[first % 2]
+                spec = load(folder / "spec.json")
+                place = pick(spec, second)
+                new = like(spec, place, first, new)
+                rename(root, folder.name, change(spec, place, "set", new))
+                return
+            else:
+                place = pick(value, second)
+                new = like(value, place, first // 7, new)
+                value = change(value, place, kind, new)
+            path.write_text(json.dumps(value))
+
+
+class Told(logging.Handler):
+    """Collects what libraries warn of, by logging."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Notes the message."""
+        self.lines.append(record.getMessage())
+
+
+def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
+    """Draws figures that are the same in thousands of cases only once."""
+
+    def once(draw: Any) -> Any:
+        def drawing(*args: Any, **kwargs: Any) -> Any:
+            # A panel of a view shows its points; functions write what is described.
+            shown = [getattr(arg, "points", arg) for arg in args]
+            named = {k: v for k, v in kwargs.items() if not callable(v)}
+            text = f"{draw.__module__} {shown!r} {named!r}"
+            key = hashlib.sha256(text.encode("utf-8", "replace")).digest()
+            if key not in drawn:
+                drawn[key] = draw(*args, **kwargs)
+            return drawn[key]
+
+        return drawing
+
+    for place in (rows, curves, profiles, scaling):
+        for name in ("draw", "draw_estimates", "draw_distributions"):
+            if hasattr(place, name):
+                patch.setattr(place, name, once(getattr(place, name)))
+
+
+DRAWN: dict[bytes, Any] = {}
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    """Runs a verb and checks what holds of any: no fault, no warning, soon."""
+    out, err, told = io.StringIO(), io.StringIO(), Told()
+    fake = launch.TrialExit(
+        exit_code=1, is_timed_out=False, timeout_sec=1, duration_sec=0, num_oom_kills=0
+    )
+    start = time.monotonic()
+    logging.getLogger("matplotlib").addHandler(told)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        warnings.catch_warnings(record=True) as warned,
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        warnings.simplefilter("always")
+        # No process of a trial starts; the code is that of whoever made the study.
+        patch.setattr(launch, "run_tree", lambda *_, **__: fake)
+        patch.setattr("harness.planning.study.check_code", lambda _: None)
+        draw_once(patch, DRAWN)
+        code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
+    logging.getLogger("matplotlib").removeHandler(told)
+    told.lines += [str(warning.message) for warning in warned]
+
+    assert "Traceback" not in err.getvalue(), err.getvalue()
+    assert code in CODES, err.getvalue()
+    assert told.lines == []
+    assert time.monotonic() - start < LONGEST_SEC
+    return code, out.getvalue(), err.getvalue()
+
+
+def check_study(root: pathlib.Path) -> None:
+    """Runs the three verbs over a study and checks that what is wrong is named."""
+    for arguments in (("status",), ("status", "--json"), ("report", "--json")):
+        code, out, err = run(*arguments, str(root))
+        if code == exit_codes.USAGE:
+            lines = err.splitlines()
+            assert all(line.startswith(("error: ", "report: ")) for line in lines), err
+        elif "--json" in arguments:
+            json.loads(out, parse_constant=pytest.fail)
+    with pytest.MonkeyPatch.context() as patch:
+        # Just built, and of what is resumed nothing ends well.
+        patch.setattr("reports.build.write_report", lambda *_: None)
+        run("resume", str(root), "--retry=failed")
+
+
+@settings(
+    max_examples=NUM_CASES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(version=st.sampled_from((3, 3, 2, 1)), places=damages())
+def test_damaged_studies_are_told_in_lines(
+    old_and_new_studies: dict[int, pathlib.Path], version: int, places: Any
+) -> None:
+    """Bytes, keys, types, values and files: of all versions, by all three verbs."""
+    root = old_and_new_studies[version].with_name("damaged")
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(old_and_new_studies[version], root)
+    for kind, *what in places:
+        damage(root, kind, *what)
+    check_study(root)

@@ -1,0 +1,129 @@
+"""The harness is killed or interrupted again and again: nothing of it is left."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.run.process_tree import MARKER
+from results.records import TrialStatus
+from results.store import Store
+
+pytestmark = pytest.mark.processes
+
+NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "6"))
+SEED = 20261122
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+GONE_SEC = 60.0
+SHARED_MEMORY = Path("/dev/shm")
+SWEEP = (
+    "sweep",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--repeats=2",
+    "--study=s",
+)
+NUM_TRIALS = 8
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Returns the living processes of all trials below a folder."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            marker = process.environ().get(MARKER, "")
+            is_dead = process.status() == psutil.STATUS_ZOMBIE
+            if marker.startswith(f"{folder.resolve()}/") and not is_dead:
+                found.append(process)
+    return found
+
+
+def wait_until_gone(folder: Path) -> None:
+    """Waits for the processes of a killed harness, which find out by themselves."""
+    deadline = time.monotonic() + GONE_SEC
+    while left := processes_of(folder):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def held(path: Path) -> bool:
+    """Whether a living process has a file open or mapped: then it is no leftover."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if str(path) in Path(f"/proc/{process.pid}/maps").read_text():
+                return True
+            if any(file.path == str(path) for file in process.open_files()):
+                return True
+    return False
+
+
+def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
+    start_harness: Any, tmp_path: Path
+) -> None:
+    """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice."""
+    memory_before = set(SHARED_MEMORY.iterdir())
+    chance = random.Random(SEED)
+    num_kills = num_studies = 0
+    # How long an undisturbed start takes here and now, for moments that hit it all.
+    duration = 3.0
+    while num_kills < NUM_KILLS:
+        num_studies += 1
+        runs, count = tmp_path / f"runs{num_studies}", tmp_path / f"count{num_studies}"
+        num_kills_here, finished = 0, frozenset[str]()
+        while True:
+            begin = time.monotonic()
+            process = start_harness(
+                *SWEEP,
+                f"--runs-dir={runs}",
+                FAKE_STEP_SEC="0.01",
+                FAKE_COUNT_FILE=count,
+                FAKE_ACTOR="1",
+            )
+            if num_kills < NUM_KILLS:
+                with contextlib.suppress(psutil.TimeoutExpired):
+                    psutil.Process(process.pid).wait(
+                        chance.uniform(0.1, 0.6) * duration
+                    )
+            is_killed = num_kills < NUM_KILLS and process.poll() is None
+            number = SIGNALS[num_kills % len(SIGNALS)]
+            if is_killed:
+                process.send_signal(number)
+            process.communicate(timeout=120)
+            if not is_killed:
+                duration = max(time.monotonic() - begin, 1.0)
+            elif number == signal.SIGKILL:
+                wait_until_gone(runs)
+            num_kills += is_killed
+            num_kills_here += is_killed
+
+            assert [] == processes_of(runs)
+            if (runs / "s").exists():
+                store = Store(runs / "s")
+                assert finished <= store.finished_ids()
+                assert [] == store.corrupt()
+                finished = store.finished_ids()
+            if not is_killed:
+                break
+        starts = collections.Counter(count.read_text().split())
+        statuses = [trial.status for trial in Store.open(runs / "s").trials()]
+
+        assert 0 == process.returncode
+        assert NUM_TRIALS == len(starts) == len(statuses)
+        assert {TrialStatus.OK} == {status.status for status in statuses}
+        # A kill costs at most the trial that it hit, which then runs once more.
+        assert sum(starts.values()) <= NUM_TRIALS + num_kills_here
+    left = set(SHARED_MEMORY.iterdir()) - memory_before
+
+    assert NUM_KILLS == num_kills
+    assert [] == [path for path in left if path.exists() and not held(path)]

@@ -1,0 +1,147 @@
+"""The harness is killed at any moment, and resumed to the same tables."""
+
+from __future__ import annotations
+
+import collections
+import random
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from harness.run.process_tree import find_tree
+from results.frame import steps_frame, trials_frame
+from results.store import Store
+from results.summary import summary
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+SWEEP = (
+    "sweep",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--repeats=2",
+    "--study=s",
+)
+NUM_TRIALS = 8
+NUM_KILLS = 6
+SEED = 20190201
+
+
+def tables(store: Store) -> Any:
+    """Returns everything a report is made of, but how long the harness took."""
+    trials = trials_frame(store)
+    clocks = [
+        name
+        for name in trials.columns
+        if name.startswith(("started", "ended", "duration"))
+    ]
+    return (
+        trials.drop(columns=clocks).to_csv(),
+        steps_frame(store).to_csv(),
+        summary(store),
+    )
+
+
+def test_killed_at_random_points_it_resumes_to_the_same_tables(
+    start_harness: Any, tmp_path: Path
+) -> None:
+    """Kill -9 at random moments: no trial is lost, none runs twice to its end."""
+    runs = {name: tmp_path / name for name in ("whole", "killed")}
+    counts = {name: tmp_path / f"{name}.count" for name in runs}
+
+    def start(name: str) -> Any:
+        return start_harness(
+            *SWEEP,
+            f"--runs-dir={runs[name]}",
+            FAKE_STEP_SEC="0.02",
+            FAKE_COUNT_FILE=counts[name],
+        )
+
+    whole = start("whole")
+    start_time = time.monotonic()
+    whole.communicate(timeout=120)
+    duration = time.monotonic() - start_time
+    assert whole.returncode == 0
+
+    chance = random.Random(SEED)
+    num_finished = []
+    for _ in range(NUM_KILLS):
+        process = start("killed")
+        # Anywhere from planning to the middle of some trial.
+        time.sleep(chance.uniform(0.05, 0.5) * duration)
+        process.kill()
+        process.communicate()
+        if (runs["killed"] / "s").exists():
+            num_finished.append(len(Store(runs["killed"] / "s").finished_ids()))
+    last = start("killed")
+    last.communicate(timeout=120)
+    stores = {name: Store.open(runs[name] / "s") for name in runs}
+    started = collections.Counter(counts["killed"].read_text().split())
+
+    assert last.returncode == 0
+    assert num_finished == sorted(num_finished)
+    assert tables(stores["whole"]) == tables(stores["killed"])
+    assert not stores["killed"].corrupt()
+    assert stores["whole"].trial_ids() == stores["killed"].trial_ids()
+    assert NUM_TRIALS == len(stores["killed"].trial_ids()) == len(started)
+    # A kill costs at most the trial that it hit.
+    assert sum(started.values()) <= NUM_TRIALS + NUM_KILLS
+
+
+def test_a_killed_harness_takes_its_trial_along(
+    start_harness: Any, tmp_path: Path
+) -> None:
+    """Kill -9 of the parent ends the worker too, with nobody there to do it."""
+    process = start_harness(*SWEEP, FAKE_BEHAVIOR="*:*:hang")
+    trials = tmp_path / "runs" / "s" / "trials"
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 120
+    while not workers or not list(trials.glob("*/rank_0.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+        workers = psutil.Process(process.pid).children()
+    (trial_dir,) = trials.iterdir()
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 60
+    while left := find_tree(str(trial_dir.resolve()), workers[0].pid):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_resume_runs_what_is_missing_and_only_that(
+    finished: None, start_harness: Any, tmp_path: Path
+) -> None:
+    """A removed trial is missing; the others are kept as they are."""
+    store = Store.open(tmp_path / "runs" / "s")
+    before = tables(store)
+    trial_id = store.trial_ids()[3]
+    (store.trial_dir(trial_id) / "status.json").unlink()
+    count = tmp_path / "count"
+    resumed = start_harness("resume", "s", FAKE_COUNT_FILE=count)
+    _, err = resumed.communicate(timeout=120)
+
+    assert resumed.returncode == 0
+    assert [trial_id] == count.read_text().split()
+    assert "8 trials, 7 finished before" in err
+    assert before == tables(store)
+
+
+def test_more_repeats_extend_a_study(
+    finished: None, start_harness: Any, tmp_path: Path
+) -> None:
+    """What is there is reused; only the new repetition runs."""
+    count = tmp_path / "count"
+    more = start_harness(*SWEEP, "--repeats=3", FAKE_COUNT_FILE=count)
+    _, err = more.communicate(timeout=120)
+
+    assert more.returncode == 0
+    assert len(count.read_text().split()) == 4
+    assert "study s: extended by 4 trials to 12" in err

@@ -1,0 +1,220 @@
+"""What lies where the harness writes: links, pipes and plans that cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import arguments, exit_codes
+from harness.errors import PlanError, StudyError
+from harness.planning import plan_count
+from harness.run.aggregate import conclude
+from harness.run.launch import TrialExit
+from harness.run.trial_runner import clean_trial_dir
+from reports import formats, svg
+from reports.sections import learning
+from results.limits import MAX_TRIALS
+from results.records import TrialStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.store import Store
+
+ENDED = TrialExit(
+    exit_code=1, is_timed_out=False, timeout_sec=9, duration_sec=1, num_oom_kills=0
+)
+
+
+def test_a_link_in_the_place_of_a_trial_is_removed_alone(tmp_path: Path) -> None:
+    """What it leads to is not ours."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "status.json").write_text("kept")
+    (tmp_path / "trial").symlink_to("precious")
+    clean_trial_dir(tmp_path / "trial")
+
+    assert ["precious"] == [path.name for path in tmp_path.iterdir()]
+    assert "kept" == (tmp_path / "precious" / "status.json").read_text()
+
+
+@pytest.mark.parametrize("place", [".", "status.json"])
+def test_what_is_no_trial_is_removed(tmp_path: Path, place: str) -> None:
+    """A file for the folder, a folder for the status."""
+    trial_dir = tmp_path / "trial"
+    if place == ".":
+        trial_dir.write_text("")
+    else:
+        (trial_dir / place / "x").mkdir(parents=True)
+    clean_trial_dir(trial_dir)
+
+    assert not trial_dir.exists()
+
+
+def test_what_cannot_be_removed_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line that says which."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("shutil.rmtree", refuse)
+    with pytest.raises(
+        StudyError, match=r"cannot remove '.*' .*: Permission denied; re"
+    ):
+        clean_trial_dir(tmp_path)
+
+
+def test_status_without_a_plan_shows_what_ran(
+    finished: None, harness: Any, tmp_path: Path
+) -> None:
+    """The plan is named as what cannot be read; the trials are there."""
+    (tmp_path / "runs" / "s" / "plan.json").write_text("{")
+    code, out, err = harness("status", "s")
+    _, data, _ = harness("status", "s", "--json")
+
+    assert exit_codes.USAGE == code
+    assert "s: 8 trials: 8 ok\n" == out
+    assert err.startswith("error: corrupt record 'runs/s/plan.json': not JSON")
+    assert 1 == err.count("\n")
+    assert {"ok": 8} == json.loads(data)["counts"]
+
+
+def test_a_report_replaces_nothing_but_files(
+    finished: None, harness: Any, tmp_path: Path
+) -> None:
+    """As root it would put a page in the place of a device."""
+    os.mkfifo(tmp_path / "pipe")
+    code, _, err = harness("report", "s", "-o", "pipe")
+
+    assert exit_codes.USAGE == code
+    assert "cannot write report 'pipe': it is not a plain file" in err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_a_path_without_permission_is_one_line(
+    harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the file system refuses."""
+
+    def refuse(_: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "runs")
+
+    monkeypatch.setattr("results.atomic.check_reachable", refuse)
+    code, out, err = harness("plan", "--workload=resnet50")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert "error: cannot use 'runs': Permission denied; choose another path, or" in err
+
+
+def test_a_missing_file_of_ours_is_no_refusal() -> None:
+    """A fault of ours is not blamed on a path."""
+    assert arguments.refusal(FileNotFoundError(errno.ENOENT, "No such", "x")) is None
+    assert arguments.refusal(OSError("no file in it")) is None
+
+
+def test_too_many_trials_are_counted_not_made() -> None:
+    """The number and the limit are told."""
+    plan_count.check(MAX_TRIALS)
+    with pytest.raises(
+        PlanError, match=rf"has {MAX_TRIALS + 1} trials, .*{MAX_TRIALS}:"
+    ):
+        plan_count.check(MAX_TRIALS + 1)
+
+
+@pytest.mark.parametrize("reason", ["bad \ud800 \0 end", "", 7, None])
+def test_a_failure_that_is_no_text_is_a_failure_all_the_same(
+    tmp_path: Path, make_spec: Any, reason: Any
+) -> None:
+    """What a library says of its fault can be anything."""
+    lines = [{"kind": "failure", "phase": "build", "reason": reason, "traceback": "\0"}]
+    (tmp_path / "rank_0.jsonl").write_text(f"{json.dumps(lines[0])}\n")
+    found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
+
+    assert found.failure is not None
+    assert TrialStatus.FAILED is found.status
+    assert found.failure.reason.isprintable()
+
+
+def test_a_failure_of_no_phase_is_told(tmp_path: Path, make_spec: Any) -> None:
+    """Then the record of the failure is what failed."""
+    (tmp_path / "rank_0.jsonl").write_text('{"kind": "failure", "phase": "lunch"}\n')
+    found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
+
+    assert found.failure is not None
+    assert "rank 0 recorded a failure that is none" in found.failure.reason
+
+
+def test_a_rank_file_that_is_a_folder_is_a_failure(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """Of reading what was observed."""
+    (tmp_path / "rank_0.jsonl").mkdir()
+    found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
+
+    assert found.failure is not None
+    assert "rank_0.jsonl: Is a directory" == found.failure.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (1e100, "1.00e+100"),
+        (1e-300, "1.00e-300"),
+        (float("inf"), "inf"),
+        (-1e99, "-1."),
+    ],
+)
+def test_figures_of_any_size_are_written_in_few_signs(
+    value: float, expected: str
+) -> None:
+    """A hundred zeros leave no room for a figure."""
+    assert formats.significant(value).startswith(expected)
+    assert len(formats.percent(value)) < 20
+    assert len(formats.times(value)) < 20
+
+
+def test_long_ticks_are_cut() -> None:
+    """The unit of a metric can be long."""
+    assert "12 " + "x" * 16 + svg.CUT == svg.short("12 " + "x" * 90)
+
+
+def test_a_picture_of_any_size_is_not_put_into_the_page(
+    tmp_path: Path, synthetic: Any
+) -> None:
+    """A record names it, and somebody put something else there."""
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
+    store: Store = synthetic.make_store(tmp_path / "study", shape)
+    for path in store.root.rglob("samples_*"):
+        with path.open("wb") as file:
+            file.truncate(learning.MOST_PICTURE_BYTES + 1)
+    from reports.view import view_store
+
+    assert [] == learning.pictures(view_store(store))
+
+
+def test_figures_beyond_the_most_are_said_to_be_left_out(
+    tmp_path: Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names come from records, and each would be drawn."""
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
+    store: Store = synthetic.make_store(tmp_path / "study", shape)
+    from reports import axes, build
+
+    for path in store.root.rglob("result.json"):
+        result = json.loads(path.read_text())
+        for holder in (result, *result["curve"]):
+            holder["quality"] += [{**holder["quality"][0], "name": "another"}]
+        path.write_text(json.dumps(result))
+
+    assert "left out: the records" not in build.build_report(store)
+
+    monkeypatch.setattr(axes, "MOST_FIGURES", 1)
+    page = build.build_report(store)
+
+    assert 2 == len(re.findall(r"more figures?, of other names, left out", page))

@@ -1,0 +1,315 @@
+"""The measuring loop counts what it must, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.trial import measure
+from harness.trial.memory import RESET_METHOD, SAMPLED_METHOD, ResidentMemory
+from harness.trial.rank_file import (
+    RankFileError,
+    RankWriter,
+    one_line,
+    rank_path,
+    read_rank,
+)
+from results.records import Phase
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SECOND = 1_000_000_000
+
+
+@dataclasses.dataclass
+class Check:
+    """As the workloads' record."""
+
+    name: str
+    is_passed: bool
+    detail: str
+
+
+@dataclasses.dataclass
+class Count:
+    """The part of a metric that matters here."""
+
+    name: str
+    value: int
+
+
+class FakeProgram:
+    """Takes a second per step and two between steps; looks at the collector."""
+
+    num_parameters = 3
+    per_replica_batch_size = 4
+    global_batch_size = 8
+
+    def __init__(self, clock: Any, *, is_sane: int = True) -> None:
+        self.clock = clock
+        self.is_sane = is_sane
+        self.num_steps = 0
+        self.num_evaluations = 0
+        self.was_collecting = []
+
+    def run(self, num_steps: Any = 1) -> Any:
+        """One step."""
+        self.clock.now += num_steps * SECOND
+        self.num_steps += 1
+        self.was_collecting.append(gc.isenabled())
+        return 1.0 / self.num_steps
+
+    def losses_of_replicas(self) -> Any:
+        """None of this program is bad."""
+        return ()
+
+    def save(self, directory: str) -> None:
+        """Has nothing to keep."""
+
+    def sanity(self) -> Any:
+        """One check."""
+        return (Check("in_sync", self.is_sane, "said so"),)
+
+    def evaluate(self) -> Any:
+        """No metric."""
+        self.num_evaluations += 1
+        return ()
+
+    def start_window(self) -> None:
+        """Remembers the moment."""
+        self.window_start = self.clock.now, self.num_steps
+
+    def window_metrics(self) -> Any:
+        """The steps since then."""
+        return (Count("steps", self.num_steps - self.window_start[1]),)
+
+    def explain(self) -> str:
+        """A text."""
+        return "all-reduce"
+
+
+class FakeClock:
+    """Time passes where a test says so."""
+
+    now = 5 * SECOND
+
+    def __call__(self) -> Any:
+        """Reads the clock."""
+        return self.now
+
+
+class FakeMemory:
+    """A peak; takes two seconds between steps."""
+
+    method = "faked"
+
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+
+    def start(self) -> None:
+        """Does nothing."""
+
+    def sample(self) -> None:
+        """Takes time between steps."""
+        self.clock.now += 2 * SECOND
+
+    def peak_bytes(self) -> int:
+        """A mebibyte."""
+        return 2**20
+
+
+def measured(tmp_path: Path, spec: Any, **program_fields: Any) -> Any:
+    """Measures a fake program; returns it and the log."""
+    clock = FakeClock()
+    program = FakeProgram(clock, **program_fields)
+
+    def build() -> Any:
+        clock.now += 10 * SECOND
+        return program
+
+    writer = RankWriter(rank_path(tmp_path, 0), clock)
+    measure.measure_trial(
+        build,
+        spec,
+        writer,
+        example_unit="images",
+        memory=FakeMemory(clock),
+        clock=clock,
+    )
+    writer.close()
+    return program, read_rank(tmp_path, 0)
+
+
+def test_steps_are_apart_by_phase(tmp_path: Path, make_spec: Any) -> None:
+    """The first step is the first warmup step; the number is fixed."""
+    _, log = measured(tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4))
+    phases = [step.phase for step in log.steps]
+
+    assert [Phase.FIRST_STEP] + [Phase.WARMUP] * 2 + [Phase.MEASURE] * 4 == phases
+    assert list(range(7)) == [step.index for step in log.steps]
+    assert {1.0} == {step.time_sec for step in log.steps}
+    assert log.is_done
+    assert log.phase is Phase.REPORT
+
+
+def test_what_a_program_counts_is_of_the_measured_window(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """It begins right before the first measured step, and ends after the last."""
+    program, log = measured(
+        tmp_path, make_spec(num_warmup_steps=3, num_measured_steps=4)
+    )
+
+    assert [{"name": "steps", "value": 4}] == log.window_metrics
+    assert (log.steps[3].start_ns, 3) == program.window_start
+
+
+def test_one_warmup_step_is_the_first_step(tmp_path: Path, make_spec: Any) -> None:
+    """There is always a step before the window."""
+    _, log = measured(tmp_path, make_spec(num_warmup_steps=1, num_measured_steps=2))
+
+    assert [Phase.FIRST_STEP, Phase.MEASURE, Phase.MEASURE] == [
+        step.phase for step in log.steps
+    ]
+
+
+def test_time_to_first_step_has_build_and_step(tmp_path: Path, make_spec: Any) -> None:
+    """Ten seconds of build and one of step, and no more."""
+    _, log = measured(tmp_path, make_spec())
+
+    assert log.time_to_first_step_sec == 11.0
+
+
+def test_the_collector_is_off_in_the_window_only(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """And on again afterwards, with nothing left frozen."""
+    assert gc.isenabled()
+    program, _ = measured(tmp_path, make_spec(num_warmup_steps=2, num_measured_steps=3))
+
+    assert [True, True, False, False, False] == program.was_collecting
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.parametrize(
+    ("is_evaluated", "is_sane", "expected"), [(1, 1, 1), (0, 1, 0), (1, 0, 0)]
+)
+def test_quality_is_measured_when_asked_and_sane(
+    tmp_path: Path, make_spec: Any, is_evaluated: int, is_sane: int, expected: Any
+) -> None:
+    """The quality of an insane program is not a result either."""
+    spec = make_spec(is_evaluated=bool(is_evaluated))
+    program, log = measured(tmp_path, spec, is_sane=bool(is_sane))
+
+    assert expected == program.num_evaluations
+    assert [True, bool(is_sane)] == [check["is_passed"] for check in log.sanity]
+
+
+def test_a_program_with_another_batch_is_refused(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """The spec says what is measured; a program that differs is not measured."""
+    spec = make_spec(num_replicas=1, per_replica_batch_size=4, global_batch_size=4)
+    with pytest.raises(ValueError, match=r"has global_batch_size 8, the trial 4"):
+        measured(tmp_path, spec)
+
+
+def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
+    """A killed process leaves what it had."""
+    measured(tmp_path, make_spec())
+    path = rank_path(tmp_path, 0)
+    whole = path.read_text()
+    path.write_text(whole[:-5])
+    log = read_rank(tmp_path, 0)
+
+    assert not log.is_done
+    assert len(log.steps) == 6
+
+
+@pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
+def test_a_broken_line_is_named(tmp_path: Path, line: Any) -> None:
+    """A complete line that is not ours is a fault, not a gap."""
+    rank_path(tmp_path, 0).write_text(f'{{"kind": "done", "ns": 1}}\n{line}\n')
+    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is not what a rank"):
+        read_rank(tmp_path, 0)
+
+
+def test_a_missing_file_is_an_empty_log(tmp_path: Path) -> None:
+    """The process never got that far."""
+    log = read_rank(tmp_path, 0)
+
+    assert (Phase.LAUNCH, []) == (log.phase, log.steps)
+
+
+def test_non_finite_losses_survive_strict_json(tmp_path: Path) -> None:
+    """The file stays standard JSON."""
+    writer = RankWriter(rank_path(tmp_path, 0), FakeClock())
+    for index, loss in enumerate((float("nan"), float("-inf"), 0.5)):
+        writer.step(index, 0, 1, loss)
+    writer.close()
+    lines = rank_path(tmp_path, 0).read_text().splitlines()
+    losses = [json.loads(line).get("loss") for line in lines]
+
+    assert [None, "nan", "-inf", 0.5] == losses
+    assert read_rank(tmp_path, 0).steps[1].loss == float("-inf")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("a\nb", "a"), ("\n  a  \n", "a"), ("", ""), ("x" * 900, "x" * 497 + "...")],
+)
+def test_reasons_are_one_line(text: str, expected: Any) -> None:
+    """The rest is in the traceback."""
+    assert expected == one_line(text)
+
+
+def fake_proc(tmp_path: Path, peak_kib: Any, size_kib: Any) -> Any:
+    """Makes a faked /proc/self."""
+    (tmp_path / "status").write_text(
+        f"Name:\tx\nVmHWM:\t{peak_kib} kB\nVmRSS:\t{size_kib} kB\n"
+    )
+    return tmp_path
+
+
+def test_peak_memory_is_of_the_window(tmp_path: Path) -> None:
+    """After the reset, the mark is the kernel's."""
+    probe = ResidentMemory(fake_proc(tmp_path, 100, 100))
+    probe.start()
+    fake_proc(tmp_path, 300, 200)
+
+    assert RESET_METHOD == probe.method
+    assert 300 * 1024 == probe.peak_bytes()
+    assert (tmp_path / "clear_refs").read_text() == "5"
+
+
+def test_without_a_reset_the_size_is_sampled(tmp_path: Path) -> None:
+    """A mark from before the window would be a wrong number."""
+    probe = ResidentMemory(fake_proc(tmp_path, 900, 100))
+    probe.start()
+    fake_proc(tmp_path, 900, 300)
+    probe.sample()
+    fake_proc(tmp_path, 900, 200)
+
+    assert SAMPLED_METHOD == probe.method
+    assert 300 * 1024 == probe.peak_bytes()
+
+
+def test_the_real_peak_is_seen_and_forgotten() -> None:
+    """On this kernel: a large array before the window does not count."""
+    probe = ResidentMemory()
+    before = bytearray(200 * 2**20)
+    before[::4096] = b"x" * len(before[::4096])
+    del before
+    probe.start()
+    base = probe.peak_bytes()
+    inside = bytearray(64 * 2**20)
+    inside[::4096] = b"x" * len(inside[::4096])
+    probe.sample()
+
+    assert 40 * 2**20 < probe.peak_bytes() - base < 120 * 2**20

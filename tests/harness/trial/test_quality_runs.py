@@ -1,0 +1,340 @@
+"""Quality runs: what is planned, how long they train, what they record."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.errors import ParseError, PlanError
+from harness.planning import budgets, plan
+from harness.planning.request import SweepRequest
+from harness.trial import training
+from results.records import Budget, BudgetUnit, ScalingMode
+from results.store import Store
+
+TWO_CORES = plan.Machine(num_available_cores=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "amount", "unit"),
+    [
+        ("60s", 60, BudgetUnit.SECONDS),
+        ("1.5min", 90, BudgetUnit.SECONDS),
+        ("2h", 7200, BudgetUnit.SECONDS),
+        ("500steps", 500, BudgetUnit.STEPS),
+        (" 20000 examples", 20_000, BudgetUnit.EXAMPLES),
+    ],
+)
+def test_a_budget_is_an_amount_and_a_unit(text, amount, unit):
+    """Minutes and hours are seconds."""
+    expected = Budget(amount=amount, unit=unit, num_evaluations=3)
+
+    assert expected == budgets.parse_budget(text, num_evaluations=3)
+
+
+def test_none_is_no_budget():
+    """The way to leave the preset's quality runs out."""
+    assert budgets.parse_budget("none", num_evaluations=3) is None
+
+
+@pytest.mark.parametrize("text", ["60", "s", "0s", "-5s", "3 epochs", "1e3s"])
+def test_what_is_no_budget_is_refused(text):
+    """The message says what was passed and what is allowed."""
+    with pytest.raises(ParseError, match=r"--budget '.*' is not a budget; allowed are"):
+        budgets.parse_budget(text, num_evaluations=3)
+
+
+def plan_of(**fields: Any) -> Any:
+    """Plans a laptop sweep on two cores."""
+    return plan.plan_sweep(SweepRequest(workload="resnet50", **fields), TWO_CORES)
+
+
+def quality_trials(planned: Any) -> list[Any]:
+    """The specs of the quality runs."""
+    return [t.spec for t in planned.trials if t.spec.budget is not None]
+
+
+def test_the_default_sweep_ends_with_quality_runs_of_its_first_backend():
+    """They do the same updates, on one replica and on two."""
+    planned = plan_of()
+    specs = quality_trials(planned)
+
+    assert [("in_graph", 1, 8), ("in_graph", 2, 8)] == [
+        (spec.backend, spec.num_replicas, spec.global_batch_size) for spec in specs
+    ]
+    assert specs == [trial.spec for trial in planned.trials[-2:]]
+    assert any(
+        "quality runs: in_graph x1, in_graph x2 for 40 seconds each, strong" in note
+        for note in planned.notes
+    )
+
+
+def test_a_budget_that_is_asked_for_is_given_to_every_backend():
+    """Repetitions have seeds of their own, shared by the backends."""
+    specs = quality_trials(
+        plan_of(budget="300steps", num_evaluations=4, quality_repeats=2)
+    )
+
+    assert 2 * 2 * 2 == len(specs)
+    assert {Budget(amount=300, unit=BudgetUnit.STEPS, num_evaluations=4)} == {
+        spec.budget for spec in specs
+    }
+    assert 2 == len({(spec.repetition_index, spec.seed) for spec in specs})
+
+
+def test_without_strong_scaling_the_weak_cases_are_trained():
+    """There is always something to train."""
+    specs = quality_trials(plan_of(modes=(ScalingMode.WEAK,)))
+
+    assert [8, 16] == [spec.global_batch_size for spec in specs]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"budget": "none"}, {"data": "synthetic"}, {"is_evaluated": False}],
+)
+def test_quality_runs_can_be_left_out(fields):
+    """By name, and where there is nothing to measure."""
+    assert not quality_trials(plan_of(**fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"data": "synthetic"}, r"--budget 60s: the data set 'synthetic' has nothing"),
+        ({"is_evaluated": False}, r"--budget 60s and --no-evaluate contradict"),
+        ({"timeout_sec": 200.0}, r"may not end within --timeout 200 s.*--timeout 210"),
+    ],
+)
+def test_a_budget_that_makes_no_sense_is_refused(fields, message):
+    """What was asked for is never dropped in silence."""
+    with pytest.raises(PlanError, match=message):
+        plan_of(budget="60s", **fields)
+
+
+@dataclasses.dataclass
+class Metric:
+    """Quality of the fake program."""
+
+    name: str
+    value: float
+
+
+@dataclasses.dataclass
+class FakeProgram:
+    """Steps take a time each; the others may have another opinion."""
+
+    step_time_sec: float
+    global_batch_size: int = 8
+    said: list[int] = dataclasses.field(default_factory=list)
+    other: int | None = None
+
+    def evaluate(self) -> list[Metric]:
+        """Returns how often it was asked."""
+        return [Metric("top_1", float(len(self.said)))]
+
+    def samples(self) -> None:
+        """Makes no pictures."""
+
+    def num_environment_steps(self) -> int:
+        """Returns ten for each time it was told how far to go."""
+        return 10 * len(self.said)
+
+    def agree(self, value: int) -> int:
+        """Returns what the first process said."""
+        self.said.append(value)
+        return value if self.other is None else self.other
+
+
+def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
+    """Trains the fake program; returns its points."""
+    progress = training.Progress(
+        # The first step traces: ten times as long, and not counted.
+        step_time_sec=[10 * program.step_time_sec]
+        + [program.step_time_sec] * (num_before - 1),
+        global_batch_size=program.global_batch_size,
+    )
+    points: list[dict] = []
+    saved_after: list[int] = []
+    training.train(
+        program,
+        budget,
+        progress,
+        lambda: progress.step_time_sec.append(program.step_time_sec),
+        lambda **fields: points.append(fields),
+        lambda name, content: pytest.fail(f"{name} of {content}"),
+        lambda: saved_after.append(progress.num_steps),
+    )
+    # A checkpoint at every point.
+    assert saved_after == [point["num_steps"] for point in points]
+    return points
+
+
+@pytest.mark.parametrize(
+    ("unit", "amount", "steps"),
+    [
+        (BudgetUnit.STEPS, 100, [25, 50, 75, 100]),
+        (BudgetUnit.EXAMPLES, 400, [13, 25, 38, 50]),
+        (BudgetUnit.SECONDS, 10.0, [6, 11, 16, 21]),
+    ],
+)
+def test_evaluations_split_the_budget_evenly(unit, amount, steps):
+    """Steps before the training count too, and the first step's time does not."""
+    budget = Budget(amount=amount, unit=unit, num_evaluations=4)
+
+    points = train(FakeProgram(step_time_sec=0.5), budget, num_before=3)
+
+    assert steps == [point["num_steps"] for point in points]
+    assert [8 * n for n in steps] == [point["num_examples"] for point in points]
+    assert [0.5 * (n - 1) for n in steps] == [
+        point["train_time_sec"] for point in points
+    ]
+    assert [10, 20, 30, 40] == [point["num_environment_steps"] for point in points]
+    assert [{"name": "top_1", "value": 4.0}] == points[-1]["quality"]
+
+
+def test_all_processes_train_the_steps_that_the_first_one_says():
+    """With clocks of their own they would come to different ends, and wait for ever."""
+    budget = Budget(amount=10.0, unit=BudgetUnit.SECONDS, num_evaluations=2)
+
+    points = train(FakeProgram(step_time_sec=0.5, other=7), budget, num_before=3)
+
+    assert [10, 17] == [point["num_steps"] for point in points]
+
+
+def test_a_budget_that_is_used_up_still_gives_different_models():
+    """Every point is at least one step after the one before."""
+    budget = Budget(amount=2, unit=BudgetUnit.STEPS, num_evaluations=3)
+
+    points = train(FakeProgram(step_time_sec=0.5), budget, num_before=3)
+
+    assert [4, 5, 6] == [point["num_steps"] for point in points]
+
+
+QUALITY_SWEEP = (
+    "sweep",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1,2",
+    "--mode=weak",
+    "--repeats=1",
+    "--budget=20steps",
+    "--evaluations=2",
+    "--study=s",
+)
+
+
+def test_a_quality_run_records_its_curve(overrides, tmp_path):
+    """Beside its throughput; the last point is the quality of the trial."""
+    code = cli.main((*QUALITY_SWEEP, f"--runs-dir={tmp_path}"), run_overrides=overrides)
+    trials = {
+        trial.spec.num_replicas: trial
+        for trial in Store.open(tmp_path / "s").trials()
+        if trial.spec.budget is not None
+    }
+
+    assert exit_codes.OK == code
+    assert {1, 2} == set(trials)
+    for num_replicas, trial in trials.items():
+        result = trial.result
+        assert [10, 20] == [point.num_steps for point in result.curve]
+        assert 20 * 4 * num_replicas == result.curve[-1].num_examples
+        assert 4 == len(result.ranks[0].step_time_sec)
+        assert 20 == len(result.ranks[0].losses)
+        assert result.quality == result.curve[-1].quality
+        names = [point.samples for point in result.curve]
+        folder = tmp_path / "s" / "trials" / trial.trial_id
+        assert ["samples_00000010.png", "samples_00000020.png"] == names
+        assert b"picture after 20" == (folder / names[-1]).read_bytes()
+        assert 1 - 3 / 20 == result.quality[0].value
+
+
+def run_quality_sweep(overrides, tmp_path, *more):
+    """Runs the sweep; returns its code and its quality runs by replicas."""
+    arguments = (*QUALITY_SWEEP, f"--runs-dir={tmp_path}", *more)
+    code = cli.main(arguments, run_overrides=overrides)
+    store = Store.open(tmp_path / "s")
+    return code, {
+        trial.spec.num_replicas: (trial, store.trial_dir(trial.trial_id) / "checkpoint")
+        for trial in store.trials()
+        if trial.spec.budget is not None
+    }
+
+
+_NAN = (
+    "the loss became nan in step {step}, seen by replica 1 of 2, in training: lower "
+    "the learning rate, or look at the data of that step; "
+)
+_KEPT = (
+    "the last good checkpoint, after 10 steps, is trials/{id}/checkpoint/ckpt-1 in the "
+    "study"
+)
+_NONE_YET = "there is no checkpoint yet: none was due before"
+
+
+@pytest.mark.parametrize(
+    ("behavior", "step", "reason"),
+    [
+        ("late_nan", 8, _NAN + _NONE_YET),
+        ("last_nan", 14, _NAN + _KEPT),
+        ("bad_weights", None, "variable 'stem/kernel' is not finite; " + _KEPT),
+    ],
+)
+def test_a_value_that_is_no_number_ends_a_quality_run(
+    monkeypatch, overrides, tmp_path, behavior, step, reason
+):
+    """In the step where it appears, with who saw it and where to go on from."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
+    code, trials = run_quality_sweep(overrides, tmp_path)
+    trial, checkpoint = trials[2]
+    failure = trial.status.failure
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert ("train", "FloatingPointError") == (
+        failure.phase.value,
+        failure.exception_type,
+    )
+    assert reason.format(id=trial.trial_id, step=step) == failure.reason
+    if "ckpt-1" in reason:
+        assert "10" == (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
+
+
+def test_a_run_that_ended_well_leaves_a_checkpoint_only_where_asked(
+    overrides, tmp_path
+):
+    """They are as large as the model; the last one is that of the end."""
+    _, plain = run_quality_sweep(overrides, tmp_path / "plain")
+    code, kept = run_quality_sweep(overrides, tmp_path / "kept", "--keep-checkpoints")
+
+    assert exit_codes.OK == code
+    assert not any(checkpoint.exists() for _, checkpoint in plain.values())
+    assert {"20"} == {
+        (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
+        for _, checkpoint in kept.values()
+    }
+
+
+def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
+    """Also those of a study that is resumed without saying it again."""
+    (tmp_path / "sets").mkdir()
+    seen = tmp_path / "seen"
+    code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['TFDS_DATA_DIR'])"
+    command = (sys.executable, "-c", code, str(seen))
+    overrides = {**overrides, "worker_command": command}
+    arguments = (f"--runs-dir={tmp_path}", "--budget=none", "--replicas=1")
+    cli.main(
+        (*QUALITY_SWEEP, *arguments, f"--data-dir={tmp_path / 'sets'}"),
+        run_overrides=overrides,
+    )
+    cli.main(
+        ("resume", "s", f"--runs-dir={tmp_path}", "--retry=failed"),
+        run_overrides=overrides,
+    )
+
+    assert 2 * str(tmp_path / "sets") == seen.read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""Trials of several processes: all ranks are read, and the first cause is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from harness.run.trial_runner import run_trial
+from results import identity
+from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
+
+if TYPE_CHECKING:
+    from harness.run.trial_runner import RunSettings
+    from results.store import Store
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def run_cluster(store: Store, settings: RunSettings, make_spec: Any) -> Any:
+    """Returns a function that runs a trial of two workers; it returns its record."""
+
+    def run_it() -> Any:
+        spec = make_spec(backend="multi_worker")
+        trial = PlannedTrial(
+            trial_id=identity.trial_id(spec),
+            case_id=identity.case_id(spec),
+            modes=(ScalingMode.WEAK,),
+            spec=spec,
+        )
+        run_trial(store, trial, settings)
+        return store.read_trial(trial.trial_id)
+
+    return run_it
+
+
+def test_every_worker_is_a_rank_with_times_of_its_own(run_cluster: Any) -> None:
+    """Two rank files make one result; throughput counts the global batch once."""
+    trial = run_cluster()
+
+    assert TrialStatus.OK is trial.status.status
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    assert 8 == trial.result.global_batch_size
+    assert all(4 == len(rank.step_time_sec) for rank in trial.result.ranks)
+
+
+@pytest.mark.parametrize(
+    ("behavior", "status", "reason"),
+    [
+        ("rank1_fail", "failed", "the reducer is out of paper"),
+        ("rank1_sigkill", "out_of_memory", "SIGKILL that the harness did not send"),
+        ("rank1_segv", "failed", "signal SIGSEGV: rank 1 was in phase measure"),
+        ("rank1_oom", "out_of_memory", "OOM when allocating"),
+    ],
+)
+def test_the_cause_is_recorded_and_not_its_consequence(
+    run_cluster: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    status: str,
+    reason: str,
+) -> None:
+    """Rank 0 loses rank 1 and says so; what happened to rank 1 is the failure."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"*:*:{behavior}")
+
+    trial = run_cluster()
+
+    assert TrialStatus(status) is trial.status.status
+    assert Phase.MEASURE is trial.status.failure.phase
+    assert reason in trial.status.failure.reason
+
+
+def test_a_lost_worker_without_a_cause_is_recorded_as_that(
+    run_cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody died and nobody failed otherwise: what the rank says is all there is."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:lose")
+
+    failure = run_cluster().status.failure
+
+    assert "WorkerLostError" == failure.exception_type
+    assert "worker 1 ended" in failure.reason
+
+
+def test_a_stuck_rank_is_killed_with_all_others(
+    store: Store,
+    settings: RunSettings,
+    make_spec: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The timeout of a trial holds for its cluster; no process is left."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang")
+    spec = make_spec(backend="multi_worker")
+    trial = PlannedTrial(
+        trial_id=identity.trial_id(spec),
+        case_id=identity.case_id(spec),
+        modes=(ScalingMode.WEAK,),
+        spec=spec,
+    )
+
+    status = run_trial(store, trial, dataclasses.replace(settings, timeout_sec=4))
+
+    assert TrialStatus.TIMEOUT is status.status
+    # Other tests start workers of their own meanwhile; these are told by their store.
+    left = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(store.root) in " ".join(process.info["cmdline"] or [])
+    ]
+    assert not left

@@ -1,0 +1,165 @@
+"""Programs are started by name, with what tf.function would have looked at fixed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import PerReplica
+from replicator._tf.dispatch import Dispatch
+
+
+def test_a_function_is_traced_once_and_gives_what_it_computes():
+    """Nests of tensors in, flat tensors out, whatever the values."""
+    traces = []
+
+    def double(source):
+        traces.append(source)
+        return [2 * source["a"], source["b"][0][0] + 1]
+
+    dispatch = Dispatch(double)
+    for value in (1.0, 5.0):
+        found = dispatch({"a": tf.constant(value), "b": (tf.constant([3]),)})
+        assert [2 * value, 4] == [float(found[0]), int(found[1])]
+
+    assert 1 == len(traces)
+
+
+def test_ragged_and_sparse_tensors_arrive_as_they_are():
+    """Each is several tensors to the function."""
+    dispatch = Dispatch(lambda s: [s[0].row_lengths(), tf.sparse.to_dense(s[1])])
+
+    for first in ([[1], [2, 3]], [[], [4]]):
+        ragged = tf.ragged.constant(first, dtype=tf.int32, ragged_rank=1)
+        sparse = tf.sparse.from_dense(tf.constant([0, 7]))
+        lengths, dense = dispatch((ragged, sparse))
+        assert [len(row) for row in first] == lengths.numpy().tolist()
+        assert [0, 7] == dense.numpy().tolist()
+
+
+def test_iterators_end_with_tensorflows_error():
+    """The message is that of a function, too."""
+    iterator = iter(tf.data.Dataset.range(2))
+    dispatch = Dispatch(lambda source: [next(source)])
+
+    assert [0, 1] == [int(dispatch(iterator)[0]) for _ in range(2)]
+    with pytest.raises(tf.errors.OutOfRangeError, match="End of sequence"):
+        dispatch(iterator)
+
+
+def test_an_error_of_a_step_names_its_operation(repl_once):
+    """As tf.function does; what is raised is TensorFlow's own error."""
+
+    def step(x):
+        tf.debugging.assert_less(x, 1.0, message="too large")
+        return x
+
+    values = PerReplica([tf.constant(2.0)] * repl_once.num_replicas)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="too large"):
+        repl_once.run(step, values)
+
+
+def test_variables_are_read_when_a_function_starts():
+    """Captured once, as handles; not their values."""
+    weight = tf.Variable(1.0)
+    dispatch = Dispatch(lambda _: [weight + 1.0])
+
+    assert 2.0 == float(dispatch(None)[0])
+    weight.assign(5.0)
+    assert 6.0 == float(dispatch(None)[0])
+
+
+def test_a_function_without_outputs_has_its_effect():
+    """The list of outputs is empty."""
+    weight = tf.Variable(1.0)
+
+    def add(_):
+        weight.assign_add(1.0)
+        return []
+
+    dispatch = Dispatch(add)
+
+    assert [[], []] == [dispatch(None), dispatch(None)]
+    assert 3.0 == float(weight)
+
+
+@pytest.mark.parametrize("is_soft", [True, False])
+def test_soft_placement_is_that_of_the_call(is_soft):
+    """It may change between calls."""
+    dispatch = Dispatch(lambda _: [tf.constant(1.0)], is_optimized=False)
+    dispatch(None)
+    before = tf.config.get_soft_device_placement()
+    try:
+        tf.config.set_soft_device_placement(is_soft)
+        assert 1.0 == float(dispatch(None)[0])
+    finally:
+        tf.config.set_soft_device_placement(before)
+
+
+def test_a_tape_around_run_records_nothing(repl_once):
+    """A run is not differentiable; its variables are no constants of the tape."""
+    weight = tf.Variable(2.0)
+
+    def step():
+        return weight * 3.0
+
+    with tf.GradientTape() as tape:
+        loss = repl_once.reduce("mean", repl_once.run(step))
+
+    assert 6.0 == float(loss)
+    assert tape.gradient(loss, weight) is None
+
+
+def test_nests_with_gaps_come_back_as_they_were(repl_once):
+    """None stays None, for every replica."""
+
+    def step():
+        one = replicator.get_replica_context().replica_id + 1
+        return {"a": one, "b": (None, [one * 2]), "c": None}
+
+    found = repl_once.run(step)
+
+    count = repl_once.num_replicas
+    assert list(range(1, count + 1)) == [int(v) for v in found["a"]]
+    assert [None] * count == list(found["b"][0]) == list(found["c"])
+    np.testing.assert_array_equal(
+        [int(v) for v in found["b"][1][0]], 2 * np.arange(1, count + 1)
+    )
+
+
+def test_what_a_function_captures_when_it_is_called_is_new_in_every_call():
+    """Stock strategies number their collectives so."""
+    numbers = iter(range(10, 20))
+
+    def number(_):
+        graph = tf.compat.v1.get_default_graph()
+        spec = tf.TensorSpec([], tf.int32)
+        return [graph.capture_call_time_value(lambda: next(numbers), spec) + 0]
+
+    dispatch = Dispatch(number)
+
+    first, second = int(dispatch(None)[0]), int(dispatch(None)[0])
+    assert first < second
+
+
+def test_a_stock_strategy_takes_rows_of_other_numbers_in_every_step():
+    """Its collectives refuse another shape under the number that they had."""
+    repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+    with repl.context():
+        table = tf.Variable(np.zeros((4, 1), np.float32))
+        optimizer = repl.wrap_optimizer(tf.keras.optimizers.SGD(1.0))
+
+    def step(batch):
+        ids, count = batch
+        rows = ids[:count]
+        values = tf.ones([tf.size(rows), 1])
+        slices = tf.IndexedSlices(values, rows, tf.constant([4, 1]))
+        optimizer.apply_gradients([(slices, table)])
+
+    ids = PerReplica([tf.constant([0, 1, 2, 3])] * 2)
+    for counts in ((1, 2), (4, 3), (2, 2)):
+        repl.run(step, (ids, PerReplica([tf.constant(c) for c in counts])))
+
+    np.testing.assert_allclose(table.numpy()[:, 0], [-3.0, -2.5, -1.0, -0.5])

@@ -1,0 +1,81 @@
+"""A TF_CONFIG that is no cluster for parameter servers is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from replicator import errors
+from replicator.async_training import connection
+from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
+from replicator.cluster import local_cluster, remote
+
+WHOLE = {
+    "chief": ["localhost:2996"],
+    "worker": ["localhost:2997"],
+    "ps": ["localhost:2998"],
+}
+
+
+def without(kind):
+    """The cluster without the processes of a kind."""
+    return {other: addresses for other, addresses in WHOLE.items() if other != kind}
+
+
+def set_config(monkeypatch, cluster, kind="chief"):
+    """Sets TF_CONFIG."""
+    task = {"type": kind, "index": 0}
+    text = json.dumps({"cluster": cluster, "task": task})
+    monkeypatch.setenv("TF_CONFIG", text)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "kind", "message"),
+    [
+        (
+            without("ps"),
+            "chief",
+            r"has no 'ps' but 1 'chief', 1 'worker', and .* a par",
+        ),
+        (without("worker"), "chief", r"has no 'worker' but 1 'chief', 1 'ps', and "),
+        (WHOLE, "worker", r"this process is 'worker' 0, but .* run by the chief alone"),
+        (WHOLE, "ps", r"this process is 'ps' 0, but .*run `python -m replicator.serv"),
+        (without("chief"), "worker", r"this process is 'worker' 0, but .* the chief"),
+    ],
+    ids=["no server", "no worker", "worker", "server", "no chief"],
+)
+def test_a_partial_cluster_is_refused_with_a_lesson(
+    monkeypatch, cluster, kind, message
+):
+    """What is there, what is missing, and what to write."""
+    set_config(monkeypatch, cluster, kind)
+
+    with pytest.raises(errors.ClusterConfigError, match=message):
+        MultiWorkerAsyncReplicator()
+
+
+def test_a_missing_configuration_is_refused(monkeypatch):
+    """With the name of the variable."""
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+
+    with pytest.raises(errors.ClusterConfigError, match="TF_CONFIG"):
+        MultiWorkerAsyncReplicator()
+
+
+def test_processes_that_do_not_answer_are_named(monkeypatch):
+    """Before TensorFlow waits for them without end."""
+    ports = local_cluster.free_ports(3)
+    cluster = {
+        kind: [f"localhost:{port}"] for kind, port in zip(WHOLE, ports, strict=True)
+    }
+    set_config(monkeypatch, cluster)
+    monkeypatch.setattr(connection, "_CONNECTIONS", {})
+    # This process may have variables of other tests.
+    monkeypatch.setattr(remote, "check_nothing_is_made", lambda: None)
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=r"2 of 2 processes did not answer within 0.1 s: .*worker 0 at .*ps 0 at",
+    ):
+        MultiWorkerAsyncReplicator(connect_timeout_sec=0.1)

@@ -1,0 +1,164 @@
+"""What waits for a worker runs together, and what was lost is done again from where."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import types
+
+import pytest
+import tensorflow as tf
+
+from replicator import errors
+from replicator._tf import compat as _tf_compat
+from replicator.async_training import assignment as assignment_lib
+from replicator.async_training import faults
+from replicator.async_training.assignment import Assignment, make_batch
+from replicator.async_training.dispatch import Dispatcher
+from replicator.cluster.peer import Peer
+
+PROGRAM, OTHER_PROGRAM = object(), object()
+
+
+def given(num_steps=1, *, program=PROGRAM, keeps_results=False, num_commits=(1, 2)):
+    """Steps for worker 0."""
+    return Assignment(
+        worker=0,
+        num_steps=num_steps,
+        num_commits=num_commits,
+        run=lambda *_: None,
+        skip=lambda *_: None,
+        program=program,
+        source=None,
+        keeps_results=keeps_results,
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "num_together"),
+    [
+        ([given(), given(3)], 3),
+        ([given(), given(program=OTHER_PROGRAM), given()], 2),
+        ([given(), given(keeps_results=True), given()], 2),
+        ([given(assignment_lib.MAX_STEPS_TOGETHER), given()], 1),
+        ([], 1),
+    ],
+    ids=["all", "another step", "results", "too many", "alone"],
+)
+def test_equal_steps_that_wait_run_together(others, num_together):
+    """In order, up to the first that differs or is too much."""
+    first = given()
+    done_before = given()
+    queued = [done_before, first, *others]
+
+    batch = make_batch(first, queued, (0, 0))
+
+    assert tuple(queued[1 : 1 + num_together]) == batch.members
+    assert [m.batch is batch for m in queued] == [
+        1 <= place <= num_together for place in range(len(queued))
+    ]
+
+
+def test_tickets_are_counted_by_server():
+    """Two commits of a step on server 1 use two tickets there."""
+    first = given(4)
+    batch = make_batch(first, [first, given()], (10, 20))
+
+    assert 5 == batch.num_steps
+    assert (13, 26) == batch.tickets_after(3)
+
+
+@pytest.mark.parametrize(
+    ("tickets", "num_done"),
+    [
+        ((10, 20), 0),
+        ((12, 24), 2),
+        ((12, 23), 1),  # server 1 has the first of two commits of step 1
+        ((14, 24), 2),
+        ((14, 28), 3),  # the last step is run again, for its results
+    ],
+)
+def test_what_is_done_again_begins_where_the_last_server_is(tickets, num_done):
+    """A step counts as done when all servers have all of its commits."""
+    first = given(4)
+    batch = make_batch(first, [first], (10, 20))
+
+    assert num_done == batch.num_done(tickets)
+
+
+def test_steps_without_updates_are_all_done_again():
+    """No ticket tells of them."""
+    first = given(4, num_commits=(0, 0))
+
+    assert 0 == make_batch(first, [first], (10, 20)).num_done((10, 20))
+
+
+def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
+    """After the time that was given; later calls get the same error."""
+    monkeypatch.setattr(_tf_compat, "create_on_worker", lambda *_: "handle")
+    monkeypatch.setattr(_tf_compat, "remote_state", lambda *_: ("lost", None))
+    cluster = types.SimpleNamespace(addresses={"worker": ["localhost:2997"]})
+    connection = types.SimpleNamespace(num_workers=1, coordinator=None, cluster=cluster)
+    watch = types.SimpleNamespace(
+        error=None, check=lambda: None, find_lost=lambda: None
+    )
+    dispatcher = Dispatcher(connection, [], 0.01, "CPU:0", watch)
+    dispatcher.hand_out(given(num_commits=()))
+    message = (
+        r"worker 0 \(localhost:2997\) was lost and did not come back within 0.01 s; "
+        r"start `python -m replicator.server` there again"
+    )
+
+    with pytest.raises(errors.WorkerLostError, match=message):
+        dispatcher.join()
+    with pytest.raises(errors.WorkerLostError, match=message):
+        dispatcher.hand_out(given(num_commits=()))
+
+
+@pytest.fixture
+def server():
+    """A port on which somebody listens."""
+    with contextlib.closing(socket.create_server(("localhost", 0))) as listener:
+        yield f"localhost:{listener.getsockname()[1]}", listener
+
+
+def test_a_server_that_ended_is_named(server):
+    """Its port is closed; later calls raise the same."""
+    address, listener = server
+    watch = faults.ServerWatch([])
+    watch._addresses = (address,)
+    watch._peers = [Peer(address)]
+    watch.check()
+    assert watch.find_lost() is None
+    listener.close()
+
+    message = rf"parameter server 0 \({address}\) does not answer, and the variables"
+    assert re.match(message, str(watch.find_lost()))
+    with pytest.raises(errors.ServerLostError, match=message), watch.guard():
+        pass
+
+
+def test_a_server_that_hangs_is_named(server):
+    """It listens, but has given no sign of life."""
+    address, _ = server
+    watch = faults.ServerWatch([])
+    watch._addresses = (address, address)
+    watch._peers = [Peer(address), Peer(address)]
+    watch._watch.lost["/job:ps/replica:0/task:1"] = "1"
+    message = r"server 1 \(.*\) gave no sign of life for 30 s"
+
+    with pytest.raises(errors.ServerLostError, match=message) as caught, watch.guard():
+        raise tf.errors.UnavailableError(None, None, "Socket closed")
+    assert "Socket closed" in str(caught.value.__cause__)
+
+
+def test_an_error_of_a_step_stays_what_it_is(server):
+    """While all servers answer."""
+    watch = faults.ServerWatch([])
+    watch._addresses = (server[0],)
+    watch._peers = [Peer(server[0])]
+
+    with pytest.raises(tf.errors.OutOfRangeError), watch.guard():
+        raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+    watch.check()

@@ -1,0 +1,200 @@
+"""Processes that die while others train asynchronously: every update counts once."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from replicator.cluster.local_cluster import LocalCluster
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = Path(__file__).with_name("fault_member.py")
+SPEC = importlib.util.spec_from_file_location("fault_member", SCRIPT)
+fault_member = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(fault_member)
+
+STEPS_PER_CALL = fault_member.NUM_DISPATCHES * fault_member.NUM_STEPS
+START_SEC = 300.0
+# A lost server is told by its closed port within seconds; servers without a client end
+# after 2 s.
+FAULT_SEC = 120.0
+NUM_SERVERS = 2
+NUM_WORKERS = 2
+
+
+def whole_lines(text):
+    """The lines of a log that is being written, without one that is not finished."""
+    return text[: text.rfind("\n") + 1].splitlines()
+
+
+class Job:
+    """A cluster, and what its chief told."""
+
+    def __init__(self, folder):
+        """Plans it; entering the ``with`` block starts it."""
+        self.folder = folder
+        self.cluster = LocalCluster(
+            [sys.executable, str(SCRIPT), str(folder)],
+            num_workers=NUM_WORKERS,
+            num_ps=NUM_SERVERS,
+            has_chief=True,
+            env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
+            log_dir=folder / "logs",
+        )
+        self._num_before = 0
+
+    def told(self, name):
+        """The last value of a field that the chief told since it was started last."""
+        lines = whole_lines(self.cluster.output("chief", 0))[self._num_before :]
+        values = [
+            line[name]
+            for line in map(json.loads, filter(lambda x: x.startswith("{"), lines))
+            if name in line
+        ]
+        return values[-1] if values else None
+
+    def last(self):
+        """All that the chief told of its last call."""
+        lines = whole_lines(self.cluster.output("chief", 0))
+        calls = [json.loads(line) for line in lines if '"call"' in line]
+        return calls[-1]
+
+    def wait_until(self, condition, timeout_sec=START_SEC):
+        """Waits for a condition, at most so long."""
+        deadline = time.monotonic() + timeout_sec
+        while not condition():
+            assert time.monotonic() < deadline, self.cluster.tails()
+            time.sleep(0.01)
+
+    def wait_for_calls(self, number):
+        """Waits until the chief has made so many calls more."""
+        before = self.told("call") or self.told("restored") or 0
+        self.wait_until(lambda: (self.told("call") or 0) >= before + number)
+
+    def wait_for_end(self):
+        """Waits until all have ended by themselves; returns who has not."""
+        deadline = time.monotonic() + FAULT_SEC
+        while time.monotonic() < deadline:
+            alive = [m for m in self.cluster.members if self.cluster.is_running(*m)]
+            if not alive:
+                break
+            time.sleep(0.05)
+        return alive
+
+    def restored(self):
+        """The call from which a restarted chief goes on."""
+        self.wait_until(lambda: self.told("restored") is not None)
+        return self.told("restored")
+
+    def lose_server(self, server):
+        """Kills a server; returns what the chief tells, and who is left then."""
+        self.cluster.kill("ps", server)
+        self.wait_until(lambda: self.told("error"), FAULT_SEC)
+        return {
+            "error": self.told("error"),
+            "message": self.told("message"),
+            "saved": self.told("saved"),
+            "left": self.wait_for_end(),
+        }
+
+    def restart(self):
+        """Starts all processes again."""
+        self._num_before = len(self.cluster.output("chief", 0).splitlines())
+        for member in self.cluster.members:
+            self.cluster.restart(*member)
+
+    def expected(self, num_calls):
+        """What every step of so many calls, applied once, sums to."""
+        num_steps = num_calls * STEPS_PER_CALL
+        total = fault_member.total(num_steps, NUM_WORKERS)
+        return {
+            "plain": [-total],
+            "heavy": [-total],
+            "num_updates": [NUM_WORKERS * num_steps] * 2,
+        }
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """What one job saw: workers, its chief and servers were killed, one by one."""
+    job = Job(tmp_path_factory.mktemp("faults"))
+    seen = {"job": job}
+    with job.cluster as cluster:
+        job.wait_for_calls(1)
+        for worker in (1, 0):
+            cluster.kill("worker", worker)
+            cluster.restart("worker", worker)
+            job.wait_for_calls(2)
+        seen["lost workers"] = job.last()
+        job.wait_until(lambda: job.told("saved"))
+        job.wait_for_calls(1)
+        cluster.kill("chief", 0)
+        seen["lost chief"] = {"saved": job.told("saved")}
+        seen["lost chief"]["left"] = job.wait_for_end()
+
+        job.restart()
+        seen["lost chief"]["restored"] = job.restored()
+        job.wait_until(lambda: job.told("saved"))
+        seen["restarted after the chief"] = job.last()
+        job.wait_until(lambda: (job.told("saving") or 0) > job.told("saved"))
+        seen["lost in a save"] = job.lose_server(0)
+
+        job.restart()
+        seen["lost in a save"]["restored"] = job.restored()
+        job.wait_for_calls(2)
+        seen["restarted after a server"] = job.last()
+        seen["lost in a step"] = job.lose_server(1)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "when",
+    ["lost workers", "restarted after the chief", "restarted after a server"],
+)
+def test_every_scheduled_step_is_applied_once(story, when):
+    """Of both optimizers, on both servers, each with its own batch, whoever died."""
+    found = story[when]
+    expected = story["job"].expected(found["call"])
+
+    assert expected == {name: found[name] for name in expected}
+
+
+def test_steps_were_done_again(story):
+    """Otherwise killing workers has shown nothing; and the log counts them once."""
+    found = story["lost workers"]
+    num_steps = found["call"] * STEPS_PER_CALL
+
+    assert found["redone"] > 0
+    assert 2 * NUM_WORKERS * NUM_SERVERS * num_steps == found["num_counted"]
+
+
+@pytest.mark.parametrize(
+    ("when", "server"), [("lost in a save", 0), ("lost in a step", 1)]
+)
+def test_a_lost_server_is_an_error_that_names_it(story, when, server):
+    """In bounded time, and with what to do; then all processes end."""
+    found = story[when]
+    message = found["message"]
+
+    assert "ServerLostError" == found["error"], message
+    assert re.search(rf"parameter server {server} \(localhost:\d+\) ", message), message
+    assert "restore the last checkpoint" in message
+    assert [] == found["left"]
+
+
+@pytest.mark.parametrize("when", ["lost chief", "lost in a save"])
+def test_a_restarted_job_goes_on_from_its_last_checkpoint(story, when):
+    """A save that lost a server leaves the one before it in charge."""
+    assert story[when]["saved"] == story[when]["restored"] > 0
+
+
+def test_a_lost_chief_leaves_nobody_behind(story):
+    """Workers and servers end when their client has left."""
+    assert [] == story["lost chief"]["left"]

@@ -1,0 +1,165 @@
+"""Cluster descriptions: mistakes are explained, waits are bounded."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+
+import pytest
+
+from replicator import errors
+from replicator.cluster import configuration as cluster
+
+WORKERS = ["localhost:2301", "localhost:2302"]
+
+
+def tf_config(addresses, kind="worker", index=0):
+    """An environment with TF_CONFIG."""
+    config = {"cluster": addresses, "task": {"type": kind, "index": index}}
+    return {"TF_CONFIG": json.dumps(config)}
+
+
+def read(environ):
+    """Reads TF_CONFIG from a made-up environment."""
+    return cluster.ClusterConfig.from_tf_config(environ)
+
+
+@pytest.fixture
+def listener():
+    """A socket that accepts connections, and its address."""
+    with socket.create_server(("", 0)) as server:
+        yield f"localhost:{server.getsockname()[1]}"
+
+
+def test_workers_are_numbered_in_order():
+    """A worker knows its id, its address and whether it is the chief."""
+    config = read(tf_config({"worker": WORKERS, "ps": ["localhost:1"]}, index=1))
+
+    assert (2, 1, False) == (config.num_workers, config.worker_id, config.is_chief)
+    assert "localhost:2302" == config.address
+    assert "worker 0 (localhost:2301)" == config.name_of(0)
+
+
+def test_a_chief_is_worker_0():
+    """As in TensorFlow, a chief trains too, before the workers."""
+    addresses = {"chief": ["localhost:2300"], "worker": WORKERS}
+    chief = read(tf_config(addresses, "chief"))
+    worker = read(tf_config(addresses, "worker", 1))
+
+    assert (3, 0, True) == (chief.num_workers, chief.worker_id, chief.is_chief)
+    assert (3, 2, False) == (worker.num_workers, worker.worker_id, worker.is_chief)
+    assert "localhost:2300" == worker.address_of(0)
+
+
+def test_a_resolver_is_as_good_as_the_environment():
+    """Whoever knows the cluster otherwise passes TensorFlow's resolver."""
+    import tensorflow as tf
+
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": WORKERS}), task_type="worker", task_id=1
+    )
+    config = cluster.ClusterConfig.from_resolver(resolver)
+
+    assert read(tf_config({"worker": WORKERS}, index=1)) == config
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({}, r"TF_CONFIG is not set.*set it in every process, for example"),
+        ({"TF_CONFIG": "{"}, r"TF_CONFIG is not JSON \(.*\): '\{'; write it like"),
+        ({"TF_CONFIG": "[1]"}, r"must be a JSON object, but is '\[1\]'"),
+        ({"TF_CONFIG": "{}"}, r"TF_CONFIG has no 'cluster' object: '\{\}'"),
+        (
+            {"TF_CONFIG": json.dumps({"cluster": {"worker": WORKERS}})},
+            r"TF_CONFIG has no 'task' object",
+        ),
+        (
+            {
+                "TF_CONFIG": json.dumps(
+                    {"cluster": {"worker": WORKERS}, "task": {"index": 1}}
+                )
+            },
+            r"TF_CONFIG\['task'\] has no 'type': \{'index': 1\}",
+        ),
+        (tf_config({"worker": "localhost:1"}), r"'worker' must be a list of addresses"),
+        (
+            tf_config({"worker": []}),
+            r"'worker' must be a list of addresses, but is \[\]",
+        ),
+        (tf_config({"tower": WORKERS}), r"unknown kind 'tower'; kinds are 'chief'"),
+        (tf_config({"chief": WORKERS}, "chief"), r"has 2 chiefs, but there can be one"),
+        (tf_config({"ps": WORKERS}, "ps"), r"has no 'worker': \{'ps'"),
+        (
+            tf_config({"worker": ["localhost"]}),
+            r"address 'localhost' is not of the form",
+        ),
+        (tf_config({"worker": ["a:99999"]}), r"'a:99999' .* port from 1 to 65535"),
+        (tf_config({"worker": ["a:b"]}), r"address 'a:b' is not of the form"),
+        (tf_config({"worker": [7]}), r"address 7 is not of the form 'name:port'"),
+        (tf_config({"worker": ["a:1", "a:1"]}), r"address 'a:1' stands twice"),
+        (tf_config({"worker": WORKERS}, "ps"), r"of kind 'ps', but the cluster lists"),
+        (
+            tf_config({"worker": WORKERS}, index=2),
+            r"index 2 .* 2 of kind 'worker'.*0 to 1",
+        ),
+        (tf_config({"worker": WORKERS}, index=-1), r"index -1 .* out of range"),
+        (tf_config({"worker": WORKERS}, index="x"), r"index 'x' .* is not an integer"),
+        (tf_config({"worker": WORKERS}, index=1.5), r"index 1.5 .* is not an integer"),
+    ],
+)
+def test_a_mistake_in_tf_config_is_explained(environ, message):
+    """Each mistake has its own message."""
+    with pytest.raises(errors.ClusterConfigError, match=message):
+        read(environ)
+
+
+def test_a_server_is_no_worker():
+    """A parameter server has no worker id."""
+    config = read(tf_config({"worker": WORKERS, "ps": ["localhost:1"]}, "ps"))
+
+    with pytest.raises(errors.ClusterConfigError, match=r"ps:0, which is no worker"):
+        config.worker_id  # noqa: B018 (the property raises)
+
+
+def test_those_who_do_not_answer_are_named(listener):
+    """The wait ends in time, and the message has the one who is missing."""
+    start = time.monotonic()
+    (port,) = _closed_ports(1)
+    addresses = {"worker": [listener, f"localhost:{port}"]}
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=rf"1 of 2 processes .* within 0.5 s: worker 1 at localhost:{port};",
+    ):
+        cluster.wait_for(addresses, timeout_sec=0.5)
+
+    assert time.monotonic() - start < 25
+
+
+def test_the_wait_ends_when_all_answer(listener):
+    """Nobody is waited for who is there."""
+    start = time.monotonic()
+    cluster.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
+
+    assert time.monotonic() - start < 25
+
+
+def test_a_port_in_use_is_refused(listener):
+    """Before TensorFlow tries, which would end the process."""
+    with pytest.raises(errors.PortInUseError, match=r"port \d+ .* is in use: Address"):
+        cluster.check_port_is_free(listener)
+
+
+def test_a_free_port_is_fine():
+    """The check leaves nothing behind: it can be repeated."""
+    (port,) = _closed_ports(1)
+    for _ in range(2):
+        cluster.check_port_is_free(f"localhost:{port}")
+
+
+def _closed_ports(count):
+    from replicator.cluster import local_cluster
+
+    return local_cluster.free_ports(count)

@@ -1,0 +1,255 @@
+"""What every worker of a test cluster runs: named cases, results as JSON.
+
+python worker_cases.py FOLDER NUM_REPLICAS [CASE...]
+
+What every backend promises is asked by the conformance suite; here is what only worker
+processes do.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+import worker_mistakes
+import worker_programs
+from worker_training import ACCUMULATED, share, train, train_split
+from worker_types import TYPES, of_type, ops_of, plain
+
+import replicator
+from replicator.placement import devices
+
+TIMEOUT_SEC = 60.0
+
+
+def logical_devices(repl):
+    """Replicas of two devices each, one on every worker."""
+    del repl  # this one has whole replicas
+    return train_split(
+        replicator.create(
+            "multi_worker",
+            num_replicas=2,
+            devices=["CPU:0", "CPU:1"],
+            logical_devices_per_replica=2,
+            timeout_sec=TIMEOUT_SEC,
+        )
+    )
+
+
+def num_collectives(repl, folder):
+    """Collectives between workers that eight accumulating calls really ran."""
+    with repl.context():
+        weight = tf.Variable(tf.ones([300]))
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1), accumulation_steps=4)
+
+    def step(x):
+        optimizer.apply_gradients([(weight * x, weight)])
+
+    x = share(repl, [np.float32(r) for r in range(repl.num_replicas)])
+    # The last call communicates nothing: what it began might end after the profile.
+    for _ in range(5):
+        repl.run(step, x)
+    tf.profiler.experimental.start(str(folder))
+    for _ in range(8):
+        repl.run(step, x)
+    tf.profiler.experimental.stop()
+    return counted_ops(folder)["CollectiveReduceV2"]
+
+
+def counted_ops(folder):
+    """How often each type of op ran, by the profile in a folder."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    (path,) = folder.rglob("*.xplane.pb")
+    counts = collections.Counter()
+    for plane in xplane_pb2.XSpace.FromString(path.read_bytes()).planes:
+        for line in plane.lines:
+            for event in line.events:
+                name = plane.event_metadata[event.metadata_id].name
+                counts[name.rpartition(":")[2]] += 1
+    return counts
+
+
+def topology(repl):
+    """What a program may ask about its place."""
+    ids = repl.run(lambda: replicator.get_replica_context().replica_id)
+    return {
+        "ids": [int(i) for i in ids],
+        "facts": [
+            repl.num_replicas,
+            repl.num_local_replicas,
+            repl.first_replica_id,
+            repl.num_workers,
+            repl.worker_id,
+            repl.is_chief,
+        ],
+    }
+
+
+def every_type(repl):
+    """Sum, minimum, maximum, gather and broadcast of every type that there is."""
+    here = range(repl.first_replica_id, repl.first_replica_id + repl.num_local_replicas)
+    mine = {
+        name: replicator.PerReplica([of_type(name, r) for r in here]) for name in TYPES
+    }
+
+    def step(values):
+        return {
+            name: {
+                "gather": replicator.all_gather(x),
+                "broadcast": replicator.broadcast(x, 1),
+                **{op: replicator.all_reduce(x, op) for op in ops_of(x.dtype)},
+            }
+            for name, x in values.items()
+        }
+
+    outputs = repl.run(step, mine)
+    return tf.nest.map_structure(lambda leaf: plain(leaf[-1]), outputs)
+
+
+def empty_tensors(repl):
+    """Tensors without elements, of known and of unknown shape."""
+
+    def step(x):
+        return replicator.all_gather(x), replicator.all_sum(x)
+
+    known = repl.run(step, share(repl, [np.zeros([0, 2], np.float32)] * 8))
+    dataset = tf.data.Dataset.from_tensors(np.arange(4, dtype=np.int64)).repeat()
+    inputs = repl.make_input_iterator(lambda ctx: dataset)
+    unknown = repl.run(
+        lambda x: replicator.all_gather(tf.boolean_mask(x, x > 9)), inputs
+    )
+    return [list(known[0][0].shape), list(known[1][0].shape), list(unknown[0].shape)]
+
+
+def unknown_shapes(repl):
+    """Tensors whose shape the trace does not know."""
+    dataset = tf.data.Dataset.range(1, 9).batch(3).repeat()
+    inputs = repl.make_input_iterator(lambda ctx: dataset)
+
+    def step(x):
+        return (
+            replicator.all_gather(x),
+            replicator.all_sum(x),
+            replicator.broadcast(x, repl.num_replicas - 1),
+        )
+
+    return [[o[0].numpy().tolist() for o in repl.run(step, inputs)] for _ in range(4)]
+
+
+def state(repl):
+    """Replica-local variables, random state, and changes from outside."""
+    with repl.context():
+        local = tf.Variable(
+            0.0, trainable=False, synchronization=tf.VariableSynchronization.ON_READ
+        )
+        count = tf.Variable(
+            0,
+            trainable=False,
+            synchronization=tf.VariableSynchronization.ON_READ,
+            aggregation=tf.VariableAggregation.SUM,
+        )
+        random = tf.random.Generator.from_seed(3)
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        local.assign_add(tf.cast(replica_id + 1, tf.float32))
+        count.assign_add(replica_id + 1)
+        return random.normal([]), local.read_value()
+
+    first, _ = repl.run(step)
+    before = [float(local), int(count)]
+    local.assign(10.0)
+    second, seen = repl.run(step)
+    return {
+        "draws": [float(v) for v in [*first.values, *second.values]],
+        "outside": before,
+        "seen": [float(v) for v in seen],
+        "after": [float(local), int(count)],
+        "generator": random.state.numpy().tolist(),
+    }
+
+
+def compressed(repl):
+    """A sum in bfloat16, the same bits on every worker."""
+    values = share(repl, [np.float32(1.001 + r) for r in range(repl.num_replicas)])
+
+    def step(x):
+        return replicator.all_reduce(x, "mean", compression="bfloat16")
+
+    return [float(v) for v in repl.run(step, values)]
+
+
+def exchange(repl):
+    """Bytes of different lengths, the largest beyond four megabytes."""
+    payload = bytes([repl.worker_id]) * (5_000_000 * repl.worker_id)
+    return [len(part) for part in repl.gather_bytes(payload)]
+
+
+def plans(repl):
+    """What explain() says of a step with all kinds of collectives."""
+
+    def all_kinds(x):
+        return (
+            replicator.all_sum([x, x + 1, tf.ones([600_000])]),
+            replicator.all_gather(x),
+            replicator.broadcast(x, 0),
+        )
+
+    repl.run(all_kinds, share(repl, [np.float32(r) for r in range(8)]))
+    return repl.explain().partition("all_kinds")[2].partition("\n\n")[0]
+
+
+CASES = {
+    "topology": topology,
+    "every type": every_type,
+    "empty tensors": empty_tensors,
+    "unknown shapes": unknown_shapes,
+    "state": state,
+    "compressed": compressed,
+    "exchange": exchange,
+    "plans": plans,
+    **worker_mistakes.CASES,
+    **worker_programs.CASES,
+    "single steps": lambda repl: train(repl, "convolution", "momentum"),
+    "several steps": lambda repl: train(repl, "convolution", "momentum", num_steps=4),
+    "accumulated": lambda repl: train(repl, "embedding", "adam", **ACCUMULATED),
+    "logical devices": logical_devices,
+    "number of collectives": lambda repl: num_collectives(
+        repl, Path(tempfile.mkdtemp(dir=sys.argv[1]))
+    ),
+}
+
+
+def main():
+    """Runs all cases and writes what they returned."""
+    folder, num_replicas = Path(sys.argv[1]), int(sys.argv[2])
+    devices.split_cpu(2)
+    repl = replicator.create(
+        "multi_worker", num_replicas=num_replicas, timeout_sec=TIMEOUT_SEC
+    )
+    results = {}
+    for name, case in CASES.items():
+        if name not in (sys.argv[3:] or CASES):
+            continue
+        sys.stdout.write(f"case {name}\n")
+        sys.stdout.flush()
+        try:
+            results[name] = {"value": case(repl)}
+        except Exception:  # noqa: BLE001 (the test shows it)
+            results[name] = {"trace": traceback.format_exc()}
+    path = folder / f"results_{repl.worker_id}.json"
+    path.write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    main()

@@ -1,0 +1,190 @@
+"""Workers that die or hang end the step with an error that names them, in time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import replicator
+from replicator import errors
+from replicator.cluster import remote, watch
+from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.local_cluster import LocalCluster, free_ports
+
+FOLDER = Path(__file__).parent
+NUM_STEPS = 12
+START_SEC = 240
+
+
+def wait_until(condition, cluster, timeout_sec=START_SEC):
+    """Waits for a condition, at most so long."""
+    deadline = time.monotonic() + timeout_sec
+    while not condition():
+        assert time.monotonic() < deadline, cluster.tails()
+        time.sleep(0.02)
+
+
+def read_steps(folder):
+    """The losses that were written, by step; a later line overrules."""
+    path = folder / "steps.jsonl"
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    # The last line may still be being written.
+    return dict(map(json.loads, text[: text.rfind("\n") + 1].splitlines()))
+
+
+def read_error(folder):
+    """What ended the client; removes it."""
+    error = json.loads((folder / "error.json").read_text(encoding="utf-8"))
+    (folder / "error.json").unlink()
+    return error
+
+
+@pytest.mark.processes
+def test_training_survives_the_loss_of_workers(tmp_path, cases):
+    """Killed or hung: one error in time, and the same loss curve after a restart."""
+    env = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    argv = [sys.executable, str(FOLDER / "training.py"), str(tmp_path)]
+    expected = cases.Training(replicator.create("single"), "dense", "momentum").run(
+        NUM_STEPS
+    )
+
+    with LocalCluster(argv, num_workers=2, env=env, log_dir=tmp_path / "logs") as found:
+        worker = rf"worker 1 \({found.addresses['worker'][1]}\)"
+        wait_until(lambda: len(read_steps(tmp_path)) >= 6, found)
+        killed = time.time()
+        found.kill("worker", 1)
+        wait_until(lambda: not found.is_running("worker", 0), found, 120)
+        error = read_error(tmp_path)
+
+        assert "WorkerLostError" == error["kind"]
+        assert error["time"] - killed < 60
+        assert_matches(rf"^{worker} was lost during a step; start the whole", error)
+
+        before = read_steps(tmp_path)
+        (tmp_path / "steps.jsonl").unlink()
+        found.restart("worker", 1)
+        found.restart("worker", 0)
+        wait_until(lambda: NUM_STEPS + 3 in read_steps(tmp_path), found)
+        steps = before | read_steps(tmp_path)
+        stopped = time.time()
+        os.kill(found.pid("worker", 1), signal.SIGSTOP)
+        wait_until(lambda: not found.is_running("worker", 0), found, 120)
+        error = read_error(tmp_path)
+
+        assert "WorkerLostError" == error["kind"]
+        assert error["time"] - stopped < 120
+        assert_matches(rf"^{worker} gave no sign of life for 4 s; start the", error)
+        os.kill(found.pid("worker", 1), signal.SIGCONT)
+        codes = found.wait(timeout_sec=120)
+
+        assert 0 == codes["worker", 1]
+    actual = [steps[step] for step in range(NUM_STEPS)]
+    np.testing.assert_allclose(expected, actual, rtol=3e-5, atol=1e-6)
+
+
+def assert_matches(pattern, error):
+    """The message is as it should be."""
+    with pytest.raises(errors.ReplicatorError, match=pattern):
+        raise errors.ReplicatorError(error["message"])
+
+
+@pytest.fixture
+def config():
+    """A cluster of two that nobody started; this process is worker 0."""
+    ports = free_ports(2)
+    addresses = {"worker": tuple(f"localhost:{port}" for port in ports)}
+    return ClusterConfig(addresses=addresses, kind="worker", index=0)
+
+
+def test_workers_that_do_not_answer_are_named(config, monkeypatch):
+    """The wait for servers is bounded, and the message has the command."""
+    monkeypatch.setattr(remote._tf_compat, "live_variables", list)
+    address = config.address_of(1)
+    start = time.monotonic()
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=rf"1 of 1 processes did not answer within 0.3 s: worker 1 at {address};.*"
+        r"every worker but 0 runs `python -m replicator.server`",
+    ):
+        remote.connect(config, timeout_sec=0.3)
+
+    assert time.monotonic() - start < 60
+
+
+def test_only_worker_0_is_the_client(config):
+    """The others are told what to run."""
+    other = ClusterConfig(addresses=config.addresses, kind="worker", index=1)
+
+    with pytest.raises(
+        errors.ClusterConfigError,
+        match=r"this process is worker 1, but with pattern='in_graph' only worker 0 "
+        r"\(localhost:\d+\) runs .* run `python -m replicator.server` here",
+    ):
+        remote.connect(other, timeout_sec=1)
+
+
+def test_variables_come_after_the_replicator(config):
+    """TensorFlow would lose them without a word."""
+    import tensorflow as tf
+
+    kept = tf.Variable(1.0, name="early")
+
+    with pytest.raises(
+        errors.ClusterConfigError, match=r"variables exist already .* make the repl"
+    ):
+        remote.connect(config, timeout_sec=1)
+
+    assert 1.0 == kept.numpy()
+
+
+def test_a_port_in_use_is_told_before_tensorflow_starts(config, monkeypatch):
+    """For the client as for servers."""
+    monkeypatch.setattr(remote._tf_compat, "live_variables", list)
+    port = int(config.address.rpartition(":")[2])
+    with (
+        socket.create_server(("", port)),
+        pytest.raises(errors.PortInUseError, match=rf"port {port} .* is in use"),
+    ):
+        remote.connect(config, timeout_sec=1)
+
+
+@pytest.mark.parametrize("num_replicas", [0, 1, 3])
+def test_replicas_divide_by_workers(num_replicas):
+    """The message has both numbers."""
+    workers = ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"]
+
+    with pytest.raises(
+        errors.DeviceError, match=rf"num_replicas {num_replicas} .* num_workers 2; use"
+    ):
+        remote.replica_devices(workers, num_replicas)
+
+
+def test_a_process_that_only_accepts_gives_no_sign_of_life():
+    """Kernels accept connections for processes that hang."""
+    with socket.create_server(("", 0)) as silent:
+        address = f"localhost:{silent.getsockname()[1]}"
+
+        assert not watch.answers(address, 0.2)
+
+
+def test_hanging_up_closes_the_connections_to_one_address():
+    """Those to others stay."""
+    with socket.create_server(("", 0)) as one, socket.create_server(("", 0)) as other:
+        ports = [server.getsockname()[1] for server in (one, other)]
+        closed, kept = (socket.create_connection(("localhost", p)) for p in ports)
+        with closed, kept:
+            watch.hang_up(f"localhost:{ports[0]}")
+            kept.settimeout(0.1)
+
+            assert b"" == closed.recv(1)
+            with pytest.raises(TimeoutError):
+                kept.recv(1)

@@ -1,0 +1,132 @@
+"""A replica that is split over two workers trains what does not fit on one."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from replicator import errors
+from replicator.cluster import remote
+from replicator.cluster.local_cluster import LocalCluster
+
+PROGRAM = Path(__file__).with_name("limited.py")
+TIMEOUT_SEC = 240
+WORKERS = [f"/job:worker/replica:0/task:{i}" for i in range(2)]
+
+
+def _expected_losses():
+    """The same three steps of gradient descent in NumPy."""
+    width, num_rows = 4096, 16384
+    first = np.full([width, num_rows], 1 / width, np.float32)
+    second = np.full([num_rows, width], 1 / width, np.float32)
+    x = np.random.default_rng(0).normal(size=[2, width]).astype(np.float32)
+    losses = []
+    for _ in range(3):
+        h = x @ first
+        y = h @ second
+        losses.append(float((y**2).mean()))
+        grad = 2 * y / y.size
+        grad_second, grad_h = h.T @ grad, grad @ second.T
+        second -= 0.1 * grad_second
+        first -= 0.1 * (x.T @ grad_h)
+    return losses
+
+
+def test_a_model_that_fits_on_no_worker_trains_when_it_is_split(tmp_path):
+    """Under one memory limit per process: whole it fails, split it learns."""
+    argv = [sys.executable, str(PROGRAM)]
+    with (
+        subprocess.Popen(
+            [*argv, "whole"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as whole,
+        LocalCluster([*argv, "split"], num_workers=2, log_dir=tmp_path) as cluster,
+    ):
+        expected = _expected_losses()
+        whole_output, whole_errors = whole.communicate(timeout=TIMEOUT_SEC)
+        cluster.check(TIMEOUT_SEC)
+        output = cluster.output("worker", 0)
+        served = cluster.output("worker", 1)
+
+    assert whole.returncode
+    # An allocation fails, or the start of a thread, which needs memory for its stack.
+    assert re.search(r"OOM when allocating|bad_alloc|pthread_create", whole_errors)
+    assert "losses" not in whole_output
+    assert "limited" in served
+    (line,) = [text for text in output.splitlines() if text.startswith("{")]
+    np.testing.assert_allclose(expected, json.loads(line)["losses"], rtol=1e-4)
+
+
+@pytest.fixture
+def cpus(monkeypatch):
+    """Makes TensorFlow list some CPU devices on each of two workers."""
+
+    def pretend(count, kind="CPU"):
+        class Device:
+            def __init__(self, name):
+                self.name = name
+
+        listed = [
+            Device(f"{worker}/device:{kind}:{i}")
+            for worker in WORKERS
+            for i in range(count)
+        ]
+        monkeypatch.setattr(remote.tf.config, "list_logical_devices", lambda *_: listed)
+
+    return pretend
+
+
+def test_parts_of_a_replica_go_on_on_the_next_worker(cpus):
+    """One replica of two parts over two workers; two of them stay on one each."""
+    cpus(2)
+
+    assert [[f"{w}/device:CPU:0" for w in WORKERS]] == remote.replica_devices(
+        WORKERS, 1, 2
+    )
+    assert [[f"{w}/device:CPU:{i}" for i in range(2)] for w in WORKERS] == (
+        remote.replica_devices(WORKERS, 2, 2)
+    )
+
+
+def test_replicas_may_share_a_cpu_but_parts_may_not(cpus):
+    """The message says how to give the servers more devices."""
+    cpus(1)
+
+    assert [[f"{w}/device:CPU:0"] for w in WORKERS for _ in range(2)] == (
+        remote.replica_devices(WORKERS, 4)
+    )
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"need 2 CPU devices on each, but worker 0 .* has 1; .*-cpu-devices 2",
+    ):
+        remote.replica_devices(WORKERS, 2, 2)
+
+
+def test_missing_gpus_are_named(cpus):
+    """Replicas never share a GPU in silence."""
+    cpus(1, kind="GPU")
+
+    with pytest.raises(
+        errors.DeviceError, match=r"need 2 GPUs on each, but worker 0 .* has 1; .*hide"
+    ):
+        remote.replica_devices(WORKERS, 4)
+
+
+def test_parts_that_do_not_divide_by_the_workers_are_refused(cpus):
+    """All numbers are in the message."""
+    cpus(4)
+
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"num_replicas 3 .*logical_devices_per_replica 3 must be a multiple of "
+        r"its num_workers 2; use for example 8",
+    ):
+        remote.replica_devices(WORKERS, 3, 3)

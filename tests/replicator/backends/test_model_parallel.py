@@ -1,0 +1,279 @@
+"""Model parallelism: replicas that are split over several logical devices."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator._tf import compat as _tf_compat
+from replicator.engine.analysis import placement
+from replicator.engine.graph import trace
+from replicator.placement.topology import make_topology
+from replicator.step import logical
+
+HOST = "/job:localhost/replica:0/task:0/device:CPU:"
+STEPS = 20
+
+
+def _make(backend, num_replicas, **options):
+    names = [f"CPU:{i}" for i in range(2 * num_replicas)]
+    return replicator.create(
+        backend,
+        num_replicas=num_replicas,
+        devices=names,
+        logical_devices_per_replica=2,
+        **options,
+    )
+
+
+def _whole():
+    """One device for both parts: the same code, and nothing is split."""
+    return replicator.create(
+        "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
+    )
+
+
+def _net(repl):
+    """Two dense layers, each on its own logical device, and their optimizer."""
+    keras.utils.set_random_seed(3)
+    with repl.context():
+        with replicator.logical_device(0):
+            first = keras.layers.Dense(5, activation="relu")
+            first.build([None, 3])
+        with replicator.logical_device(1):
+            second = keras.layers.Dense(1)
+            second.build([None, 5])
+        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.05))
+        variables = first.trainable_variables + second.trainable_variables
+        optimizer.build(variables)
+
+    def step(batch):
+        x, y = batch
+        with tf.GradientTape() as tape:
+            with replicator.logical_device(0):
+                h = first(x)
+            with replicator.logical_device(1):
+                loss = tf.reduce_mean((second(h) - y) ** 2)
+        grads = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    return variables, step
+
+
+def _train(repl):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=[STEPS, 8, 3]).astype(np.float32)
+    y = rng.normal(size=[STEPS, 8, 1]).astype(np.float32)
+    variables, step = _net(repl)
+    losses = []
+    for t in range(STEPS):
+        batch = tuple(
+            replicator.PerReplica(
+                [tf.constant(part) for part in np.split(a[t], repl.num_replicas)]
+            )
+            for a in (x, y)
+        )
+        losses.append(float(repl.reduce("mean", repl.run(step, batch))))
+    return losses, [v.numpy() for v in variables]
+
+
+@pytest.mark.parametrize("placement_option", ["auto", "mirrored"])
+def test_split_replicas_train_as_one_device_does(placement_option):
+    """Two replicas of two parts follow one device on the joined batch for 20 steps."""
+    expected, weights = _train(_whole())
+
+    losses, split = _train(_make("in_graph", 2, variable_placement=placement_option))
+
+    np.testing.assert_allclose(expected, losses, rtol=2e-5)
+    for one, other in zip(weights, split, strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-4, atol=1e-6)
+
+
+def test_one_split_replica_is_the_baseline():
+    """The single backend places parts too, with bit-equal results."""
+    expected, _ = _train(_whole())
+
+    losses, _ = _train(_make("single", 1))
+
+    np.testing.assert_allclose(expected, losses, rtol=1e-6)
+
+
+def test_variables_and_slots_are_on_the_part_that_made_them():
+    """The user's variables and, mirrored, the copies of every replica."""
+    repl = _make("in_graph", 2, variable_placement="mirrored")
+    variables, step = _net(repl)
+    batch = replicator.PerReplica([tf.ones([2, 3])] * 2)
+
+    repl.run(step, (batch, replicator.PerReplica([tf.ones([2, 1])] * 2)))
+
+    assert [f"{HOST}{part}" for part in (0, 0, 1, 1)] == [
+        v.value.device for v in variables
+    ]
+    placed = {
+        entry.variable.name.partition(":")[0]: [copy.device for copy in entry.copies]
+        for entry in repl._table.entries()
+        if "kernel" in entry.variable.name
+    }
+    parts = {tuple(devices) for devices in placed.values()}
+    assert {(f"{HOST}0", f"{HOST}2"), (f"{HOST}1", f"{HOST}3")} == parts
+
+
+def _devices_of(step, *, num_parts=2):
+    topology = make_topology([[f"{HOST}{i}" for i in range(num_parts)]])
+    traced = trace.trace(step, [tf.TensorSpec([2, 3])], 1, num_parts)
+    placement.place(traced, topology)
+    return {
+        node.name: logical.index_of(node.device) or 0 for node in traced.graph_def.node
+    }, {node.name: node.op for node in traced.graph_def.node}
+
+
+def test_gradients_run_where_their_forward_ops_ran():
+    """Backward matmuls of part 1 are on part 1, those of part 0 on part 0."""
+    first, second = tf.Variable(tf.ones([3, 4])), tf.Variable(tf.ones([4, 2]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            with replicator.logical_device(0):
+                h = tf.tanh(tf.matmul(x, first, name="first"))
+            with replicator.logical_device(1):
+                y = tf.tanh(tf.matmul(h, second, name="second"))
+            loss = tf.reduce_sum(y, name="loss")
+        return tape.gradient(loss, [first, second])
+
+    index, ops = _devices_of(step)
+
+    backward = {
+        (name.split("/")[1], index[name])
+        for name, op in ops.items()
+        if op == "MatMul" and name.startswith("gradient_tape")
+    }
+    assert {("first", 0), ("second", 1)} == backward
+    assert {1} == {index[n] for n in ops if n.startswith("loss")}
+
+
+def test_gradient_without_a_matching_name_follows_the_forward_values():
+    """TanhGrad is named after no forward op; it runs where its tanh ran."""
+    weight = tf.Variable(tf.ones([3, 3]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            with replicator.logical_device(0):
+                h = tf.tanh(tf.matmul(x, weight))
+            with replicator.logical_device(1):
+                y = tf.tanh(tf.matmul(h, h, transpose_b=True))
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, weight)
+
+    index, ops = _devices_of(step)
+
+    assert [0, 1] == sorted(index[n] for n, op in ops.items() if op == "TanhGrad")
+
+
+def test_parts_inside_functions_and_loops_get_their_devices():
+    """A nested function that names parts is copied per replica and renamed."""
+    repl = _make("in_graph", 2)
+    seen = []
+
+    @tf.function
+    def inner(x):
+        with replicator.logical_device(1):
+            return x * tf.cast(replicator.get_replica_context().replica_id + 1, x.dtype)
+
+    def step(x):
+        y = inner(x)
+        with replicator.logical_device(1):
+            return tf.while_loop(
+                lambda i, _: i < 3, lambda i, z: (i + 1, z + y), (0, y)
+            )[1]
+
+    out = repl.run(step, replicator.PerReplica([tf.constant(2.0), tf.constant(5.0)]))
+    seen = [float(v) for v in out]
+
+    assert [8.0, 40.0] == seen
+
+
+def test_a_part_that_does_not_exist_is_named():
+    """Index and number of parts, inside steps and in context()."""
+    repl = _make("in_graph", 1)
+    message = r"logical_device\(2\) does not exist: a replica here has 2; use 0 to 1"
+
+    with pytest.raises(errors.DeviceError, match=message), repl.context():
+        replicator.logical_device(2)
+
+    def step():
+        with replicator.logical_device(2):
+            return tf.constant(0)
+
+    with pytest.raises(errors.DeviceError, match=message):
+        repl.run(step)
+
+
+@pytest.mark.parametrize("index", [-1, "1", True, None, 1.0])
+def test_an_index_that_is_no_part_is_refused(index):
+    """Only integers in range."""
+    with pytest.raises(errors.DeviceError, match=r"logical_device\(.*does not exist"):
+        logical.check_index(index, 1)
+
+
+def test_outside_a_replica_there_are_no_parts():
+    """The message says where to use it."""
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"logical_device\(0\) needs a replica: .*step function",
+    ):
+        replicator.logical_device(0)
+
+
+def test_more_parts_than_devices_names_both_numbers():
+    """Replicas times parts is what must exist."""
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"32 replicas of 2 logical devices need 64 devices: 64 virtual CPU",
+    ):
+        replicator.create("in_graph", num_replicas=32, logical_devices_per_replica=2)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, True, "2"])
+def test_a_number_of_parts_that_is_none_is_refused(count):
+    """A positive integer."""
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"logical_devices_per_replica .* integer of at least 1",
+    ):
+        replicator.create("in_graph", num_replicas=1, logical_devices_per_replica=count)
+
+
+def test_backends_that_do_not_split_have_part_0_only():
+    """Stock strategies and plain replicas run the same code with one part."""
+    repl = replicator.create("tf_mirrored", num_replicas=1, devices=["CPU:0"])
+
+    def step():
+        with replicator.logical_device(0):
+            return tf.constant(3)
+
+    assert 3 == int(repl.run(step)[0])
+    with pytest.raises(errors.DeviceError, match=r"has 1; use 0 to 0"), repl.context():
+        replicator.logical_device(1)
+
+
+def test_no_stand_in_device_is_left_in_the_linked_function():
+    """The runtime knows no such device type, and every node has a real one."""
+    repl = _make("in_graph", 2)
+    _, step = _net(repl)
+    added = []
+    original = _tf_compat.add_function
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            _tf_compat, "add_function", lambda f: (added.append(f), original(f))
+        )
+        x = replicator.PerReplica([tf.ones([2, 3])] * 2)
+        repl.run(step, (x, replicator.PerReplica([tf.ones([2, 1])] * 2)))
+
+    devices = {node.device for function in added for node in function.node_def}
+    assert not [d for d in devices if logical.index_of(d) is not None]
+    assert {f"{HOST}{i}" for i in range(4)} <= devices

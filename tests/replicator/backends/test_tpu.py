@@ -1,0 +1,231 @@
+"""TPUs, as far as a machine without one can tell."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.backends import tpu
+from replicator.cluster import local_cluster, tpu_system
+
+CHILD_TIMEOUT_SEC = 120
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """An environment that names no TPU."""
+    for variable in tpu_system.ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    return monkeypatch
+
+
+def test_without_a_tpu_the_message_says_where_it_was_looked_for(environment):
+    """The argument, the environment, the devices; and what to do."""
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"no TPU was found: tpu=None, none of TPU_NAME, .* is set, and "
+        r"TensorFlow lists no TPU device; pass tpu='<name>'",
+    ):
+        replicator.create("tpu", num_replicas=8)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "expected"),
+    [
+        ("TPU_NAME", "my-tpu", "my-tpu"),
+        ("KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "grpc://a:1,grpc://b:1", "grpc://a:1"),
+        ("COLAB_TPU_ADDR", "10.0.0.2:8470", "grpc://10.0.0.2:8470"),
+    ],
+)
+def test_the_environment_names_the_tpu(environment, variable, value, expected):
+    """Each variable in the form that its platform writes."""
+    assert expected == tpu_system._name_from_environment({variable: value})
+
+
+def test_an_address_that_does_not_answer_is_named_within_the_wait(monkeypatch):
+    """TensorFlow itself would try for minutes."""
+    monkeypatch.setattr(tpu_system, "CONNECT_TIMEOUT_SEC", 0.3)
+    [port] = local_cluster.free_ports(1)
+
+    with pytest.raises(
+        errors.UnreachableError, match=rf"within 0.3 s: tpu 0 at localhost:{port}"
+    ):
+        replicator.create("tpu", tpu=f"grpc://localhost:{port}")
+
+
+_NO_TPU_BEHIND = """
+import tensorflow as tf
+from replicator import errors, local_cluster, tpu_system
+[port] = local_cluster.free_ports(1)
+address = f"localhost:{port}"
+server = tf.distribute.Server({"worker": [address]}, protocol="grpc")
+try:
+    tpu_system.connect(f"grpc://{address}")
+except errors.DeviceError as error:
+    print("SAID", str(error).replace(address, "there"))
+"""
+
+
+@pytest.mark.processes
+def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said():
+    """A real connection: the resolver, the cluster, and TensorFlow's own answer."""
+    done = subprocess.run(
+        [sys.executable, "-c", _NO_TPU_BEHIND],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=CHILD_TIMEOUT_SEC,
+    )
+
+    assert "SAID TPU 'grpc://there' did not initialise: " in done.stdout, done.stderr
+    assert "check that it runs" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("mesh_shape", "num_logical_devices", "expected"),
+    [
+        ((2, 2, 1, 2), 1, [1, 1, 1, 1]),
+        ((2, 2, 1, 2), 2, [1, 1, 1, 2]),
+        ((2, 2, 1, 2), 4, [2, 1, 1, 2]),
+        ((2, 2, 1, 2), 8, [2, 2, 1, 2]),
+        ((4, 4, 2, 1), 16, [4, 4, 1, 1]),
+    ],
+)
+def test_a_replica_takes_neighbouring_cores(mesh_shape, num_logical_devices, expected):
+    """The cores of a chip first, then along x, y and z."""
+    assert expected == tpu_system.computation_shape(mesh_shape, num_logical_devices)
+
+
+def test_a_split_that_is_no_block_of_the_mesh_is_refused():
+    """Three cores of a 2 x 2 x 1 x 2 mesh."""
+    with pytest.raises(
+        errors.DeviceError, match=r"replica=3 is no block of a 2 x 2 x 1 x 2 mesh"
+    ):
+        tpu_system.computation_shape((2, 2, 1, 2), 3)
+
+
+@pytest.fixture
+def system():
+    """Eight cores that nobody can run."""
+    topology = types.SimpleNamespace(
+        num_tasks=1, num_tpus_per_task=8, mesh_shape=np.array([2, 2, 1, 2])
+    )
+    return tpu_system.TpuSystem("v3-8", "resolver", topology)
+
+
+def test_all_cores_are_the_default_and_a_part_is_assigned(system):
+    """Four replicas of two cores each fill eight; the assignment is TensorFlow's."""
+    with (
+        mock.patch.object(tf.distribute, "TPUStrategy") as strategy,
+        mock.patch.object(tf.tpu.experimental.DeviceAssignment, "build") as build,
+    ):
+        system.make_strategy(None, 1)
+        system.make_strategy(None, 2)
+
+    assert [
+        mock.call("resolver"),
+        mock.call("resolver", experimental_device_assignment=build.return_value),
+    ] == strategy.call_args_list
+    build.assert_called_once_with(
+        system.topology, computation_shape=[1, 1, 1, 2], num_replicas=4
+    )
+
+
+def test_too_few_cores_are_refused_with_both_numbers(system):
+    """Five replicas of two cores on eight."""
+    with pytest.raises(
+        errors.DeviceError,
+        match=r"5 replicas of 2 TPU cores need 10 cores, but TPU 'v3-8' has 8",
+    ):
+        system.make_strategy(5, 2)
+
+
+@pytest.mark.parametrize("count", [0, True, 1.5])
+def test_a_replica_is_split_over_a_positive_number_of_cores(count):
+    """Before a TPU is looked for."""
+    with pytest.raises(
+        errors.DeviceError, match=r"logical_devices_per_replica .* must"
+    ):
+        replicator.TpuReplicator(logical_devices_per_replica=count)
+
+
+@pytest.mark.parametrize(
+    "batched",
+    [
+        lambda data: data.batch(2),
+        lambda data: data.map(tf.range).ragged_batch(2, drop_remainder=True),
+    ],
+)
+def test_batches_of_unknown_shape_are_refused(batched):
+    """A partial last batch, or ragged rows: the message says what to use."""
+    spec = batched(tf.data.Dataset.range(3)).element_spec
+
+    with pytest.raises(
+        errors.StaticShapeError, match=r"component 0 of a batch is .*drop_remainder="
+    ):
+        tpu.check_static(spec)
+
+
+def test_batches_of_known_shape_pass():
+    """As a compiled step needs them."""
+    data = tf.data.Dataset.range(4).batch(2, drop_remainder=True)
+
+    assert tpu.check_static({"x": data.element_spec}) is None
+
+
+@pytest.mark.parametrize("dtype", [tf.int64, tf.uint64])
+def test_wide_integers_are_summed_in_parts_exactly(dtype):
+    """Negative and large ones included; the sum wraps as 64 bits do."""
+    limits = np.array([0, 1, -1, 2**62, -(2**63), 2**63 - 1, 123456789012345])
+    values = [limits.astype(np.int64), limits[::-1].astype(np.int64)]
+    tensors = [tf.bitcast(tf.constant(v), dtype) for v in values]
+
+    def reduce(parts):
+        assert {tf.int32} == {part.dtype for part in parts}
+        return [tf.add_n(list(parts))] * len(parts)
+
+    total, _ = tpu.sum_in_parts(tensors, reduce)
+
+    with np.errstate(over="ignore"):
+        expected = values[0] + values[1]
+    assert dtype == total.dtype
+    np.testing.assert_array_equal(expected, tf.bitcast(total, tf.int64))
+
+
+def test_logical_devices_are_those_of_the_strategy():
+    """TPUStrategy places ops and variables on a core of the replica."""
+    strategy = mock.MagicMock(spec=tf.distribute.Strategy)
+    strategy.extended = mock.MagicMock()
+    strategy.extended.experimental_logical_device.return_value = "scope"
+    strategy.num_replicas_in_sync = 4
+    system = mock.MagicMock()
+    system.make_strategy.return_value = strategy
+    with mock.patch.object(tpu_system, "connect", return_value=system):
+        repl = replicator.TpuReplicator(tpu="x", logical_devices_per_replica=2)
+
+    assert "scope" == repl.logical_device(1)
+    strategy.extended.experimental_logical_device.assert_called_once_with(1)
+    with pytest.raises(errors.DeviceError, match=r"logical_device\(2\) does not exist"):
+        repl.logical_device(2)
+
+
+def test_sparse_gradients_of_unknown_length_are_refused():
+    """A compiled step has one number of rows for all replicas and steps."""
+    context = tpu.TpuReplicaContext(2)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 2])], autograph=False)
+    def step(rows):
+        return context.all_concat([rows])
+
+    with pytest.raises(
+        errors.StaticShapeError, match=r"number of rows that is not known.*pad ids"
+    ):
+        step.get_concrete_function()

@@ -1,0 +1,141 @@
+"""Who is at the other end: a TensorFlow server, the same as before, or a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import pytest
+
+from replicator import errors
+from replicator.cluster import client_watch, peer
+from replicator.cluster.client_watch import ClientWatch
+from replicator.cluster.local_cluster import free_ports
+
+
+@pytest.fixture(scope="module")
+def server():
+    """Address of a TensorFlow server, which ends with this process."""
+    import tensorflow as tf
+
+    (port,) = free_ports(1)
+    address = f"localhost:{port}"
+    kept = tf.distribute.Server(
+        {"worker": [address]}, job_name="worker", task_index=0, protocol="grpc"
+    )
+    yield address
+    del kept
+
+
+@pytest.fixture
+def at(stranger):
+    """Address of a stranger of a kind."""
+    return lambda how: stranger(free_ports(1)[0], how)
+
+
+def test_a_server_says_each_time_who_it_is(server):
+    """Its incarnations are the same on every connection."""
+    identities = []
+    for _ in range(2):
+        with contextlib.closing(peer.Link(server, 2.0)) as link:
+            identities.append(link.wait_for_identity(30.0))
+
+    assert identities[0]
+    assert identities[0] == identities[1]
+
+
+def test_a_server_gives_a_sign_of_life(server):
+    """It greets whoever connects."""
+    assert peer.answers(server, 30.0)
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
+def test_a_stranger_gives_no_sign_of_life(at, how):
+    """Whatever it says: it is no server."""
+    assert not peer.answers(at(how), 0.3)
+
+
+@pytest.mark.parametrize("how", ["garbage", "web server"])
+def test_what_is_no_server_is_found_out(at, how):
+    """By its first bytes."""
+    with (
+        contextlib.closing(peer.Link(at(how), 2.0)) as link,
+        pytest.raises(peer.NotAServerError, match=r"^does not speak HTTP/2$"),
+    ):
+        link.wait_for_identity(10.0)
+
+
+def test_an_answer_that_is_none_has_no_identity():
+    """Whatever bytes another server sends."""
+    assert frozenset() == peer._incarnations(b"")
+    assert frozenset() == peer._incarnations(b"\xff" * 30)
+    assert frozenset() == peer._incarnations(b"\x0a\x05ab")
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage"])
+def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how):
+    """It has not ended while it is there, and has when another answers in its place."""
+    known = peer.Peer(server)
+
+    assert not known.has_ended()
+    known._link.close()  # a connection can be lost without the process
+    known._link = None
+    assert not known.has_ended()
+    known._link.close()
+    known._link = None
+    known._address = at(how)
+    assert known.has_ended()
+
+
+def test_a_peer_that_was_not_met_may_be_slow(at):
+    """Who only accepts may be a process that is stopped."""
+    assert not peer.Peer(at("silent")).has_ended()
+
+
+def test_a_client_is_not_left_for_a_lost_connection(server):
+    """It is asked who it is, and is the same."""
+    watched = ClientWatch("worker 0", server)
+    watched.wait_for(30.0)
+    watched._link.close()
+
+    assert "" == watched._find_again()
+
+
+@pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
+def test_a_stranger_is_not_taken_for_the_client(server, at, how):
+    """It is given as long as a closed port."""
+    watched = ClientWatch("worker 0", server)
+    watched.wait_for(30.0)
+    watched._address = at(how)
+    start = time.monotonic()
+
+    assert (
+        "the client left, and another process listens at its address"
+        == watched._find_again()
+    )
+    assert time.monotonic() - start < client_watch.SILENT_SEC
+
+
+def test_another_server_is_not_taken_for_the_client(server):
+    """Such as a client that was started again: it is not the one that was served."""
+    watched = ClientWatch("worker 0", server)
+    watched.wait_for(30.0)
+    watched._identity = frozenset({1})
+
+    assert watched._find_again().endswith("another process listens at its address")
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [("silent", "says nothing"), ("garbage", "does not speak HTTP/2")],
+)
+def test_a_stranger_in_the_place_of_a_client_is_told(at, how, what):
+    """The wait is bounded, and the message says what is there."""
+    watched = ClientWatch("worker 0 (somewhere)", at(how))
+
+    with pytest.raises(
+        errors.UnreachableError,
+        match=r"the client, worker 0 \(somewhere\), did not appear within 0.5 s "
+        rf"\(another process listens at its address, but {what}\); start the training",
+    ):
+        watched.wait_for(0.5)

@@ -1,0 +1,233 @@
+"""Collectives on every type, on random nests, against NumPy."""
+
+from __future__ import annotations
+
+import hypothesis
+import ml_dtypes  # NumPy's arrays of bfloat16 and 8-bit floats
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from tensorflow.core.framework import types_pb2
+from tensorflow.python.framework import kernels as tf_kernels
+
+import replicator
+from replicator.engine.link import kernels
+
+FLOATS = ["bfloat16", "float16", "float32", "float64"]
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+COMPLEX = ["complex64", "complex128"]
+TYPES = [*FLOATS, *INTEGERS, *COMPLEX, "bool"]
+MEANINGFUL = {
+    "sum": [*FLOATS, *INTEGERS, *COMPLEX],
+    "mean": [*FLOATS, *COMPLEX],
+    "min": [*FLOATS, *INTEGERS, "bool"],
+    "max": [*FLOATS, *INTEGERS, "bool"],
+}
+
+
+def _numpy_dtype(name):
+    return np.dtype(getattr(ml_dtypes, name) if "bfloat" in name else name)
+
+
+def _arrays(draw, name, shape):
+    dtype = _numpy_dtype(name)
+    if name == "bool":
+        return draw(hnp.arrays(np.bool_, shape))
+    # Small whole numbers: sums are exact in every type, so equality is exact.
+    low = 0 if name.startswith("u") else -8
+    whole = draw(hnp.arrays(np.int64, shape, elements=st.integers(low, 8)))
+    return whole.astype(dtype)
+
+
+@st.composite
+def nests(draw, types, num_replicas=2):
+    """One nest per replica: a list of (list or leaf) of arrays of like shapes."""
+
+    def leaves():
+        name = draw(st.sampled_from(types))
+        shape = draw(st.sampled_from([(), (0,), (3,), (2, 0, 2), (2, 1, 3)]))
+        return [_arrays(draw, name, shape) for _ in range(num_replicas)]
+
+    count = draw(st.integers(0, 3))
+    flat = [leaves() for _ in range(count)]
+    inner = [leaves() for _ in range(draw(st.integers(0, 2)))]
+    return [
+        {"flat": [leaf[r] for leaf in flat], "inner": ([leaf[r] for leaf in inner],)}
+        for r in range(num_replicas)
+    ]
+
+
+def _group(per_replica):
+    return tf.nest.map_structure(
+        lambda *xs: replicator.PerReplica([tf.constant(x) for x in xs]), *per_replica
+    )
+
+
+def _check_equal(expected, got):
+    tf.nest.assert_same_structure(expected, got)
+    for want, leaf in zip(tf.nest.flatten(expected), tf.nest.flatten(got), strict=True):
+        for value in leaf:
+            assert want.dtype == value.numpy().dtype
+            assert want.shape == value.shape
+            np.testing.assert_array_equal(want, value.numpy())
+
+
+def _expected(op, xs):
+    if op in ("min", "max"):
+        return getattr(np.stack(xs), op)(axis=0)
+    total = np.asarray(sum(xs[1:], start=xs[0]))
+    return total if op == "sum" else np.asarray(total / total.dtype.type(2))
+
+
+@hypothesis.settings(
+    max_examples=12,
+    suppress_health_check=[
+        hypothesis.HealthCheck.function_scoped_fixture,
+        hypothesis.HealthCheck.too_slow,
+    ],
+)
+@hypothesis.given(data=st.data())
+def test_collectives_of_any_nest_are_numpys(in_graph, data):
+    """Every type, scalars, empty tensors, empty nests: values, types and structure."""
+    nest_of = {op: data.draw(nests(types)) for op, types in MEANINGFUL.items()}
+    nest_of["gather"] = data.draw(nests(TYPES))
+    nest_of["broadcast"] = data.draw(nests(TYPES))
+    arguments = {key: _group(nest) for key, nest in nest_of.items()}
+    arguments["always"] = _group([np.float32(1.0)] * 2)
+
+    def step(x):
+        out = {op: replicator.all_reduce(x[op], op) for op in MEANINGFUL}
+        out["gather"] = replicator.all_gather(x["gather"])
+        return out | {"broadcast": replicator.broadcast(x["broadcast"], 1)}
+
+    out = in_graph.run(step, arguments)
+
+    for key, per_replica in nest_of.items():
+        if key == "gather":
+            expected = tf.nest.map_structure(lambda *xs: np.stack(xs), *per_replica)
+        elif key == "broadcast":
+            expected = tf.nest.map_structure(np.asarray, per_replica[1])
+        else:
+            expected = tf.nest.map_structure(
+                lambda *xs, op=key: np.asarray(_expected(op, xs)), *per_replica
+            )
+        _check_equal(expected, out[key])
+
+
+def test_eight_bit_floats_keep_their_type(in_graph):
+    """They are summed in float32, and come back as they went."""
+    dtype = tf.dtypes.experimental.float8_e4m3fn
+    values = [[1.5, 3.0], [2.5, -3.0]]
+    x = replicator.PerReplica([tf.cast(tf.constant(v), dtype) for v in values])
+
+    out = in_graph.run(lambda x: (replicator.all_sum(x), replicator.all_max(x)), x)
+
+    assert dtype == out[0][0].dtype
+    assert [4.0, 0.0] == tf.cast(out[0][1], tf.float32).numpy().tolist()
+    assert [2.5, 3.0] == tf.cast(out[1][0], tf.float32).numpy().tolist()
+
+
+def test_strings_are_gathered_and_broadcast(in_graph):
+    """What has no arithmetic still travels."""
+    x = replicator.PerReplica([tf.constant("a"), tf.constant("b")])
+
+    out = in_graph.run(
+        lambda x: (replicator.all_gather(x), replicator.broadcast(x, 1)), x
+    )
+
+    assert [b"a", b"b"] == out[0][0].numpy().tolist()
+    assert b"b" == out[1][0].numpy()
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "bfloat16", "float64"])
+def test_gradients_flow_through_mixed_types(in_graph, dtype):
+    """That of |sum x|^2 is 2 * 2 * the sum; integers beside it have none."""
+    x = [tf.cast([1.0, -2.0], dtype), tf.cast([3.0, 1.0], dtype)]
+
+    def step(value):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            total, count = replicator.all_sum([value, tf.constant(7)])
+            loss = tf.reduce_sum(tf.math.real(total * tf.math.conj(total)))
+        return tape.gradient(loss, value), count
+
+    grads, counts = in_graph.run(step, replicator.PerReplica(x))
+
+    for grad, count in zip(grads, counts, strict=True):
+        assert [16.0, -4.0] == tf.math.real(tf.cast(grad, "complex64")).numpy().tolist()
+        assert 14 == int(count)
+
+
+def test_sparse_slices_are_broadcast_as_they_are(repl):
+    """Values and indices of the source arrive; the result is still sparse."""
+    n = repl.num_replicas
+    values = replicator.PerReplica([tf.fill([2, 3], 1.0 + r) for r in range(n)])
+    indices = replicator.PerReplica([tf.constant([r, 4]) for r in range(n)])
+
+    def step(pair):
+        slices = tf.IndexedSlices(*pair, dense_shape=tf.constant([5, 3]))
+        result = replicator.broadcast({"embedding": slices}, n - 1)["embedding"]
+        return {"values": result.values, "indices": result.indices}
+
+    out = repl.run(step, (values, indices))
+
+    for r in range(n):
+        assert [[float(n)] * 3] * 2 == out["values"][r].numpy().tolist()
+        assert [n - 1, 4] == out["indices"][r].numpy().tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: replicator.all_sum(tf.constant(True)), r"'sum' of bool .* 'max' for"),
+        (lambda: replicator.all_max(tf.complex(1.0, 1.0)), r"'max' of complex64 .* no"),
+        (lambda: replicator.all_min(tf.constant("a")), r"'min' of string has no mean"),
+        (
+            lambda: replicator.all_max(
+                tf.IndexedSlices(tf.ones([1]), tf.constant([0]))
+            ),
+            r"IndexedSlices knows 'sum' and 'mean', not 'max'",
+        ),
+        (
+            lambda: replicator.all_gather(
+                tf.IndexedSlices(tf.ones([1]), tf.constant([0]))
+            ),
+            r"all_gather of tf.IndexedSlices would have to stack",
+        ),
+    ],
+    ids=["bool sum", "complex max", "string min", "slices max", "slices gather"],
+)
+def test_a_reduction_without_meaning_teaches(in_graph, call, message):
+    """The message says what the type allows instead."""
+    with pytest.raises(ValueError, match=message):
+        in_graph.run(call)
+
+
+@pytest.mark.parametrize("op", sorted(kernels.GPU_DTYPES))
+def test_the_table_of_gpu_kernels_is_that_of_tensorflow(op):
+    """Every type the table lists has a kernel, and no type is sent away needlessly."""
+    registered = set()
+    for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel:
+        for constraint in kernel.constraint:
+            if constraint.name == "T" and kernel.device_type in ("GPU", "DEFAULT"):
+                registered |= set(constraint.allowed_values.list.type)
+    if types_pb2.DT_FLOAT not in registered:
+        pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
+    relevant = {tf.as_dtype(name) for name in TYPES}
+
+    assert {t for t in relevant if t.as_datatype_enum in registered} == set(
+        kernels.GPU_DTYPES[op]
+    )
+
+
+def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process():
+    """The rule that moves it; GPUs that have the kernel keep their work."""
+    gpu = "/job:worker/replica:0/task:3/device:GPU:2"
+
+    assert gpu == kernels.home("AddN", tf.float32, gpu)
+    assert "/job:worker/replica:0/task:3/device:CPU:0" == kernels.home(
+        "AddN", tf.int8, gpu
+    )
+    assert "/device:CPU:1" == kernels.home("AddN", tf.int8, "/device:CPU:1")

@@ -1,0 +1,200 @@
+"""Compression: tensors that travel in 16 bits, and how wrong they may arrive."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.collectives import compression
+from replicator.engine.analysis import plan
+from replicator.engine.graph.trace import Collective
+from replicator.placement.topology import make_topology
+
+NUM_ELEMENTS = 100_000
+# Twice half the distance between the smallest numbers of float16.
+TINY = 2.0**-24
+NAMES = ["bfloat16", "float16"]
+
+
+def _operands(num_replicas):
+    rng = np.random.default_rng(3)
+    spread = 2.0 ** rng.integers(-6, 7, size=(num_replicas, NUM_ELEMENTS))
+    signs = rng.normal(size=(num_replicas, NUM_ELEMENTS))
+    return (spread * signs).astype(np.float32)
+
+
+@functools.cache
+def _mean_step(name):
+    """A step that lives on: explain() shows living ones."""
+
+    def step(x):
+        return replicator.all_reduce(x, "mean", compression=name)
+
+    return step
+
+
+def _mean(repl, xs, name):
+    values = replicator.PerReplica([tf.constant(x) for x in xs])
+    return repl.run(_mean_step(name), values)
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_between_memories_the_error_is_within_the_bound(separate, name, num_replicas):
+    """Element by element, against float64; and it is an error, so bits were dropped."""
+    xs = _operands(num_replicas)
+
+    out = _mean(separate(num_replicas), xs, name)
+
+    exact = xs.astype(np.float64).mean(axis=0)
+    error = out[0].numpy() - exact
+    u = compression.UNIT_ROUNDOFF[name]
+    bound = u * np.abs(xs).mean(axis=0) * (1 + u) + u * np.abs(exact)
+    float32_part = 1e-6 * np.abs(xs).sum(axis=0) + TINY
+    assert tf.float32 == out[0].dtype
+    assert np.all(np.abs(error) <= bound + float32_part)
+    assert np.abs(error).max() > u / 4 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rounding_is_unbiased(separate, name):
+    """Errors relative to their bound average to zero, within four standard errors."""
+    xs = _operands(2)
+
+    out = _mean(separate(2), xs, name)
+
+    scaled = (out[0].numpy() - xs.astype(np.float64).mean(axis=0)) / np.abs(xs).mean(0)
+    standard_error = scaled.std() / np.sqrt(NUM_ELEMENTS)
+    assert abs(scaled.mean()) < 4 * standard_error
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_replicas_get_the_same_bits(separate, name):
+    """Also the owner of the sum, who need not have rounded; small tensors are fused."""
+    xs = _operands(4)[:, :1000]
+
+    def step(x):
+        return replicator.all_reduce([x[:10], x[10:]], "sum", compression=name)
+
+    out = separate(4).run(step, replicator.PerReplica([tf.constant(x) for x in xs]))
+
+    for leaf in out:
+        assert 1 == len({value.numpy().tobytes() for value in leaf})
+    exact = xs.astype(np.float64).sum(axis=0)
+    np.testing.assert_allclose(exact[:10], out[0][3], atol=0.1 * np.abs(xs).max())
+
+
+def test_in_one_memory_nothing_is_rounded(in_graph):
+    """Nothing travels there, so compression must not make the result worse."""
+    xs = _operands(2)
+
+    out = _mean(in_graph, xs, "bfloat16")
+
+    np.testing.assert_allclose(xs.mean(axis=0), out[0], rtol=1e-6, atol=1e-7)
+    assert "in one memory: nothing travels, so nothing is compressed" in (
+        in_graph.explain()
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_backend_is_worse_than_a_sum_in_16_bits(repl, name):
+    """Stock strategies sum like that; the others stay well within it."""
+    xs = _operands(repl.num_replicas)
+
+    out = _mean(repl, xs, name)
+
+    u = compression.UNIT_ROUNDOFF[name]
+    bound = (repl.num_replicas + 1) * u * np.abs(xs).mean(axis=0)
+    assert tf.float32 == out[0].dtype
+    assert np.all(np.abs(out[0] - xs.mean(axis=0)) <= bound * (1 + 2 * u) + TINY)
+
+
+def test_gradients_and_integers_keep_their_width(separate):
+    """Only what was asked for is compressed: float32 and float64 on the way there."""
+    x = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
+    third = np.float32(1 / 3)
+
+    def step(value):
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            total, big = replicator.all_reduce(
+                [value, tf.constant(16_777_217)], compression="bfloat16"
+            )
+            loss = total * third
+        return tape.gradient(loss, value), big
+
+    grad, big = separate(2).run(step, x)
+
+    np.testing.assert_allclose(2 * third, grad[0], rtol=1e-7)
+    assert 33_554_434 == int(big[1])
+
+
+def test_sparse_slices_travel_in_16_bits(separate):
+    """Values are rounded once; indices are whole."""
+    values = [np.full((2, 3), 1.001, np.float32)] * 2
+
+    def step(x):
+        slices = tf.IndexedSlices(x, tf.constant([70_001, 3]))
+        joined = replicator.all_reduce(slices, "sum", compression="bfloat16")
+        return joined.values, joined.indices
+
+    joined, indices = separate(2).run(step, replicator.PerReplica(values))
+
+    assert [70_001, 3] * 2 == indices[0].numpy().tolist()
+    np.testing.assert_array_equal(np.ones((4, 3), np.float32), joined[0])
+
+
+def test_the_plan_says_what_travels(separate):
+    """explain() counts the bytes that travel: half."""
+    repl = separate(2)
+
+    _mean(repl, _operands(2), "bfloat16")
+
+    assert f"1 tensors, {2 * NUM_ELEMENTS} bytes per replica, algorithm add_n" in (
+        repl.explain()
+    )
+    assert "bfloat16 between memories" in repl.explain()
+
+
+def _reduction(wire_dtype):
+    """A reduction of one float32 tensor."""
+    return Collective(
+        index=0,
+        kind="all_reduce",
+        op="sum",
+        source_replica_id=0,
+        num_replicas=2,
+        operands=("x",),
+        markers=("y",),
+        dtypes=(tf.float32,),
+        shapes=(tf.TensorShape([4]),),
+        wire_dtype=wire_dtype,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("float16", "nccl"), ("bfloat16", "add_n")]
+)
+def test_the_route_between_gpus_depends_on_the_type(name, algorithm):
+    """NCCL's kernel takes float16 and not bfloat16."""
+    gpus = [[f"/job:localhost/replica:0/task:0/device:GPU:{i}"] for i in range(2)]
+    collective = _reduction(compression.check(name))
+
+    (planned,) = plan.make_plan([collective], make_topology(gpus))
+
+    assert algorithm == planned.algorithm
+
+
+@pytest.mark.parametrize("name", ["int8", tf.bfloat16, 16, True])
+def test_an_unknown_compression_lists_what_there_is(in_graph, name):
+    """The message has the value and both names."""
+    with pytest.raises(
+        errors.OptimizerOptionError,
+        match=r"compression=.* is unknown; use 'bfloat16' .*, 'float16'",
+    ):
+        in_graph.run(lambda: replicator.all_reduce(tf.constant(1.0), compression=name))

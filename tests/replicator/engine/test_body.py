@@ -1,0 +1,152 @@
+"""Bodies: graphs in the form in which functions keep them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator.engine.graph import body
+
+
+def _graph_def(build):
+    graph = tf.Graph()
+    with graph.as_default():
+        build()
+    return graph.as_graph_def()
+
+
+def _node(name, op, *inputs):
+    return _tf_compat.NodeDef(name=name, op=op, input=list(inputs))
+
+
+def test_nodes_come_after_what_they_use_in_any_order_of_the_graph():
+    """A reversed graph is put into topological order, control edges included."""
+
+    def build():
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        y = tf.add(x, x, name="y")
+        with tf.control_dependencies([y]):
+            tf.identity(tf.constant(1.0, name="c"), name="z")
+
+    graph_def = _graph_def(build)
+    backwards = _tf_compat.GraphDef(node=list(graph_def.node)[::-1])
+
+    found = body.from_graph_def(backwards)
+
+    names = [node.name for node in found.nodes]
+    assert frozenset({"x"}) == found.placeholders
+    assert {"y", "c", "z"} == set(names)
+    assert names.index("y") < names.index("z")
+    assert names.index("c") < names.index("z")
+
+
+@pytest.mark.parametrize(
+    ("build", "name", "port"),
+    [
+        (lambda: tf.split(tf.zeros([6]), 3, name="s"), "s:2", "output:2"),
+        (lambda: tf.unstack(tf.zeros([3]), name="u"), "u:1", "output:1"),
+        (
+            lambda: tf.identity_n([tf.zeros([1]), tf.zeros([2], tf.int32)], name="i"),
+            "i:1",
+            "output:1",
+        ),
+        (
+            lambda: tf.raw_ops.FusedBatchNormV3(
+                x=tf.zeros([1, 2, 2, 3]),
+                scale=tf.zeros([3]),
+                offset=tf.zeros([3]),
+                mean=tf.zeros([3]),
+                variance=tf.zeros([3]),
+                name="b",
+            ),
+            "b:4",
+            "reserve_space_2:0",
+        ),
+        (lambda: tf.unique(tf.constant([1, 1]), name="q"), "q:1", "idx:0"),
+        (lambda: tf.constant(1, name="k"), "k", "output:0"),
+    ],
+)
+def test_ports_are_named_as_functions_name_them(build, name, port):
+    """Lists count within their argument; several arguments each start at zero."""
+    names = body.TensorNames(_graph_def(build))
+
+    assert body.Ref(node=name.partition(":")[0], port=port) == names.ref(name)
+
+
+def test_ports_of_function_calls_by_name_follow_their_signature():
+    """A node whose op is a function of the library has the function's outputs."""
+    graph_def = _tf_compat.GraphDef()
+    function = graph_def.library.function.add()
+    function.signature.name = "pair"
+    function.signature.output_arg.add(name="first").type = 1
+    function.signature.output_arg.add(name="second").type = 1
+    graph_def.node.append(_node("call", "pair"))
+
+    assert ("first:0", "second:0") == body.TensorNames(graph_def).ports("call")
+
+
+def test_data_and_control_inputs_are_told_apart():
+    """Refs print as function inputs: ``node:port:index`` and ``^node``."""
+    graph_def = _tf_compat.GraphDef(
+        node=[_node("a", "NoOp"), _node("b", "Const"), _node("c", "Neg", "b", "^a")]
+    )
+
+    found = body.from_graph_def(graph_def)
+
+    node = found.nodes[-1]
+    assert ("b:output:0",) == tuple(map(str, node.inputs))
+    assert ("a",) == node.controls
+    assert "^a" == str(body.Ref(node="a"))
+    assert ["a", "a", "a"] == [body.producer(text) for text in ("a", "a:1", "^a")]
+
+
+def test_a_cycle_is_refused():
+    """Graphs of steps have none; a graph that has one is not linked in silence."""
+    graph_def = _tf_compat.GraphDef(
+        node=[_node("a", "Identity", "b"), _node("b", "Identity", "a")]
+    )
+
+    with pytest.raises(ValueError, match=r"the graph has a cycle through '[ab]'"):
+        body.from_graph_def(graph_def)
+
+
+def test_an_unknown_op_is_named():
+    """The message has the op and the node."""
+    graph_def = _tf_compat.GraphDef(
+        node=[_node("a", "NoSuchOp"), _node("b", "Identity", "a")]
+    )
+
+    with pytest.raises(
+        ValueError, match=r"op 'NoSuchOp' of node 'a' is not registered"
+    ):
+        body.from_graph_def(graph_def)
+
+
+def test_made_nodes_carry_attributes_of_every_kind():
+    """Types, booleans, integers, text and arrays become protos; the rest is refused."""
+    attrs = {"T": tf.int32, "b": True, "n": 3, "s": "x", "f": 0.5}
+    attrs["value"] = np.array([1, 2])
+
+    node = body.make_node("m", "Op", ["a"], "/device:CPU:0", attrs, controls=["c"])
+
+    assert ["a", "^c"] == list(node.input)
+    assert tf.int32.as_datatype_enum == node.attr["T"].type
+    assert node.attr["b"].b
+    assert 3 == node.attr["n"].i
+    assert 0.5 == node.attr["f"].f
+    assert b"x" == node.attr["s"].s
+    assert [1, 2] == tf.make_ndarray(node.attr["value"].tensor).tolist()
+    with pytest.raises(TypeError, match=r"no attribute type for 'complex'"):
+        body.make_node("m", "Op", [], "", {"c": 1j})
+
+
+def test_python_ints_become_int32_constants():
+    """As in TensorFlow; NumPy values keep their type."""
+    types = [
+        body.make_const("c", value, "").attr["dtype"].type
+        for value in (1, np.int64(1), np.float64(1))
+    ]
+
+    assert [t.as_datatype_enum for t in (tf.int32, tf.int64, tf.float64)] == types

@@ -1,0 +1,253 @@
+"""Linked collectives: fused or not, by kernel or by name, the values are NumPy's."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator._tf import compat as _tf_compat
+from replicator._tf import dispatch as _tf_dispatch
+from replicator.engine.analysis import plan
+from replicator.engine.graph import body
+from replicator.engine.graph.trace import Collective
+from replicator.engine.link import linker as link
+from replicator.placement import topology
+from replicator.placement.topology import make_topology
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+GPU = [name.replace("CPU", "GPU") for name in CPU]
+_CALLS = iter(range(1000))
+
+
+def _on(devices, planned_for=None):
+    memories = make_topology([[d] for d in planned_for or devices]).memories
+    return dataclasses.replace(make_topology([[d] for d in devices]), memories=memories)
+
+
+def _collective(arrays, *, kind="all_reduce", op="sum", source=0, n=2):
+    return Collective(
+        index=0,
+        kind=kind,
+        op=op,
+        source_replica_id=source,
+        num_replicas=n,
+        operands=tuple(f"operand_{i}" for i in range(len(arrays))),
+        markers=tuple(f"marker_{i}" for i in range(len(arrays))),
+        dtypes=tuple(tf.as_dtype(array.dtype) for array in arrays),
+        shapes=tuple(tf.TensorShape(array.shape) for array in arrays),
+    )
+
+
+def _operand(replica_id, name):
+    return f"in_{replica_id}_{name.rpartition('_')[2]}"
+
+
+def _execute(collective, planned_for, per_replica_arrays):
+    """Plans for some devices, links on CPUs, runs; returns results[replica][tensor]."""
+    n = len(per_replica_arrays)
+    (planned,) = plan.make_plan([collective], _on(planned_for[:n]))
+    linker = link.Linker(
+        _on(CPU[:n], planned_for=planned_for[:n]), f"linked_{next(_CALLS)}"
+    )
+    linker.link(planned, _operand)
+    function = _tf_compat.FunctionDef()
+    function.signature.name = f"link_test_{next(_CALLS)}"
+    args, dtypes = [], []
+    for replica_id, arrays in enumerate(per_replica_arrays):
+        for index, array in enumerate(arrays):
+            arg = function.signature.input_arg.add(name=f"in_{replica_id}_{index}")
+            arg.type = tf.as_dtype(array.dtype).as_datatype_enum
+            args.append(tf.constant(array))
+    for replica_id in range(n):
+        for index, marker in enumerate(collective.markers):
+            arg = function.signature.output_arg.add(name=f"out_{replica_id}_{index}")
+            arg.type = collective.dtypes[index].as_datatype_enum
+            function.ret[arg.name] = str(linker.results[marker][replica_id])
+            dtypes.append(collective.dtypes[index])
+    function.node_def.extend(linker.nodes)
+    _tf_compat.add_function(function)
+
+    @tf.function(autograph=False)
+    def run():
+        return _tf_dispatch.call_function(function.signature.name, args, dtypes)
+
+    flat = [value.numpy() for value in run()]
+    size = len(collective.markers)
+    return [flat[r * size : (r + 1) * size] for r in range(n)], linker.nodes
+
+
+def _arrays(n, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(3,), (), (2, 2), (1, 4), (5,)]
+    dtypes = [np.float32, np.float32, np.float64, np.float32, np.float64]
+    return [
+        [
+            rng.normal(size=shape).astype(dtype)
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        for _ in range(n)
+    ]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+@pytest.mark.parametrize("op", ["min", "max"])
+def test_fused_extremes_equal_those_of_each_tensor(op, n):
+    """Buckets of mixed shapes are packed and unpacked in their places."""
+    arrays = _arrays(n)
+
+    results, nodes = _execute(_collective(arrays[0], op=op, n=n), GPU, arrays)
+
+    assert 2 * n == sum(node.op == "SplitV" for node in nodes)
+    for index, expected in enumerate(zip(*arrays, strict=True)):
+        for result in results:
+            np.testing.assert_array_equal(
+                getattr(np, op)(expected, axis=0), result[index]
+            )
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_sums_on_owners_equal_numpy_fused_or_not(op, is_fused, monkeypatch):
+    """The same values with one transfer per type and with one per tensor."""
+    monkeypatch.setattr(plan, "_NCCL_DTYPES", ())
+    if not is_fused:
+        monkeypatch.setattr(plan, "FUSE_BELOW_BYTES", 0)
+    arrays = _arrays(3)
+
+    results, nodes = _execute(_collective(arrays[0], op=op, n=3), GPU, arrays)
+
+    assert (2 if is_fused else 5) == sum(node.op == "AddN" for node in nodes)
+    for index, values in enumerate(zip(*arrays, strict=True)):
+        for result in results:
+            np.testing.assert_allclose(
+                getattr(np, op)(values, axis=0), result[index], rtol=1e-6, atol=1e-7
+            )
+
+
+def test_a_bucket_limit_splits_and_keeps_the_values(monkeypatch):
+    """Buckets that close in the middle of a call still return every tensor."""
+    monkeypatch.setattr(plan, "_NCCL_DTYPES", ())
+    monkeypatch.setattr(plan, "BUCKET_BYTES", 24)
+    arrays = [[np.full(i % 3 + 1, 10 * r + i, np.float32) for i in range(9)]
+              for r in range(2)]  # fmt: skip
+
+    results, nodes = _execute(_collective(arrays[0]), GPU, arrays)
+
+    assert 3 <= sum(node.op == "AddN" for node in nodes)
+    for index in range(9):
+        np.testing.assert_array_equal(
+            arrays[0][index] + arrays[1][index], results[1][index]
+        )
+
+
+def test_gather_stacks_and_broadcast_copies():
+    """Slices by replica id, and the source's value on every replica."""
+    arrays = _arrays(3)
+
+    gathered, _ = _execute(
+        _collective(arrays[0], kind="all_gather", op="", n=3), CPU, arrays
+    )
+    copied, nodes = _execute(
+        _collective(arrays[0], kind="broadcast", op="", source=2, n=3), CPU, arrays
+    )
+
+    assert [] == nodes
+    for index, values in enumerate(zip(*arrays, strict=True)):
+        for replica_id in range(3):
+            np.testing.assert_array_equal(np.stack(values), gathered[replica_id][index])
+            np.testing.assert_array_equal(values[2], copied[replica_id][index])
+
+
+def test_one_replica_gathers_itself():
+    """The replica dimension is there, of size one."""
+    results, _ = _execute(
+        _collective([np.float32([1, 2])], kind="all_gather", op="", n=1),
+        CPU,
+        [[np.float32([1, 2])]],
+    )
+
+    assert [[1, 2]] == results[0][0].tolist()
+
+
+@pytest.mark.parametrize("op", ["sum", "mean"])
+def test_gpus_meet_in_one_kernel_per_transfer(op):
+    """One NCCL node per replica, on its device, under a name no other transfer has."""
+    arrays = [np.zeros(4, np.float32), np.zeros(50_000, np.float32), np.float32(0)]
+    call = _collective(arrays, op=op, n=3)
+    (planned,) = plan.make_plan([call], _on(GPU[:3]))
+    linker = link.Linker(_on(GPU[:3]), "step")
+
+    linker.link(planned, _operand)
+
+    nccl = [node for node in linker.nodes if node.op == "NcclAllReduce"]
+    by_name = {}
+    for node in nccl:
+        by_name.setdefault(node.attr["shared_name"].s, []).append(node.device)
+        assert b"sum" == node.attr["reduction"].s
+        assert 3 == node.attr["num_devices"].i
+    assert 2 == len(planned.buckets) == len(by_name)
+    assert [GPU[:3]] * 2 == list(by_name.values())
+    for marker in call.markers:
+        by_replica = linker.results[marker]
+        devices = {node.name: node.device for node in linker.nodes}
+        assert GPU[:3] == [devices[ref.node] for ref in by_replica]
+
+
+def test_every_node_the_linker_emits_is_well_formed():
+    """Names are unique, inputs exist, and attributes are those the op declares."""
+    arrays = _arrays(3)
+    nodes = []
+    for op in ("sum", "mean", "min"):
+        linker = link.Linker(_on(GPU[:3]), f"step_{op}")
+        (planned,) = plan.make_plan([_collective(arrays[0], op=op, n=3)], _on(GPU[:3]))
+        linker.link(planned, _operand)
+        nodes += linker.nodes
+
+    names = [node.name for node in nodes]
+    assert len(names) == len(set(names))
+    for node in nodes:
+        declared = {attr.name for attr in _tf_compat.op_def(node.op).attr}
+        assert set(node.attr) <= declared
+        producers = {body.producer(text) for text in node.input}
+        assert producers <= {p for p in producers if p.startswith("in_")} | set(names)
+
+
+def test_a_whole_step_gives_the_same_with_and_without_fusing(monkeypatch):
+    """Training through buckets follows training without them bit by bit."""
+
+    def train(fuse):
+        with monkeypatch.context() as patch:
+            if fuse:  # as if every device had a memory of its own
+                patch.setattr(topology.device_lib, "memory", lambda device: device)
+            repl = replicator.InGraphReplicator(
+                num_replicas=2,
+                devices=["CPU:0", "CPU:1"],
+                variable_placement="mirrored",
+            )
+        with repl.context():
+            weights = [tf.Variable(tf.ones([i + 1])) for i in range(6)]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.add_n([tf.reduce_sum(w * w * x) for w in weights])
+            grads = replicator.all_mean(tape.gradient(loss, weights))
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.assign_sub(0.05 * grad)
+            return loss
+
+        xs = replicator.PerReplica([tf.constant(1.0), tf.constant(2.5)])
+        for _ in range(3):
+            repl.run(step, xs)
+        repl.assert_in_sync()
+        return [w.numpy().tolist() for w in weights], repl.explain()
+
+    fused, fused_plan = train(fuse=True)
+    alone, alone_plan = train(fuse=False)
+
+    assert "1 transfers of which 1 fused" in fused_plan
+    assert "6 transfers of which 0 fused" in alone_plan
+    assert alone == fused

@@ -1,0 +1,192 @@
+"""Plans of collectives: balance, buckets, algorithms and the printed plan."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicator._tf import compat as _tf_compat
+from replicator.engine.analysis import plan
+from replicator.engine.graph.trace import Collective
+from replicator.placement.topology import make_topology
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+GPU = [f"/job:localhost/replica:0/task:0/device:GPU:{i}" for i in range(4)]
+REMOTE_GPU = [f"/job:worker/replica:0/task:{i}/device:GPU:0" for i in range(2)]
+
+
+def _on(devices):
+    return make_topology([[device] for device in devices])
+
+
+def _collective(shapes, *, kind="all_reduce", op="sum", n=2, dtypes=None, index=0):
+    count = len(shapes)
+    return Collective(
+        index=index,
+        kind=kind,
+        op=op,
+        source_replica_id=0,
+        num_replicas=n,
+        operands=tuple(f"operand_{index}_{i}" for i in range(count)),
+        markers=tuple(f"marker_{index}_{i}" for i in range(count)),
+        dtypes=tuple(dtypes or [tf.float32] * count),
+        shapes=tuple(tf.TensorShape(shape) for shape in shapes),
+    )
+
+
+@settings(max_examples=60)
+@given(
+    calls=st.lists(
+        st.lists(st.integers(1, 5000), min_size=1, max_size=12), min_size=1, max_size=4
+    ),
+    n=st.integers(1, 4),
+)
+def test_no_owner_combines_more_than_its_share_and_one_tensor(calls, n):
+    """Greedy balance: load <= total / R + largest tensor, over all calls together."""
+    collectives = [
+        _collective([[size] for size in sizes], n=n, index=index)
+        for index, sizes in enumerate(calls)
+    ]
+
+    plans = plan.make_plan(collectives, _on(CPU[:n]))
+
+    load = [0] * n
+    for one in plans:
+        for bucket in one.buckets:
+            load[bucket.owner] += bucket.num_bytes
+    sizes = [4 * size for call in calls for size in call]
+    assert sum(sizes) == sum(load)
+    assert max(load) <= sum(sizes) / n + max(sizes)
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 40_000), min_size=1, max_size=60),
+    is_double=st.lists(st.booleans(), min_size=60, max_size=60),
+)
+def test_every_tensor_travels_once_in_buckets_of_one_type_within_the_limit(
+    sizes, is_double
+):
+    """Buckets partition the call; fused ones hold one type and at most the limit."""
+    dtypes = [tf.float64 if d else tf.float32 for d in is_double[: len(sizes)]]
+    call = _collective([[size] for size in sizes], dtypes=dtypes)
+
+    (one,) = plan.make_plan([call], _on(GPU[:2]))
+
+    positions = [p for bucket in one.buckets for p in bucket.positions]
+    assert list(range(len(sizes))) == sorted(positions)
+    for bucket in one.buckets:
+        bytes_each = [sizes[p] * dtypes[p].size for p in bucket.positions]
+        assert bucket.num_bytes == sum(bytes_each)
+        if len(bucket.positions) > 1:
+            assert 1 == len({dtypes[p] for p in bucket.positions})
+            assert bucket.num_bytes <= plan.BUCKET_BYTES
+            assert max(bytes_each) < plan.FUSE_BELOW_BYTES
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_buckets"), [(CPU[:2], 3), (GPU[:2], 1), (GPU[:1], 3)]
+)
+def test_only_replicas_with_memories_of_their_own_fuse(devices, num_buckets):
+    """CPUs share memory and one replica sends nothing: no copy into a bucket."""
+    call = _collective([[8], [8], [8]], n=len(devices))
+
+    (one,) = plan.make_plan([call], _on(devices))
+
+    assert num_buckets == len(one.buckets)
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "broadcast"])
+def test_only_reductions_fuse(kind):
+    """A gather of a bucket would interleave tensors."""
+    (one,) = plan.make_plan([_collective([[8], [8]], kind=kind, op="")], _on(GPU[:2]))
+
+    assert [(0,), (1,)] == [bucket.positions for bucket in one.buckets]
+
+
+def test_tensors_of_unknown_shape_go_alone():
+    """Their size cannot be known, so they are never packed and count nothing."""
+    (one,) = plan.make_plan([_collective([[None], [8], None, [4]])], _on(GPU[:2]))
+
+    assert {((0,), 0), ((2,), 0), ((1, 3), 48)} == {
+        (bucket.positions, bucket.num_bytes) for bucket in one.buckets
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "op", "dtype", "devices", "algorithm"),
+    [
+        ("all_reduce", "sum", tf.float32, CPU[:2], "add_n"),
+        ("all_reduce", "mean", tf.float32, GPU[:2], "nccl"),
+        ("all_reduce", "sum", tf.int64, GPU[:2], "nccl"),
+        ("all_reduce", "sum", tf.float32, REMOTE_GPU, "add_n"),
+        # NCCL's op takes no bfloat16, and needs a device per replica.
+        ("all_reduce", "sum", tf.bfloat16, GPU[:2], "add_n"),
+        ("all_reduce", "sum", tf.uint8, GPU[:2], "add_n"),
+        ("all_reduce", "sum", tf.float32, [GPU[0], GPU[0]], "add_n"),
+        ("all_reduce", "sum", tf.float32, [GPU[0], CPU[0]], "add_n"),
+        ("all_reduce", "min", tf.float32, GPU[:2], "pairwise"),
+        ("all_reduce", "sum", tf.float32, GPU[:1], "wire"),
+        ("all_gather", "", tf.float32, CPU[:1], "pack"),
+        ("all_gather", "", tf.float32, GPU[:2], "pack"),
+        ("broadcast", "", tf.float32, CPU[:2], "wire"),
+    ],
+)
+def test_the_algorithm_follows_from_operation_type_and_devices(
+    kind, op, dtype, devices, algorithm
+):
+    """Each kind of collective has its algorithm on each kind of devices."""
+    call = _collective([[4]], kind=kind, op=op, n=len(devices), dtypes=[dtype])
+
+    (one,) = plan.make_plan([call], _on(devices))
+
+    assert algorithm == one.algorithm
+
+
+def test_types_that_nccl_is_planned_for_are_types_of_its_op():
+    """The list agrees with the op's own definition in this TensorFlow."""
+    (attr,) = [a for a in _tf_compat.op_def("NcclAllReduce").attr if a.name == "T"]
+
+    assert set(plan._NCCL_DTYPES) == {
+        tf.as_dtype(t) for t in attr.allowed_values.list.type
+    }
+
+
+def test_planning_twice_gives_the_same_plan():
+    """Nothing in a plan depends on hashes or on time."""
+    calls = [_collective([[i + 1] for i in range(40)], n=4, index=i) for i in range(3)]
+
+    assert plan.make_plan(calls, _on(GPU)) == plan.make_plan(calls, _on(GPU))
+
+
+def test_the_printed_plan_has_sizes_transfers_and_owners():
+    """One line per collective, then what each owner combines."""
+    calls = [
+        _collective([[4], [2]], op="mean"),
+        _collective([[3]], kind="all_gather", op="", index=1),
+    ]
+
+    text = plan.explain(plan.make_plan(calls, _on(GPU[:2])), _on(GPU[:2]))
+
+    lines = text.splitlines()
+    reduced = "2 tensors, 24 bytes per replica, algorithm nccl, 1 transfers of which 1"
+    gathered = "1 tensors, 12 bytes per replica, algorithm pack, 1 transfers of which 0"
+    assert f"#0 all_reduce(mean): {reduced} fused" == lines[0]
+    assert f"#1 all_gather: {gathered} fused" == lines[1]
+    assert f"owner 0 ({GPU[0]}): combines 24 bytes" == lines[2]
+    assert f"owner 1 ({GPU[1]}): combines 12 bytes" == lines[3]
+
+
+def test_a_step_without_collectives_says_so():
+    """An empty plan prints a sentence, not nothing."""
+    assert "no collectives" == plan.explain((), _on(CPU[:2]))
+
+
+def test_the_bound_of_the_balance_is_tight_enough_to_matter():
+    """Equal tensors over four owners: each combines the same number."""
+    (one,) = plan.make_plan([_collective([[1000]] * 8, n=4)], _on(CPU))
+
+    owners = [bucket.owner for bucket in one.buckets]
+    assert [2, 2, 2, 2] == [owners.count(r) for r in range(4)]

@@ -1,0 +1,210 @@
+"""Copies of nodes: names, devices, seeds, functions and control edges."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicator._tf import compat as _tf_compat
+from replicator.engine.graph import body, localize, replicate
+from replicator.engine.graph.body import Ref
+from replicator.placement.topology import make_topology
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
+GPU = [name.replace("CPU", "GPU") for name in CPU]
+
+
+def _on(devices):
+    return make_topology([[device] for device in devices])
+
+
+def _node(name, op, *inputs, device="", seeds=None):
+    node = _tf_compat.NodeDef(name=name, op=op, input=list(inputs), device=device)
+    if seeds is not None:
+        node.attr["seed"].i, node.attr["seed2"].i = seeds
+    return node
+
+
+def _copies(nodes, *, merged=(), devices=CPU, library=(), on_device=None, resolve=None):
+    graph_def = _tf_compat.GraphDef(node=nodes)
+    graph_def.library.function.extend(library)
+    replicas = replicate.Replicas(
+        body.from_graph_def(graph_def),
+        _on(devices),
+        merged=merged,
+        resolve=resolve or (lambda r, name: f"{name}_of_{r}"),
+        handle_device=lambda r, name: (on_device or {}).get((r, name)),
+    )
+    return {node.name: node for node in replicas.nodes()}, replicas
+
+
+def test_every_replica_has_a_copy_with_its_name_device_and_inputs():
+    """Inputs are the replica's own; arguments are what stands for them."""
+    nodes = [_node("x", "Placeholder"), _node("a", "Neg", "x"), _node("b", "Neg", "a")]
+
+    found, _ = _copies(nodes)
+
+    assert 6 == len(found)
+    for r in range(3):
+        assert [f"x_of_{r}"] == list(found[f"replica_{r}/a"].input)
+        assert [f"replica_{r}/a:y:0"] == list(found[f"replica_{r}/b"].input)
+        assert CPU[r] == found[f"replica_{r}/b"].device
+
+
+def test_merged_nodes_exist_once_and_everybody_reads_them():
+    """The one copy is on replica 0."""
+    nodes = [_node("c", "Const"), _node("a", "Neg", "c"), _node("b", "Neg", "a")]
+
+    found, _ = _copies(nodes, merged={"c", "a"})
+
+    assert {f"replica_{r}/b" for r in range(3)} | {"replica_0/c", "replica_0/a"} == set(
+        found
+    )
+    assert all(
+        ["replica_0/a:y:0"] == list(found[f"replica_{r}/b"].input) for r in range(3)
+    )
+
+
+def test_a_merged_node_waits_for_every_replica():
+    """Its control edges are the union; each replica's own node waits for its own."""
+    nodes = [
+        _node("read", "NoOp"),
+        _node("once", "NoOp"),
+        _node("write", "NoOp", "^read", "^once"),
+        _node("mine", "NoOp", "^read"),
+    ]
+
+    found, _ = _copies(nodes, merged={"once", "write"})
+
+    expected = [f"^replica_{r}/read" for r in range(3)] + ["^replica_0/once"]
+    assert expected == list(found["replica_0/write"].input)
+    assert ["^replica_2/read"] == list(found["replica_2/mine"].input)
+
+
+def test_waiting_for_a_collective_is_waiting_for_its_result():
+    """Arguments are there before anything runs; results of collectives are nodes."""
+    nodes = [
+        _node("batch", "Placeholder"),
+        _node("marker", "Placeholder"),
+        _node("after", "NoOp", "^marker", "^batch"),
+    ]
+
+    def resolve(replica_id, name):
+        if name == "marker":
+            return Ref(node=f"sum_{replica_id}", port="sum:0")
+        return f"batch_{replica_id}"
+
+    found, _ = _copies(nodes, resolve=resolve)
+
+    assert ["^sum_1"] == list(found["replica_1/after"].input)
+
+
+def test_colocation_is_dropped_because_devices_say_it():
+    """Names in it would be those of the traced graph."""
+    node = _node("a", "NoOp")
+    node.attr["_class"].list.s.append(b"loc:@elsewhere")
+
+    found, _ = _copies([node])
+
+    assert all("_class" not in copy.attr for copy in found.values())
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("", GPU[1]),
+        ("/device:CPU:0", CPU[0]),
+        ("/device:CPU:*", CPU[0]),
+        ("/device:GPU:0", GPU[1]),
+    ],
+)
+def test_a_device_of_another_type_is_kept_and_of_the_same_type_is_the_replicas(
+    asked, expected
+):
+    """tf.device("CPU:0") in a step holds on GPUs; "GPU:0" means the replica's GPU."""
+    found, _ = _copies([_node("a", "NoOp", device=asked)], devices=GPU[:2])
+
+    assert expected == found["replica_1/a"].device
+
+
+def test_what_touches_a_variable_runs_where_the_variable_is():
+    """Also on replicas elsewhere: a shared variable is not copied to be read."""
+    nodes = [_node("v", "Placeholder"), _node("read", "ReadVariableOp", "v")]
+
+    found, _ = _copies(nodes, on_device={(r, "v"): CPU[0] for r in range(3)})
+
+    assert [CPU[0]] * 3 == [found[f"replica_{r}/read"].device for r in range(3)]
+
+
+def test_seeds_are_folded_distinct_and_replica_0_keeps_its_own():
+    """Unseeded ops stay unseeded: 0, 0 means a fresh seed to TensorFlow."""
+    nodes = [
+        _node("a", "RandomUniform", seeds=(7, 3)),
+        _node("b", "RandomUniform", seeds=(0, 0)),
+    ]
+
+    found, _ = _copies(nodes)
+
+    seeds = [found[f"replica_{r}/a"].attr for r in range(3)]
+    assert (7, 3) == (seeds[0]["seed"].i, seeds[0]["seed2"].i)
+    assert 3 == len({attr["seed2"].i for attr in seeds})
+    assert all(0 <= attr["seed2"].i < 2**31 for attr in seeds)
+    for r in range(3):
+        attr = found[f"replica_{r}/b"].attr
+        assert (0, 0) == (attr["seed"].i, attr["seed2"].i)
+
+
+def test_a_folded_seed_never_becomes_no_seed():
+    """Folding to 0, 0 would ask TensorFlow for a random seed."""
+    unlucky = -localize._SEED_STEP & localize._SEED_LIMIT
+
+    found, _ = _copies([_node("a", "RandomUniform", seeds=(0, unlucky))])
+
+    attr = found["replica_1/a"].attr
+    assert (0, 0) != (attr["seed"].i, attr["seed2"].i)
+
+
+def _function(name, *nodes):
+    function = _tf_compat.FunctionDef()
+    function.signature.name = name
+    function.node_def.extend(nodes)
+    return function
+
+
+def test_functions_that_draw_are_cloned_with_their_callers():
+    """A clone per replica, seeds folded inside; functions without randomness stay."""
+    call = _node("inner", "PartitionedCall")
+    call.attr["f"].func.name = "draws"
+    library = [
+        _function("draws", _node("r", "RandomUniform", seeds=(7, 3))),
+        _function("calls", call),
+        _function("plain", _node("n", "NoOp")),
+    ]
+    nodes = [_node("a", "StatefulPartitionedCall"), _node("b", "PartitionedCall")]
+    nodes[0].attr["f"].func.name = "calls"
+    nodes[1].attr["f"].func.name = "plain"
+
+    found, replicas = _copies(nodes, library=library)
+
+    functions = {function.signature.name: function for function in replicas.library}
+    clones = {f"{n}_replica_{r}" for n in ("draws", "calls") for r in (1, 2)}
+    assert {"draws", "calls", "plain"} | clones == set(functions)
+    assert "calls" == found["replica_0/a"].attr["f"].func.name
+    assert "calls_replica_2" == found["replica_2/a"].attr["f"].func.name
+    assert "plain" == found["replica_2/b"].attr["f"].func.name
+    inside = functions["calls_replica_2"].node_def[0]
+    assert "draws_replica_2" == inside.attr["f"].func.name
+    drawn = [
+        functions[name].node_def[0].attr["seed2"].i
+        for name in ("draws", "draws_replica_1", "draws_replica_2")
+    ]
+    assert 3 == len(set(drawn))
+
+
+def test_one_body_replicated_twice_is_the_same():
+    """A pure function of graphs: nothing of the first call is left in the second."""
+    nodes = [_node("x", "Placeholder"), _node("a", "RandomUniform", "x", seeds=(1, 2))]
+
+    first, _ = _copies(nodes)
+    second, _ = _copies(nodes)
+
+    assert first == second

@@ -1,0 +1,347 @@
+"""Options of wrap_optimizer, alone and together, against one device that has none."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.optimizer import loss_scale
+
+NUM_CALLS = 4
+GLOBAL_BATCH_SIZE = 8
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+
+
+def _batches():
+    rng = np.random.default_rng(5)
+    ids = rng.integers(0, 6, size=(NUM_CALLS, GLOBAL_BATCH_SIZE, 2)).astype(np.int32)
+    targets = rng.normal(size=(NUM_CALLS, GLOBAL_BATCH_SIZE, 3)).astype(np.float32)
+    return ids, targets
+
+
+def _model():
+    """An embedding, whose gradient is sparse, and a dense layer."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [keras.layers.Embedding(6, 4), keras.layers.Flatten(), keras.layers.Dense(3)]
+    )
+    model.build((None, 2))
+    return model
+
+
+def _loss(model, ids, targets):
+    return tf.reduce_mean((model(ids, training=True) - targets) ** 2)
+
+
+def _train(repl, optimizer_name, per_call, *, is_dense=False, **options):
+    """Trains; call i sees per_call[i], a global batch, dealt to replicas in order."""
+    with repl.context():
+        model = _model()
+        optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer_name](), **options)
+
+    def step(batch):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(_loss(model, *batch))
+        variables = model.trainable_variables
+        grads = tape.gradient(loss, variables)
+        if is_dense:
+            grads = [tf.convert_to_tensor(g) for g in grads]
+        optimizer.apply_gradients(zip(grads, variables, strict=True))
+        return loss
+
+    for batch in per_call:
+        dealt = [np.split(part, repl.num_replicas) for part in batch]
+        repl.run(
+            step,
+            tuple(replicator.PerReplica([tf.constant(x) for x in d]) for d in dealt),
+        )
+    repl.assert_in_sync()
+    return [w.numpy() for w in model.trainable_variables], optimizer
+
+
+def _reference(optimizer_name, per_update, clipnorm=None):
+    """The same training without this library, clipping by hand.
+
+    Gradients are dense: Keras alone squares slices of one row before it adds them.
+    """
+    model = _model()
+    optimizer = OPTIMIZERS[optimizer_name]()
+    for batch in per_update:
+        with tf.GradientTape() as tape:
+            loss = _loss(model, *batch)
+        variables = model.trainable_variables
+        grads = [tf.convert_to_tensor(g) for g in tape.gradient(loss, variables)]
+        if clipnorm is not None:
+            norm = np.sqrt(
+                sum(np.sum(g.numpy().astype(np.float64) ** 2) for g in grads)
+            )
+            grads = [g * min(1.0, clipnorm / norm) for g in grads]
+        optimizer.apply(grads, variables)
+    return [w.numpy() for w in model.trainable_variables]
+
+
+def _check(expected, got):
+    for want, value in zip(expected, got, strict=True):
+        np.testing.assert_allclose(want, value, rtol=2e-5, atol=2e-6)
+
+
+def _joined(batches, k):
+    return [
+        tuple(np.concatenate(part[i : i + k]) for part in batches)
+        for i in range(0, NUM_CALLS, k)
+    ]
+
+
+@pytest.fixture(params=["shared", "copies", "apart"])
+def placed(request, separate):
+    """Two replicas: one copy of variables, two, or two in memories of their own."""
+    if request.param == "apart":
+        return separate(2)
+    placement = "mirrored" if request.param == "copies" else "shared"
+    return replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement=placement,
+    )
+
+
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_accumulation_equals_a_larger_batch(placed, optimizer_name):
+    """Two calls are one update with the batches joined; updates are what is counted."""
+    batches = _batches()
+
+    got, optimizer = _train(
+        placed, optimizer_name, zip(*batches, strict=True), accumulation_steps=2
+    )
+
+    _check(_reference(optimizer_name, _joined(batches, 2)), got)
+    assert NUM_CALLS // 2 == int(optimizer.iterations.numpy())
+
+
+def test_between_updates_nothing_moves(placed):
+    """Three calls of two are one update and a started accumulation."""
+    batches = _batches()
+    three = list(zip(*batches, strict=True))[:3]
+
+    got, optimizer = _train(placed, "momentum", three, accumulation_steps=2)
+
+    _check(_reference("momentum", _joined(batches, 2)[:1]), got)
+    assert 1 == int(optimizer.accumulation.count.numpy())
+
+
+@pytest.mark.parametrize("clipnorm", [0.05, 1e6])
+def test_the_norm_is_that_of_the_averaged_gradient(in_graph, clipnorm):
+    """Slices of one embedding row count once; a large limit leaves all as it is."""
+    batches = list(zip(*_batches(), strict=True))
+
+    got, _ = _train(in_graph, "momentum", batches, global_clipnorm=clipnorm)
+
+    _check(_reference("momentum", batches, clipnorm), got)
+
+
+@pytest.mark.parametrize("scale", [3, "dynamic"])
+def test_a_loss_scale_leaves_the_result_as_it_is(in_graph, scale):
+    """What the loss is multiplied by, gradients are divided by."""
+    batches = list(zip(*_batches(), strict=True))
+
+    got, _ = _train(in_graph, "adam", batches, loss_scale=scale)
+
+    _check(_reference("adam", batches), got)
+
+
+@pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
+def test_all_options_together_equal_one_device(repl_once, optimizer_name):
+    """Replicas share memory here, so compression has nothing to round."""
+    repl = repl_once
+    batches = _batches()
+    options = {"global_clipnorm": 0.2, "loss_scale": 8.0}
+    k = 1
+    if not isinstance(repl, replicator.StrategyReplicator):
+        k = 2
+        options |= {"accumulation_steps": k, "loss_scale": "dynamic"}
+        options |= {"compression": "bfloat16"}
+
+    got, _ = _train(
+        repl, optimizer_name, zip(*batches, strict=True), is_dense=True, **options
+    )
+
+    _check(_reference(optimizer_name, _joined(batches, k), 0.2), got)
+
+
+def _scaled_step(repl, **options):
+    """A step that returns the scale before and the weight after an update."""
+    with repl.context():
+        weight = tf.Variable(1.0)
+        optimizer = repl.wrap_optimizer(
+            keras.optimizers.SGD(1.0), loss_scale="dynamic", **options
+        )
+        optimizer.build([weight])
+
+    def step(factor):
+        with tf.GradientTape() as tape:
+            loss = optimizer.scale_loss(weight * factor)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return optimizer.loss_scale.scale.value, weight
+
+    def run(*factors):
+        return repl.run(step, replicator.PerReplica([tf.constant(f) for f in factors]))
+
+    return run, weight, optimizer
+
+
+def test_one_replica_that_overflows_makes_all_skip(in_graph):
+    """The scale halves, weights, slots and the step counter stay; then it goes on."""
+    run, weight, optimizer = _scaled_step(in_graph)
+
+    run(0.5, 0.5)
+    scales, weights = run(0.25, np.inf)
+    run(np.nan, 0.25)
+
+    assert [2.0**14] * 2 == [float(s) for s in scales]
+    assert [0.5] * 2 == [float(w) for w in weights]
+    assert 0.5 == float(weight.numpy())
+    assert 1 == int(optimizer.iterations.numpy())
+    assert 2 == int(optimizer.loss_scale.num_skipped_steps.numpy())
+    assert 2.0**13 == float(optimizer.loss_scale.scale.numpy())
+
+    run(0.25, 0.25)
+
+    assert 0.25 == float(weight.numpy())
+    assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
+
+
+def test_the_scale_doubles_after_enough_finite_steps(in_graph, monkeypatch):
+    """And starts counting again."""
+    monkeypatch.setattr(loss_scale, "GROWTH_STEPS", 3)
+    run, _, optimizer = _scaled_step(in_graph)
+
+    scales = [float(run(0.0, 0.0)[0][1]) for _ in range(7)]
+
+    assert [2.0**15] * 2 + [2.0**16] * 3 + [2.0**17] * 2 == scales
+    assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
+
+
+def test_a_call_that_is_not_finite_is_not_accumulated(placed):
+    """The window waits for as many finite calls as it needs."""
+    run, weight, optimizer = _scaled_step(placed, accumulation_steps=2)
+
+    run(0.5, 0.5)
+    run(np.inf, 0.0)
+    assert 1.0 == float(weight.numpy())
+    run(0.25, 0.25)
+
+    assert 1.0 - (0.5 + 0.25) / 2 == float(weight.numpy())
+    assert 1 == int(optimizer.iterations.numpy())
+
+
+def test_loss_scaling_rescues_float16(separate):
+    """Gradients of 1e-8 vanish in float16, unless the loss is scaled."""
+    kept = []
+    for scale in (None, 2.0**20):
+        repl = separate(2)
+        with repl.context():
+            weight = tf.Variable(0.0)
+            optimizer = repl.wrap_optimizer(
+                keras.optimizers.SGD(1.0), compression="float16", loss_scale=scale
+            )
+
+        def step(weight=weight, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = optimizer.scale_loss(weight * 1e-8)
+            optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+        repl.run(step)
+        kept.append(float(weight.numpy()))
+
+    assert 0.0 == kept[0]
+    np.testing.assert_allclose(-1e-8, kept[1], rtol=1e-3)
+
+
+def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
+    """They would be divided by a scale that they do not have."""
+    with in_graph.context():
+        weight = tf.Variable(1.0)
+        optimizer = in_graph.wrap_optimizer(keras.optimizers.SGD(0.1), loss_scale=8.0)
+
+    def step():
+        optimizer.apply_gradients([(tf.constant(1.0), weight)])
+
+    with pytest.raises(
+        errors.OptimizerOptionError,
+        match=r"loss_scale=8.0 divides .* optimizer.scale_loss\(loss\) in every step",
+    ):
+        in_graph.run(step)
+
+
+@pytest.mark.parametrize(
+    ("keras_options", "options", "message"),
+    [
+        ({}, {"accumulation_steps": 0}, r"accumulation_steps=0 must be an integer of"),
+        ({}, {"accumulation_steps": 2.0}, r"accumulation_steps=2.0 must be an integer"),
+        ({}, {"global_clipnorm": 0}, r"global_clipnorm=0 must be a positive number"),
+        ({}, {"global_clipnorm": float("nan")}, r"global_clipnorm=nan must be a pos"),
+        ({}, {"loss_scale": -1.0}, r"loss_scale=-1.0 must be .*'dynamic', or None"),
+        ({}, {"loss_scale": "auto"}, r"loss_scale='auto' must be a positive number"),
+        ({}, {"sharded_update": 1}, r"sharded_update=1 must be True or False"),
+        ({}, {"compression": "int8"}, r"compression='int8' is unknown"),
+        (
+            {"global_clipnorm": 1.0},
+            {"global_clipnorm": 2.0},
+            r"global_clipnorm=2.0 was asked .* SGD has global_clipnorm=1.0 itself",
+        ),
+        (
+            {"gradient_accumulation_steps": 2},
+            {"accumulation_steps": 3},
+            r"SGD has gradient_accumulation_steps=2 itself.*set only one",
+        ),
+        (
+            {},
+            {"loss_scale": tf.zeros([2])},
+            r"loss_scale=a '.*' of float32 and shape \(2,\) must be a positive number",
+        ),
+        ({}, {"global_clipnorm": 10**400}, r"global_clipnorm=an integer of .* bits mu"),
+        ({}, {"accumulation_steps": 10**30}, r"accumulation_steps=10+ must be an inte"),
+        (
+            {"loss_scale_factor": 8.0},
+            {"loss_scale": "dynamic"},
+            r"SGD has loss_scale_factor=8.0 itself, so it would be done twice",
+        ),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused_at_once(
+    in_graph, keras_options, options, message
+):
+    """Before anything is traced; the message has the value and what is allowed."""
+    optimizer = keras.optimizers.SGD(0.1, **keras_options)
+
+    with pytest.raises(errors.OptimizerOptionError, match=message):
+        in_graph.wrap_optimizer(optimizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"accumulation_steps": 2},
+            r"accumulation_steps=2 does not work under Mirrored",
+        ),
+        (
+            {"loss_scale": "dynamic"},
+            r"loss_scale='dynamic' does not work .* in a branch",
+        ),
+    ],
+)
+def test_a_stock_strategy_says_what_it_lacks(options, message):
+    """And why, and what to use."""
+    repl = replicator.create("tf_mirrored", num_replicas=1)
+
+    with pytest.raises(errors.OptimizerOptionError, match=message):
+        repl.wrap_optimizer(keras.optimizers.SGD(0.1), **options)

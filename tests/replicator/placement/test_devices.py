@@ -1,0 +1,204 @@
+"""Devices: names, choices, and what is said when they do not exist."""
+
+from __future__ import annotations
+
+import types
+
+import keras
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.placement import devices, topology
+
+HOST = "/job:localhost/replica:0/task:0"
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Makes TensorFlow list any number of GPUs."""
+
+    def pretend(count):
+        real = tf.config.list_logical_devices
+        fakes = [types.SimpleNamespace(name=f"/device:GPU:{i}") for i in range(count)]
+
+        def list_devices(kind=None):
+            return fakes if kind == "GPU" else [*real(kind), *fakes]
+
+        monkeypatch.setattr(tf.config, "list_physical_devices", list_devices)
+        monkeypatch.setattr(tf.config, "list_logical_devices", list_devices)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    "name", ["CPU:1", "/CPU:1", "/device:CPU:1", f"{HOST}/device:CPU:1"]
+)
+def test_every_way_to_write_a_device_gives_its_full_name(name):
+    """Short names, with a slash, with the word, in full."""
+    assert [f"{HOST}/device:CPU:1"] == devices.resolve(1, [name], distinct=True)
+
+
+def test_without_gpus_replicas_share_the_cpu_or_get_virtual_ones():
+    """Backends that need distinct devices split the CPU."""
+    assert [f"{HOST}/device:CPU:0"] * 3 == devices.resolve(3, None, distinct=False)
+    assert [f"{HOST}/device:CPU:{i}" for i in range(3)] == devices.resolve(
+        3, None, distinct=True
+    )
+
+
+def test_gpus_are_taken_first(gpus):
+    """As many as there are replicas, in order."""
+    gpus(4)
+
+    assert [f"{HOST}/device:GPU:0", f"{HOST}/device:GPU:1"] == devices.resolve(
+        2, None, distinct=False
+    )
+
+
+def test_too_few_gpus_are_not_stretched(gpus):
+    """Two replicas on one GPU would measure something else: both numbers are named."""
+    gpus(1)
+
+    with pytest.raises(
+        errors.DeviceError, match=r"2 replicas need 2 GPUs, but there are 1; use fewer"
+    ):
+        devices.resolve(2, None, distinct=False)
+
+
+def test_multi_gpu_takes_all_gpus_and_runs_on_a_laptop(gpus):
+    """Without a number: every GPU; without GPUs: one replica, or as many as asked."""
+    assert 1 == replicator.MultiGpuReplicator().num_replicas
+    on_cpu = replicator.MultiGpuReplicator(num_gpus=2)
+    step = tf.autograph.experimental.do_not_convert(
+        lambda: replicator.all_sum(tf.constant(1))
+    )
+
+    assert [2, 2] == [int(v) for v in on_cpu.run(step)]
+    gpus(3)
+    on_gpu = replicator.MultiGpuReplicator()
+    assert [f"{HOST}/device:GPU:{i}" for i in range(3)] == on_gpu.devices
+    assert "mirrored" == on_gpu.variable_placement
+
+
+@pytest.mark.parametrize("backend", ["single", "in_graph", "tf_mirrored"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["GPU:7"], r"device 'GPU:7' does not exist; this process has CPU:0, CPU:1"),
+        (["CPU:99"], r"device 'CPU:99' does not exist"),
+        (["the second"], r"device 'the second' is not a device name; use names such"),
+        ([3], r"device 3 (is not a device name|does not exist)"),
+    ],
+)
+def test_devices_that_do_not_exist_are_refused_by_every_backend(
+    backend, names, message
+):
+    """Soft placement would run on the CPU in silence."""
+    with pytest.raises(errors.DeviceError, match=message):
+        replicator.create(backend, num_replicas=1, devices=names)
+
+
+@pytest.mark.parametrize("names", [["CPU:0"], ["CPU:0"] * 3, "CPU:0", []])
+def test_one_device_per_replica_is_needed(names):
+    """More, fewer, or a string where a list belongs."""
+    with pytest.raises(
+        errors.DeviceError, match=r"devices .* must be a list of one device per replica"
+    ):
+        replicator.create("in_graph", num_replicas=2, devices=names)
+
+
+def test_a_backend_that_needs_different_devices_says_so():
+    """A stock strategy cannot have two replicas on one device."""
+    with pytest.raises(errors.DeviceError, match=r"\['CPU:0', 'CPU:0'\] must all be d"):
+        replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:0"])
+
+
+def test_a_running_tensorflow_cannot_be_split_further():
+    """The message has both numbers and says when to do it."""
+    tf.constant(1)
+
+    with pytest.raises(
+        errors.DeviceError, match=r"64 virtual CPU devices are needed.* runs with 4; "
+    ):
+        devices.split_cpu(64)
+
+
+@pytest.mark.parametrize("passed", [2.5, object(), "CPU:0", keras.Variable([1.0])])
+def test_devices_are_a_list(passed):
+    """The message has what was passed."""
+    with pytest.raises(
+        errors.DeviceError, match=r"devices .* must be a list of one device per replica"
+    ):
+        devices.resolve(2, passed, distinct=False)
+
+
+def test_no_replica_has_more_devices_than_a_graph_can_hold():
+    """Nor have all together."""
+    with pytest.raises(
+        errors.DeviceError, match=r"logical_devices_per_replica 10+ must be an .* 65536"
+    ):
+        devices.resolve_logical(2, 10**30, None)
+    with pytest.raises(
+        errors.DeviceError, match=r"num_replicas 131072 must be an integer from 1 to 65"
+    ):
+        devices.resolve_logical(2, 2**16, None)
+
+
+def test_there_is_no_replicator_without_replicas():
+    """Zero devices serve nobody."""
+    with pytest.raises(
+        errors.DeviceError, match=r"num_replicas 0 must be an integer from 1"
+    ):
+        replicator.InGraphReplicator(num_replicas=0)
+
+
+@pytest.mark.parametrize(
+    ("names", "memories"),
+    [
+        (["CPU:0", "CPU:1"], (0, 0)),
+        (["CPU:0", "GPU:0"], (0, 1)),
+        (["GPU:0", "GPU:1", "GPU:0"], (0, 1, 0)),
+    ],
+)
+def test_cpus_of_a_process_share_memory_and_gpus_do_not(names, memories):
+    """A GPU has a memory of its own; replicas on one GPU share it."""
+    full = [f"{HOST}/device:{name}" for name in names]
+
+    assert memories == topology.make_topology([[name] for name in full]).memories
+    assert [name.startswith("GPU") for name in names] == [
+        devices.is_gpu(device) for device in full
+    ]
+
+
+def test_cpus_of_two_workers_do_not_share_memory():
+    """They are reached over the network; the replicas of one worker share."""
+    names = [
+        f"/job:worker/replica:0/task:{i // 2}/device:CPU:{i % 2}" for i in range(4)
+    ]
+
+    made = topology.make_topology([[name] for name in names])
+
+    assert (0, 0, 2, 2) == made.memories == made.holders
+    assert (2, 3) == made.members(2)
+
+
+def test_split_replicas_share_memory_only_where_all_their_parts_do():
+    """A replica over CPU and GPU 0 shares nothing with one over CPU and GPU 1."""
+    made = topology.make_topology(
+        [[f"{HOST}/device:CPU:0", f"{HOST}/device:GPU:{r}"] for r in range(2)]
+    )
+
+    assert (0, 1) == made.memories
+    assert (f"{HOST}/device:CPU:0",) * 2 == made.replica_devices
+
+
+def test_sharing_variables_needs_shared_memory(gpus):
+    """GPUs cannot read one copy; the message names the way out."""
+    gpus(2)
+
+    with pytest.raises(
+        errors.DeviceError, match=r"variable_placement='shared' needs.*use 'mirrored'"
+    ):
+        replicator.create("in_graph", num_replicas=2, variable_placement="shared")

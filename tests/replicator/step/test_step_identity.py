@@ -1,0 +1,254 @@
+"""Which function objects are one step, and what is said of too many."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import warnings
+
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.contract import programs
+from replicator.step import identity as step_identity
+
+
+def _counted():
+    """A step of an argument, and how often it was traced."""
+    traced = []
+
+    def step(scale, *, shift=0.0):
+        traced.append(scale)
+        return tf.constant(1.0) * scale + shift
+
+    return step, traced
+
+
+class _Model:
+    """Has a step of its own."""
+
+    def __init__(self):
+        self.traced = []
+
+    def step(self, scale):
+        """Notes that it was traced."""
+        self.traced.append(scale)
+        return tf.constant(1.0) * scale
+
+    def draw(self):
+        """A step without arguments."""
+        return tf.constant(1.0)
+
+    __call__ = draw
+
+
+def test_partials_of_equal_parts_are_one_step(repl_once):
+    """Made anew in each call, traced as often as the same object is."""
+    step, traced = _counted()
+    weight = tf.Variable(2.0)
+
+    def run(**options):
+        return repl_once.run(functools.partial(step, weight, **options))
+
+    run(shift=(1.0))
+    num_traces = len(traced)
+    results = [run(shift=1.0) for _ in range(20)]
+
+    assert num_traces == len(traced)
+    assert {3.0} == {float(v) for result in results for v in result}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(1, 1.0), (1, True), (0.0, -0.0), (1.0, 2.0), ((1, 2), (1, 3)), ((1,), 1)],
+)
+def test_partials_of_other_arguments_are_other_steps(one, other):
+    """Equal is not enough: 1, 1.0 and True are traced differently."""
+    step, _ = _counted()
+    first, second = (functools.partial(step, value) for value in (one, other))
+
+    assert step_identity.identity(first) != step_identity.identity(second)
+    assert step_identity.identity(first) == step_identity.identity(
+        functools.partial(step, one)
+    )
+
+
+def test_where_an_argument_stands_counts():
+    """A value by position is none by name, and the other way round."""
+    step, _ = _counted()
+    partials = [
+        functools.partial(step, 1.0, 2.0),
+        functools.partial(step, 1.0, shift=2.0),
+        functools.partial(step, 2.0, shift=1.0),
+        functools.partial(step, shift=2.0, scale=1.0),
+    ]
+
+    assert len(partials) == len(set(map(step_identity.identity, partials)))
+
+
+def test_a_partial_of_a_list_is_only_itself():
+    """A list could change between two calls without leaving a trace."""
+    step, _ = _counted()
+    shifts = [1.0]
+    first, second = (functools.partial(step, shift=shifts) for _ in range(2))
+
+    assert step_identity.identity(first) != step_identity.identity(second)
+
+
+def test_a_partial_of_a_method_is_known_by_its_object():
+    """The method is made anew at each access."""
+    repl, model = replicator.create("single"), _Model()
+
+    for _ in range(10):
+        repl.run(functools.partial(model.step, 2.0))
+
+    assert [2.0] == model.traced
+
+
+@pytest.mark.parametrize("part", ["step", "model"])
+def test_programs_of_a_partial_go_with_its_parts(in_graph, part):
+    """The cache holds neither the function nor its arguments."""
+
+    def step(model):
+        return model.step(2.0)
+
+    parts = {"step": step, "model": _Model()}
+    del step
+    in_graph.run(functools.partial(parts["step"], parts["model"]))
+    assert len(in_graph._programs.items()) == 1
+    del parts[part]
+    gc.collect()
+
+    assert [] == in_graph._programs.items()
+
+
+def test_programs_of_many_partials_of_numbers_do_not_pile_up():
+    """Beyond the limit they live as long as the partial."""
+    repl = replicator.create("single")
+    step, _ = _counted()
+
+    def loop():
+        for index in range(3 * programs.MAX_FUNCTIONS_PER_CODE):
+            repl.run(functools.partial(step, float(index)))
+
+    with pytest.warns(errors.RetraceWarning):
+        loop()
+    gc.collect()
+
+    assert len(repl._programs.items()) <= programs.MAX_FUNCTIONS_PER_CODE
+
+
+def _partial(repl):
+    step, _ = _counted()
+    for index in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(functools.partial(step, tf.constant(float(index))))
+
+
+def _partial_of_a_method(repl):
+    model = _Model()
+    for index in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(functools.partial(model.step, float(index)))
+
+
+def _lambda(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(lambda: tf.constant(1.0))
+
+
+def _method_of_new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model().draw)
+
+
+def _new_objects(repl):
+    for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+        repl.run(_Model())
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [
+        (_partial, "step"),
+        (_partial_of_a_method, "step"),
+        (_lambda, "<lambda>"),
+    ],
+)
+def test_a_new_function_in_every_call_is_said_once(repl_once, loop, name):
+    """It names the function and the remedy, at the line of the user."""
+    _check_said_once(repl_once, loop, name)
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"), [(_method_of_new_objects, "draw"), (_new_objects, "_Model")]
+)
+def test_a_step_of_a_new_object_in_every_call_is_said_once(in_graph, loop, name):
+    """A stock strategy keeps the objects, so there nobody knows that they are gone."""
+    _check_said_once(in_graph, loop, name)
+
+
+def _check_said_once(repl, loop, name):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        loop(repl)
+
+    (warning,) = [w for w in seen if w.category is errors.RetraceWarning]
+    text = str(warning.message)
+    assert text.startswith(f"{programs.NUM_FUNCTIONS_TO_WARN} different function ")
+    assert f"{name}' were passed to run()" in text
+    assert "once, outside the loop, and pass the same object every time" in text
+    assert __file__ == warning.filename
+
+
+def test_steps_of_objects_that_live_say_nothing():
+    """Each may be run again."""
+    repl = replicator.create("single")
+    models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in models:
+            repl.run(model.draw)
+            repl.run(model)
+
+
+def test_steps_of_objects_that_are_run_again_say_nothing():
+    """A search over models has a step per model, and lets each model go."""
+    repl = replicator.create("single")
+
+    def search():
+        for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE):
+            model = _Model()
+            for _ in range(2):
+                repl.run(model.draw)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        search()
+
+
+def test_partials_of_different_objects_say_nothing():
+    """Also of the same method."""
+    repl = replicator.create("single")
+    models = [_Model() for _ in range(2 * programs.MAX_FUNCTIONS_PER_CODE)]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for model in models:
+            for _ in range(2):
+                repl.run(functools.partial(model.step, 1.0))
+
+
+def test_an_object_at_the_address_of_another_starts_anew():
+    """Counts go with the object whose methods were counted."""
+    repl = replicator.create("single")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(programs.MAX_FUNCTIONS_PER_CODE):
+            model = _Model()
+            for scale in [*range(programs.NUM_FUNCTIONS_TO_WARN - 1), 0]:
+                repl.run(functools.partial(model.step, float(scale)))
+            del model
+            gc.collect()

@@ -1,0 +1,323 @@
+"""Actors as real processes: what they write, and what happens when they fail."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from workloads.d4pg.acting.base import ActorError
+from workloads.d4pg.acting.policy import Policy, PolicySpec
+from workloads.d4pg.acting.pool import ActorPool
+from workloads.d4pg.acting.settings import ActorSettings
+from workloads.d4pg.acting.weights import SharedWeights
+from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.replay import ReplaySettings
+from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+NAME = "cartpole:swingup"
+# A bound of waiting, not a figure: importing dm_control takes a second on an idle core.
+PATIENCE_SEC = 180.0
+POLICY = PolicySpec(
+    observation_shape=(5,), action_size=1, hidden_sizes=(8,), kind="mlp"
+)
+
+
+def make_streams(settings: ActorSettings, **changes) -> StepStreams:
+    """Returns streams for the actors."""
+    fields = {
+        "num_streams": settings.num_streams,
+        # More than actors write that nobody holds back; it is taken when it is used.
+        "steps_per_stream": 1_000_000,
+        "observation_shape": (5,),
+        "observation_dtype": "float32",
+        "action_size": 1,
+        "num_actors": settings.num_actors,
+    }
+    return StepStreams(StreamsSpec(**{**fields, **changes}))
+
+
+def wait_until(holds, pool: ActorPool) -> None:
+    """Waits until ``holds()``, and fails if the pool does."""
+    end = time.monotonic() + PATIENCE_SEC
+    while not holds():
+        pool.check()
+        assert time.monotonic() < end, pool.counters()
+        time.sleep(0.02)
+
+
+def stop(pid: int, pool: ActorPool) -> None:
+    """Stops a process, and returns when it stands still."""
+    os.kill(pid, signal.SIGSTOP)
+    stopped = psutil.Process(pid)
+    wait_until(lambda: stopped.status() == psutil.STATUS_STOPPED, pool)
+
+
+def break_cartpole(folder: pathlib.Path, monkeypatch, code: str) -> None:
+    """Runs code in every Python process that starts, before its program."""
+    (folder / "sitecustomize.py").write_text(
+        "import os\n"
+        "os.environ['MUJOCO_GL'] = 'disabled'\n"
+        "from dm_control.suite import cartpole\n" + textwrap.dedent(code),
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_actors_need_streams_of_their_number() -> None:
+    """Before a process is started."""
+    with (
+        make_streams(ActorSettings(name=NAME, num_actors=2)) as streams,
+        pytest.raises(ValueError, match="3 actors with 3 environments cannot write"),
+    ):
+        ActorPool(ActorSettings(name=NAME, num_actors=3), streams)
+
+
+def test_an_actor_imports_no_tensorflow() -> None:
+    """It would cost each of them seconds and hundreds of megabytes."""
+    code = (
+        "import sys, workloads.d4pg.acting.actor, workloads.d4pg.acting.pool\n"
+        "import workloads.d4pg.replay.make\n"
+        "print({'tensorflow', 'dm_control', 'jax'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+    assert "set()\n" == done.stdout
+
+
+@pytest.mark.processes
+def test_actors_write_episodes_and_follow_the_policy() -> None:
+    """At random first; then each action is the policy's at the recorded observation."""
+    settings = ActorSettings(
+        name=NAME,
+        num_actors=2,
+        environments_per_actor=2,
+        action_repeat=10,
+        policy=POLICY.to_json(),
+        sigma_min=0.0,
+        sigma_max=0.0,
+        niceness=3,
+    )
+    weights = SharedWeights(POLICY.num_floats)
+    flat = np.random.default_rng(0).normal(size=POLICY.num_floats).astype(np.float32)
+    with (
+        make_streams(settings) as streams,
+        ActorPool(settings, streams, weights) as pool,
+    ):
+        wait_until(lambda: (streams.num_written - (50)).min() > 0, pool)
+        before = pool.counters()
+        niceness = {os.getpriority(os.PRIO_PROCESS, k) for k in pool.process_ids()}
+        weights.publish(flat, 12)
+        wait_until(lambda: pool.counters().oldest_version == 12, pool)
+        start = streams.num_written.copy()
+        wait_until(lambda: (streams.num_written - (start + 220)).min() > 0, pool)
+        after = pool.counters()
+        policy = Policy(POLICY)
+        policy.load(flat)
+        fields = {
+            name: streams.field(name).reshape(4, streams.spec.steps_per_stream, -1)
+            for name in ("observation", "action", "reward", "is_first", "is_last")
+        }
+
+        assert {3 + os.getpriority(os.PRIO_PROCESS, 0)} == niceness
+        assert (-1, -1.0) == (before.oldest_version, before.mean_version)
+        assert (12, 12.0) == (after.newest_version, after.mean_version)
+        assert after.num_episodes >= 4
+        assert all(0 <= value <= 1000 for value in after.last_returns)
+        assert (0, 0) == (after.num_refused, after.num_restarts)
+        for stream in range(4):
+            end = int(start[stream])
+            own = {name: values[stream] for name, values in fields.items()}
+            # 1000 control steps in hundred environment steps, and the final one.
+            assert np.arange(0, end, 101).tolist() == (
+                np.flatnonzero(own["is_first"][:end]).tolist()
+            )
+            assert np.arange(100, end, 101).tolist() == (
+                np.flatnonzero(own["is_last"][:end]).tolist()
+            )
+            at_random = own["action"][:50]
+            assert -1 <= at_random.min() < -0.5 < 0.5 < at_random.max() <= 1
+            part = slice(end + 10, end + 200)
+            expected = np.clip(policy(own["observation"][part]), -1, 1)
+            acted = ~own["is_last"][part, 0]
+            np.testing.assert_allclose(
+                expected[acted], own["action"][part][acted], atol=1e-6
+            )
+        # No two environments begin alike.
+        assert 4 == len({values.tobytes() for values in fields["observation"][:, 0]})
+
+
+@pytest.mark.processes
+def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
+    """The learner goes on sampling; both are counted."""
+    settings = ActorSettings(name=NAME, num_actors=2, action_repeat=4)
+    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+        replay = make_replay(
+            streams, ReplaySettings(min_size_to_sample=200), pool.check
+        )
+        replay.sample(16, timeout_sec=PATIENCE_SEC)
+        wait_until(lambda: (streams.num_written - (100)).min() > 0, pool)
+        first = pool.process_ids()
+        stop(first[0], pool)
+        broken_off = int(streams.num_written[0])
+        os.kill(first[0], signal.SIGKILL)
+        wait_until(lambda: streams.num_written[0] > broken_off + 50, pool)
+        assert 1 == pool.counters().num_restarts
+        stop(first[1], pool)
+        # As if it had been stopped for twice as long as is allowed.
+        long_ago = time.monotonic() - 2 * settings.stuck_sec
+        pool._processes[1].start = streams.heartbeat[1] = long_ago
+        wait_until(lambda: not psutil.pid_exists(first[1]), pool)
+        replay.sample(16)
+        wait_until(lambda: pool.counters().num_restarts >= 2, pool)
+        at = streams.num_written.copy()
+        wait_until(lambda: (streams.num_written - (at + 50)).min() > 0, pool)
+        replay.sample(16)
+        pool.check()
+        is_first = streams.field("is_first").reshape(2, -1)[0]
+        is_last = streams.field("is_last").reshape(2, -1)[0]
+        starts = np.flatnonzero(is_first)[1:]
+
+        assert 2 == pool.counters().num_restarts
+        # The replacement began an episode where the other one broke off.
+        assert broken_off in starts
+        assert {broken_off} >= set(starts[~is_last[starts - 1]])
+        last = pool.process_ids()
+    assert set(first).isdisjoint(last)
+    assert not any(psutil.pid_exists(pid) for pid in (*first, *last))
+
+
+@pytest.mark.processes
+def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> None:
+    """Rewards and states that are NaN now and then; the run goes on without them."""
+    break_cartpole(
+        tmp_path,
+        monkeypatch,
+        """
+        calls, reward = [0], cartpole.Balance.get_reward
+        def get_reward(self, physics):
+            calls[0] += 1
+            if calls[0] % 50 == 0:
+                return float("nan")
+            if calls[0] % 77 == 0:
+                physics.data.qvel[:] = float("nan")
+            return reward(self, physics)
+        cartpole.Balance.get_reward = get_reward
+        """,
+    )
+    settings = ActorSettings(name=NAME)
+    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+        wait_until(lambda: streams.num_written[0] > 2000, pool)
+        refused = pool.counters().num_refused / streams.num_written[0]
+        replay = make_replay(streams, ReplaySettings())
+        batch = replay.sample(2000)
+
+        # 1/50 + 1/77
+        assert 0.02 < refused < 0.1
+        assert 0 == pool.counters().num_restarts
+        for name in ("observation", "next_observation", "reward", "action"):
+            assert np.isfinite(batch[name]).all()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        (
+            """
+            def get_reward(self, physics):
+                raise RuntimeError("no reward today")
+            cartpole.Balance.get_reward = get_reward
+            """,
+            "RuntimeError: no reward today",
+        ),
+        (
+            """
+            import sys
+            sys.modules["workloads.d4pg.acting.actor"] = None
+            """,
+            (
+                "ModuleNotFoundError: import of workloads.d4pg.acting.actor halted; "
+                "None in sys.modules"
+            ),
+        ),
+    ],
+    ids=["when they step", "when they start"],
+)
+def test_actors_that_always_die_end_the_run_with_their_log(
+    tmp_path, monkeypatch, code, expected
+) -> None:
+    """After as many replacements as are allowed."""
+    break_cartpole(tmp_path, monkeypatch, code)
+    settings = ActorSettings(name=NAME, max_restarts=1)
+    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+        message = (
+            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, as many "
+            rf"as are tried: mend what its last message says: {expected}$"
+        )
+        with pytest.raises(ActorError, match=message):
+            wait_until(lambda: False, pool)
+
+        assert 1 == pool.counters().num_restarts
+        assert [] == [p for p in pool.process_ids() if psutil.pid_exists(p)]
+
+
+@pytest.mark.processes
+def test_an_actor_that_cannot_render_is_not_tried_again(monkeypatch) -> None:
+    """Its one line is the error of the run."""
+    monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    settings = ActorSettings(name=NAME, observations="pixels")
+    frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
+    with (
+        make_streams(settings, **frames) as streams,
+        ActorPool(settings, streams) as pool,
+    ):
+        with pytest.raises(ValueError, match=r"^option observations='pixels' needs Op"):
+            wait_until(lambda: False, pool)
+
+        assert 0 == pool.counters().num_restarts
+
+
+@pytest.mark.processes
+def test_actors_with_frames_wait_for_the_learner() -> None:
+    """They stop at the limit, and their waiting is counted."""
+    settings = ActorSettings(name=NAME, observations="pixels")
+    frames = {"observation_shape": (84, 84, 3), "observation_dtype": "uint8"}
+    with make_streams(settings, steps_per_stream=500, **frames) as streams:
+        replay = make_replay(
+            streams,
+            ReplaySettings(
+                min_size_to_sample=50, samples_per_insert=4, num_stacked_frames=3
+            ),
+        )
+        with ActorPool(settings, streams) as pool:
+            wait_until(streams.must_wait, pool)
+            written = streams.num_inserted()
+            wait_until(lambda: pool.counters().idle_sec > 0.2, pool)
+
+            # A tenth of 50 * 4 transitions is the buffer.
+            assert 50 + 20 / 4 <= written <= 57
+            assert written == streams.num_inserted()
+            batch = replay.sample(16)
+            wait_until(lambda: streams.num_inserted() > written, pool)
+
+            assert (16, 84, 84, 9) == batch["observation"].shape
+            assert batch["observation"].std() > 5
+            found = pool.counters()
+            assert found.idle_sec <= found.elapsed_sec

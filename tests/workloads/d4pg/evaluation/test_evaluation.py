@@ -1,0 +1,154 @@
+"""Evaluation plays whole episodes of the real environment, without noise."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+
+import numpy as np
+import psutil
+import pytest
+
+from workloads.d4pg import config
+from workloads.d4pg.acting import policy
+from workloads.d4pg.environment.control import BrokenEpisodeError, Environment
+from workloads.d4pg.evaluation import episodes as evaluation
+from workloads.d4pg.evaluation import evaluator_client
+from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
+
+NAME = "cartpole:balance"
+
+
+@pytest.fixture(autouse=True)
+def without_opengl(monkeypatch, request):
+    """This process has TensorFlow, which does not bear OpenGL's compiler beside it."""
+    if "processes" not in request.keywords:
+        monkeypatch.setenv("MUJOCO_GL", "disable")
+
+
+def make_policy(observation_shape=(5,), seed=0):
+    """A policy that acts in some way."""
+    spec = policy.PolicySpec(
+        observation_shape=observation_shape,
+        action_size=1,
+        hidden_sizes=(16, 8),
+        kind="mlp",
+    )
+    made = policy.Policy(spec)
+    rng = np.random.default_rng(seed)
+    made.load(rng.normal(scale=0.2, size=spec.num_floats).astype(np.float32))
+    return made
+
+
+def test_returns_are_those_of_episodes_played_one_by_one():
+    """Environments that are stepped together do not disturb each other."""
+    settings = config.make_config("smoke", {"action_repeat": 4})
+    evaluator = evaluation.Evaluator(NAME, settings, seed=5)
+    actor = make_policy()
+    found = evaluator.play(actor, 3)
+    expected = []
+    for index in range(3):
+        player = Environment(NAME, action_repeat=4, seed=5 + 10_000_019 + index)
+        player.reset()  # an evaluator's environments begin with an episode
+        observation, total, is_last = player.reset(), 0.0, False
+        while not is_last:
+            step = player.step(actor(observation[None])[0])
+            observation, is_last = step.observation, step.is_last
+            total += step.reward
+        expected.append(total)
+
+    np.testing.assert_allclose(expected, found, rtol=1e-4)
+    assert len(set(found)) == 3
+
+
+def test_an_episode_that_breaks_begins_again(monkeypatch):
+    """And if that goes on, it is an error that says why."""
+    real_step, count = Environment.step, itertools.count()
+
+    def step(self, action):
+        if next(count) in (3, 5):
+            raise BrokenEpisodeError("the state is not finite")
+        return real_step(self, action)
+
+    settings = config.make_config("smoke", {"action_repeat": 50})
+    evaluator = evaluation.Evaluator(NAME, settings, seed=0)
+    monkeypatch.setattr(Environment, "step", step)
+    assert 2 == len(evaluator.play(make_policy(), 2))
+
+    def broken(self, action):
+        raise BrokenEpisodeError("the state is not finite")
+
+    monkeypatch.setattr(Environment, "step", broken)
+    with pytest.raises(RuntimeError, match=r"11 episodes .* the state is not finite"):
+        evaluator.play(make_policy(), 2)
+
+
+def make_client(name=NAME, **options):
+    """A client whose policy is that of ``make_policy``, and its weights."""
+    options = {"action_repeat": 8, "num_evaluation_episodes": 6, **options}
+    client = EvaluatorClient(name, config.make_config("smoke", options), seed=5)
+    spec = make_policy(client.spec.observation_shape).spec
+    client.load(spec)
+    rng = np.random.default_rng(0)
+    return client, rng.normal(scale=0.2, size=spec.num_floats).astype(np.float32)
+
+
+@pytest.mark.processes
+def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
+    """Of episodes that another process plays, as this one would; the next differ."""
+    client, weights = make_client()
+    (first,), (second,) = (client.score(weights) for _ in range(2))
+    with monkeypatch.context() as context:
+        context.setenv("MUJOCO_GL", "disable")
+        settings = config.make_config("smoke", {"action_repeat": 8})
+        returns = evaluation.Evaluator(NAME, settings, seed=5).play(make_policy(), 6)
+    film = client.film(weights)
+    client.close()
+
+    assert ((5,), 1) == (client.spec.observation_shape, client.spec.action_size)
+    assert ("episode_return", "return", 6) == (
+        first.name,
+        first.unit,
+        first.num_examples,
+    )
+    assert np.mean(returns) == pytest.approx(first.value, rel=1e-4)
+    assert 0.0 < first.low < first.value < first.high < 1000.0
+    assert first.value != second.value
+    assert film is None or film.startswith(b"\x89PNG")
+    assert 0 == client._process.returncode
+
+
+@pytest.mark.processes
+def test_without_opengl_there_is_no_film_and_one_warning(monkeypatch):
+    """The return needs no pictures; frames as observations do."""
+    monkeypatch.setenv("MUJOCO_GL", "disable")
+    client, weights = make_client(num_evaluation_episodes=2)
+    with pytest.warns(UserWarning, match=r"episodes are not filmed: .* libegl1"):
+        assert client.film(weights) is None
+    assert client.film(weights) is None
+    assert client.score(weights)
+    client.close()
+    before = psutil.Process().children()
+    with pytest.raises(ValueError, match=r"needs OpenGL, which does not work here"):
+        make_client(observations="pixels")
+    assert before == psutil.Process().children()
+
+
+@pytest.mark.processes
+def test_a_dead_evaluator_is_an_error():
+    """With its exit code."""
+    client, weights = make_client()
+    client._process.send_signal(signal.SIGKILL)
+    with pytest.raises(RuntimeError, match="evaluation episodes ended with exit code"):
+        client.score(weights)
+
+
+@pytest.mark.processes
+def test_an_evaluator_that_does_not_end_is_ended(monkeypatch):
+    """As one that stands still, or is in the middle of an episode."""
+    monkeypatch.setattr(evaluator_client, "_END_SEC", 0.2)
+    client, _ = make_client()
+    client._process.send_signal(signal.SIGSTOP)
+    client.close()
+
+    assert -signal.SIGKILL == client._process.returncode

@@ -1,0 +1,221 @@
+"""Streams of environment steps: what a process writes, another one reads."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from workloads.d4pg.replay import shared_memory
+from workloads.d4pg.replay.make import make_replay
+from workloads.d4pg.replay.replay import ReplaySettings
+from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+
+ROOT = pathlib.Path(__file__).resolve().parents[4]
+# Writes as fast as it can; every field of a record follows from its number.
+WRITER = """
+import sys
+import numpy as np
+from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+streams = StepStreams(StreamsSpec.from_json(sys.argv[1]), int(sys.argv[2]))
+writer = streams.writer(0)
+number = int(streams.num_written[0])
+print("started at", number, flush=True)
+observation = np.empty(streams.spec.observation_shape, np.float32)
+while True:
+    observation[:] = number
+    writer.append(observation, number % 1000, number % 7, 1.0,
+                  is_first=number % 50 == 0, is_last=number % 50 == 49)
+    number += 1
+"""
+
+
+def make_spec(**changes) -> StreamsSpec:
+    """Returns a small spec with changes."""
+    fields = {
+        "num_streams": 1,
+        "steps_per_stream": 100,
+        "observation_shape": (3,),
+        "observation_dtype": "float32",
+        "action_size": 2,
+    }
+    return StreamsSpec(**{**fields, **changes})
+
+
+def start_writer(streams: StepStreams) -> subprocess.Popen[str]:
+    """Starts a process that writes to the first stream until it is killed."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            WRITER,
+            streams.spec.to_json(),
+            str(streams.descriptor),
+        ],
+        pass_fds=(streams.descriptor,),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_a_record_is_there_once_it_is_counted() -> None:
+    """Fields come back as they were written, from another view of the memory."""
+    with StepStreams(make_spec(num_streams=2)) as streams:
+        other = StepStreams(
+            StreamsSpec.from_json(streams.spec.to_json()), os.dup(streams.descriptor)
+        )
+        writer = other.writer(1)
+        writer.append(
+            np.arange(3), np.array([0.5, -1]), 2.5, 0.0, is_first=True, is_last=False
+        )
+
+        assert [0, 1] == streams.num_written.tolist()
+        assert [0, 1, 2] == streams.field("observation")[100].tolist()
+        assert [0.5, -1] == streams.field("action")[100].tolist()
+        assert (2.5, 0.0) == (
+            streams.field("reward")[100],
+            streams.field("discount")[100],
+        )
+        assert (True, False) == (
+            streams.field("is_first")[100],
+            streams.field("is_last")[100],
+        )
+        other.close()
+
+
+def test_memory_has_no_name_and_is_taken_when_it_is_used() -> None:
+    """A gigabyte of replay costs nothing before it is filled."""
+    frames = make_spec(
+        steps_per_stream=60_000,
+        observation_shape=(84, 84, 3),
+        observation_dtype="uint8",
+    )
+    with StepStreams(frames) as streams:
+        before = os.fstat(streams.descriptor).st_blocks
+        streams.writer(0).append(
+            np.ones((84, 84, 3)), 0, 0, 1, is_first=True, is_last=False
+        )
+        after = os.fstat(streams.descriptor).st_blocks
+
+        assert streams.memory_bytes > 2**30
+        # Where the kernel gives huge pages, one of them.
+        assert 512 * (after - before) <= 2**22
+        assert 0 == os.fstat(streams.descriptor).st_nlink
+
+
+def test_memory_works_where_there_is_no_memfd(monkeypatch) -> None:
+    """An unlinked file stands in for it."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    arrays = shared_memory.SharedArrays([("a", (3,), "int64"), ("b", (2,), "uint8")])
+    arrays["a"][:] = 1, 2, 3
+    arrays["b"][:] = 4, 5
+    other = shared_memory.SharedArrays(
+        [("a", (3,), "int64"), ("b", (2,), "uint8")], os.dup(arrays.descriptor)
+    )
+
+    assert [1, 2, 3] == other["a"].tolist()
+    assert [4, 5] == other["b"].tolist()
+    assert 0 == os.fstat(arrays.descriptor).st_nlink
+    arrays.close()
+    other.close()
+
+
+def test_a_frame_is_stored_once() -> None:
+    """Pixel memory per transition that can be sampled is at most 1.15 frames."""
+    spec = make_spec(
+        num_streams=8,
+        steps_per_stream=10_000,
+        observation_shape=(84, 84, 3),
+        observation_dtype="uint8",
+    )
+    with StepStreams(spec) as streams:
+        replay = make_replay(streams, ReplaySettings(num_stacked_frames=3))
+        # As if full: nothing is read.
+        streams.num_written[:] = 30_000
+
+        frames_per_transition = replay.memory_bytes / len(replay) / (84 * 84 * 3)
+
+    assert 1.0 < frames_per_transition <= 1.15
+
+
+def test_what_each_actor_did_is_told_in_a_line() -> None:
+    """For errors."""
+    with StepStreams(make_spec(num_streams=4, num_actors=2)) as streams:
+        streams.num_written[:] = 5, 6, 0, 0
+        streams.num_refused[:] = 0, 0, 0, 3
+        streams.heartbeat[0] = time.monotonic() - 7
+
+        assert re.fullmatch(
+            r"actor 0: 11 environment steps, 0 refused, last sign of life \d+ s ago; "
+            r"actor 1: 0 environment steps, 3 refused, no sign of life",
+            streams.describe_actors(),
+        )
+
+
+@pytest.mark.processes
+def test_no_sample_mixes_two_records_while_a_process_writes() -> None:
+    """The ring is so small that it is overwritten all the time, many times over."""
+    size = 4000
+    with StepStreams(
+        make_spec(steps_per_stream=size, observation_shape=(64,))
+    ) as streams:
+        replay = make_replay(
+            streams, ReplaySettings(min_size_to_sample=300, discount=1)
+        )
+        writer = start_writer(streams)
+        try:
+            end = time.monotonic() + 180
+            newest = 0
+            while newest < 20 * size and time.monotonic() < end:
+                batch = replay.sample(64)
+                numbers = batch["index"]
+                steps = np.minimum(5, 49 - numbers % 50)
+                rewards = (
+                    sum((number + k) % 7 for k in range(count))
+                    for number, count in zip(numbers, steps, strict=True)
+                )
+                after = numbers + steps
+
+                assert (batch["observation"] == numbers[:, None]).all()
+                assert (batch["next_observation"] == after[:, None]).all()
+                assert (batch["action"] == numbers[:, None] % 1000).all()
+                assert list(rewards) == batch["reward"].tolist()
+                newest = max(newest, int(numbers.max()))
+        finally:
+            writer.kill()
+            writer.wait()
+
+    assert newest >= 20 * size
+
+
+@pytest.mark.processes
+def test_a_killed_writer_loses_its_unpublished_record_only() -> None:
+    """Whoever takes its place goes on with the next number."""
+    with StepStreams(make_spec()) as streams:
+        starts = []
+        for _ in range(2):
+            writer = start_writer(streams)
+            starts.append(int(writer.stdout.readline().split()[-1]))
+            while streams.num_written[0] < starts[-1] + 500:
+                assert writer.poll() is None
+                time.sleep(0.01)
+            os.kill(writer.pid, signal.SIGKILL)
+            writer.wait()
+        written = int(streams.num_written[0])
+        last = np.arange(written - 50, written)
+        slots = last % 100
+
+        assert [0, starts[1]] == starts
+        assert starts[1] >= 500
+        np.testing.assert_array_equal(
+            np.repeat(last[:, None], 3, axis=1), streams.field("observation")[slots]
+        )
+        np.testing.assert_array_equal(last % 7, streams.field("reward")[slots])

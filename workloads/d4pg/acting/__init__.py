@@ -1,0 +1,1 @@
+"""Actors: processes that act in environments with a recent policy."""

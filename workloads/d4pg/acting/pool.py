@@ -1,0 +1,153 @@
+"""Starts actors, watches them, and replaces those that die or stand still."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import IO, TYPE_CHECKING
+
+from workloads import child_process
+from workloads.d4pg.acting.base import ActorError, BasePool
+from workloads.d4pg.acting.process import BAD_INPUT
+
+if TYPE_CHECKING:
+    from workloads.d4pg.acting.settings import ActorSettings
+    from workloads.d4pg.acting.weights import SharedWeights
+    from workloads.d4pg.replay.streams import StepStreams
+
+_POLL_SEC = 0.1
+_LOG_BYTES = 4096
+_MODULE = "workloads.d4pg.acting.process"
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    log: IO[bytes]
+    start: float
+
+
+class ActorPool(BasePool):
+    """Actors in processes of their own, on the cores of this one; see ``BasePool``.
+
+    Each has one thread. An error has the last line of the log of the actor that failed.
+    """
+
+    def __init__(
+        self,
+        settings: ActorSettings,
+        streams: StepStreams,
+        weights: SharedWeights | None = None,
+    ) -> None:
+        super().__init__(settings, streams, weights)
+        self._processes: dict[int, _Process] = {}
+        # The parent-death signal is sent when the *thread* that started a child ends:
+        # all are started by the one thread that lives as long as the pool.
+        self._start_thread()
+
+    def process_ids(self) -> list[int]:
+        """Returns the ids of the processes that are there now, by actor."""
+        return [process.popen.pid for _, process in sorted(self._processes.items())]
+
+    def _serve(self) -> None:
+        for actor_id in range(self._settings.num_actors):
+            self._start(actor_id)
+        last_poll = time.monotonic()
+        grace = 0.0
+        while not self._is_closing.wait(_POLL_SEC) and self._error is None:
+            now = time.monotonic()
+            # Where this process itself stood still, actors may have as well.
+            if now - last_poll > self._settings.stuck_sec / 2:
+                grace = now
+            last_poll = now
+            for actor_id in range(self._settings.num_actors):
+                self._look_at(actor_id, now, grace)
+                if self._error is not None:
+                    break
+
+    def _end_all(self) -> None:
+        for process in self._processes.values():
+            self._end(process)
+
+    def _look_at(self, actor_id: int, now: float, grace: float) -> None:
+        """Replaces an actor that is dead or stands still."""
+        process = self._processes[actor_id]
+        heartbeat = float(self._streams.heartbeat[actor_id])
+        sign = max(heartbeat, process.start, grace)
+        limit = self._settings.stuck_sec if heartbeat else self._settings.start_sec
+        if process.popen.poll() is None and now - sign <= limit:
+            return
+        code = process.popen.poll()
+        why = (
+            _describe(code) if code is not None else f"no sign of life for {limit:g} s"
+        )
+        line = self._end(self._processes.pop(actor_id))
+        if code == BAD_INPUT:
+            self._error = ValueError(line)
+        elif self._num_restarts >= self._settings.max_restarts:
+            self._error = ActorError(
+                f"actor {actor_id} ended ({why}) after {self._num_restarts} "
+                "replacements of actors, as many as are tried: mend what its last "
+                f"message says: {line}"
+            )
+        else:
+            self._num_restarts += 1
+            self._start(actor_id)
+
+    def _start(self, actor_id: int) -> None:
+        self._streams.heartbeat[actor_id] = 0
+        descriptors = [self._streams.descriptor]
+        message = {
+            "settings": self._settings.to_json(),
+            "streams": self._streams.spec.to_json(),
+            "streams_descriptor": self._streams.descriptor,
+            "num_floats": 0,
+            "actor_id": actor_id,
+            "num_restarts": self._num_restarts,
+        }
+        if self._weights is not None:
+            descriptors.append(self._weights.descriptor)
+            message["num_floats"] = self._weights.num_floats
+            message["weights_descriptor"] = self._weights.descriptor
+        log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _end
+        popen = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                _MODULE,
+                json.dumps(message),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=descriptors,
+            env=child_process.environment(child_process.ONE_THREAD),
+        )
+        self._processes[actor_id] = _Process(
+            popen=popen, log=log, start=time.monotonic()
+        )
+
+    @staticmethod
+    def _end(process: _Process) -> str:
+        """Kills a process, if need be; returns the last line of its log."""
+        process.popen.kill()
+        process.popen.wait()
+        if process.popen.stdin is not None:
+            process.popen.stdin.close()
+        with process.log as log:
+            size = log.seek(0, os.SEEK_END)
+            log.seek(max(size - _LOG_BYTES, 0))
+            lines = log.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "(empty)"
+
+
+def _describe(code: int) -> str:
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit code {code}"

@@ -1,0 +1,74 @@
+"""The process of an actor; imports no TensorFlow.
+
+    python -m workloads.d4pg.acting.process '{"settings": ..., "streams": ...}'
+
+It must not outlive its parent, not even one that was killed. Two independent ways, as
+each has a hole: the kernel's parent-death signal (lost if the parent died before the
+request), and the end of its standard input, whose other end only the parent holds
+(needs a moment in which this process runs).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+
+# Exit code where another start would fail in the same way; the last line says why.
+BAD_INPUT = 2
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    """Runs an actor until the parent ends it."""
+    _die_with_parent()
+    message = json.loads(sys.argv[1])
+    from workloads.d4pg.acting.actor import Actor
+    from workloads.d4pg.acting.settings import ActorSettings
+    from workloads.d4pg.acting.weights import SharedWeights
+    from workloads.d4pg.replay.streams import StepStreams, StreamsSpec
+
+    settings = ActorSettings.from_json(message["settings"])
+    os.nice(settings.niceness)
+    streams = StepStreams(
+        StreamsSpec.from_json(message["streams"]), message["streams_descriptor"]
+    )
+    weights = None
+    if message["num_floats"]:
+        weights = SharedWeights(message["num_floats"], message["weights_descriptor"])
+    try:
+        actor = Actor(
+            settings,
+            streams,
+            weights,
+            actor_id=message["actor_id"],
+            num_restarts=message["num_restarts"],
+        )
+    except ValueError as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_INPUT
+    actor.run()
+    return 0
+
+
+def _die_with_parent() -> None:
+    if sys.platform.startswith("linux"):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            error = ctypes.get_errno()
+            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+
+    def wait() -> None:
+        # The parent writes nothing: any return is the end of the pipe.
+        while os.read(0, 1):
+            pass
+        os._exit(0)
+
+    threading.Thread(target=wait, name="watch-parent", daemon=True).start()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,298 @@
+"""Actors on other machines, with Ray: the same loop, whose records are shipped here.
+
+Ray starts the actors wherever its cluster has a core. Each runs some rounds of the loop
+into streams of its own, and sends what was written as one chunk; a thread here appends
+it to the streams that the learner samples from. Needs the optional Ray
+(``pip install 'replicator-harness[distributed]'``), and this package on every machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+from workloads.d4pg.acting.base import ActorError, BasePool
+from workloads.d4pg.acting.settings import ActorSettings, check_ray
+from workloads.d4pg.acting.weights import SharedWeights
+from workloads.d4pg.replay.streams import NO_WEIGHTS, StepStreams, StreamsSpec
+
+_POLL_SEC = 0.02
+FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """What an actor has done in some rounds; lists have one entry per environment.
+
+    Attributes:
+      records: Arrays by the names in ``FIELDS``.
+      num_episodes: Episodes that ended.
+      last_return: Of the last episode that ended.
+      num_refused: Environment steps that were not finite.
+      elapsed_sec: Time that it took.
+      version: Of the weights in use.
+    """
+
+    records: list[dict[str, np.ndarray]]
+    num_episodes: list[int]
+    last_return: list[float]
+    num_refused: list[int]
+    elapsed_sec: float
+    version: int
+
+
+class Collector:
+    """The actor's end: runs rounds of the loop and returns what they wrote.
+
+    Nothing can fail before the first ``collect``, so that errors arrive as themselves.
+    """
+
+    def __init__(
+        self, settings: str, streams: str, num_floats: int, actor_id: int, start: int
+    ) -> None:
+        self._settings = ActorSettings.from_json(settings)
+        self._spec = StreamsSpec.from_json(streams)
+        self._num_floats = num_floats
+        self._actor_id = actor_id
+        self._start = start
+        self._actor: Any = None
+        self._counts: dict[str, np.ndarray] = {}
+
+    def collect(
+        self, num_rounds: int, weights: np.ndarray | None, version: int
+    ) -> Chunk:
+        """Steps every environment ``num_rounds`` times.
+
+        Args:
+          num_rounds: Environment steps in each environment; the same in every call.
+          weights: Newer ones than it has, float32 [num_floats], or None.
+          version: Theirs.
+
+        Raises:
+          ValueError: The environments cannot be made here.
+        """
+        if self._actor is None:
+            self._make(num_rounds)
+        if weights is not None:
+            self._weights.publish(weights, version)
+        begin = time.monotonic()
+        for _ in range(num_rounds):
+            self._actor.step()
+        per_actor = self._settings.environments_per_actor
+        own = slice(self._actor_id * per_actor, (self._actor_id + 1) * per_actor)
+        streams = self._streams
+        new = {
+            name: getattr(streams, name)[own] - self._counts[name]
+            for name in ("num_episodes", "num_refused")
+        }
+        records = [
+            self._records(stream, int(self._counts["num_written"][place]))
+            for place, stream in enumerate(range(own.start, own.stop))
+        ]
+        self._remember(own)
+        return Chunk(
+            records=records,
+            num_episodes=new["num_episodes"].tolist(),
+            last_return=streams.last_return[own].tolist(),
+            num_refused=new["num_refused"].tolist(),
+            elapsed_sec=time.monotonic() - begin,
+            version=int(streams.version[self._actor_id]),
+        )
+
+    def _make(self, num_rounds: int) -> None:
+        # As the pool of processes has it: Mesa draws in the thread that asks.
+        os.environ.setdefault("LP_NUM_THREADS", "0")
+        from workloads.d4pg.acting.actor import Actor
+
+        # A round writes two records at most: the second is a final observation.
+        spec = dataclasses.replace(self._spec, steps_per_stream=2 * num_rounds)
+        self._streams = StepStreams(spec)
+        self._weights = SharedWeights(max(self._num_floats, 1))
+        self._actor = Actor(
+            self._settings,
+            self._streams,
+            self._weights if self._num_floats else None,
+            actor_id=self._actor_id,
+            num_restarts=self._start,
+        )
+        per_actor = self._settings.environments_per_actor
+        first = self._actor_id * per_actor
+        self._remember(slice(first, first + per_actor))
+
+    def _remember(self, own: slice) -> None:
+        for name in ("num_written", "num_episodes", "num_refused"):
+            self._counts[name] = getattr(self._streams, name)[own].copy()
+
+    def _records(self, stream: int, first: int) -> dict[str, np.ndarray]:
+        size = self._streams.spec.steps_per_stream
+        numbers = np.arange(first, int(self._streams.num_written[stream]))
+        slots = stream * size + numbers % size
+        return {name: self._streams.field(name)[slots] for name in FIELDS}
+
+
+@dataclasses.dataclass(kw_only=True, slots=True)
+class _Remote:
+    handle: Any
+    pending: Any = None
+    since: float = 0.0
+    has_answered: bool = False
+    version: int = NO_WEIGHTS
+
+
+class RayActorPool(BasePool):
+    """Actors of a Ray cluster; see ``BasePool``.
+
+    Args:
+      settings: What actors do; ``niceness`` is left to Ray.
+      streams: What they write to, through this process.
+      weights: What they act by; None for actors that act at random.
+      address: Of a running cluster; empty for the one that ``RAY_ADDRESS`` names, or
+        else one on this machine.
+      rounds_per_chunk: Environment steps in each environment that are sent together.
+
+    Raises:
+      ValueError: Ray is not installed, or the streams were made for other numbers.
+    """
+
+    def __init__(
+        self,
+        settings: ActorSettings,
+        streams: StepStreams,
+        weights: SharedWeights | None = None,
+        *,
+        address: str = "",
+        rounds_per_chunk: int = 50,
+    ) -> None:
+        check_ray()
+        super().__init__(settings, streams, weights)
+        self._ray: Any = importlib.import_module("ray")
+        self._latest: tuple[Any, int] = (None, NO_WEIGHTS)
+        self._rounds_per_chunk = rounds_per_chunk
+        self._remotes: list[_Remote] = []
+        self._has_cluster = bool(self._ray.is_initialized())
+        if not self._has_cluster:
+            self._connect(address or os.environ.get("RAY_ADDRESS", ""))
+        self._writers = [streams.writer(k) for k in range(settings.num_streams)]
+        self._start_thread()
+
+    def close(self) -> None:
+        """Ends the actors, and the cluster where this pool has started one."""
+        super().close()
+        if not self._has_cluster and self._ray.is_initialized():
+            self._ray.shutdown()
+
+    def _connect(self, address: str) -> None:
+        quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+        if address:
+            self._ray.init(address=address, **quiet)
+        else:
+            self._ray.init(
+                num_cpus=self._settings.num_actors, include_dashboard=False, **quiet
+            )
+
+    def _serve(self) -> None:
+        self._remotes = [self._make(k) for k in range(self._settings.num_actors)]
+        while not self._is_closing.is_set() and self._error is None:
+            for actor_id, remote in enumerate(self._remotes):
+                if remote.pending is None:
+                    self._ask(actor_id, remote)
+            pending = [r.pending for r in self._remotes if r.pending is not None]
+            if pending:
+                self._ray.wait(pending, num_returns=1, timeout=_POLL_SEC)
+            else:
+                time.sleep(_POLL_SEC)
+            for actor_id, remote in enumerate(self._remotes):
+                if remote.pending is not None and self._error is None:
+                    self._remotes[actor_id] = self._look_at(actor_id, remote)
+
+    def _end_all(self) -> None:
+        for remote in self._remotes:
+            self._ray.kill(remote.handle)
+
+    def _make(self, actor_id: int) -> _Remote:
+        num_floats = self._weights.num_floats if self._weights is not None else 0
+        kind = self._ray.remote(num_cpus=1)(Collector)
+        handle = kind.remote(
+            self._settings.to_json(),
+            self._streams.spec.to_json(),
+            num_floats,
+            actor_id,
+            self._num_restarts,
+        )
+        return _Remote(handle=handle)
+
+    def _ask(self, actor_id: int, remote: _Remote) -> None:
+        """Asks for the next chunk, unless the learner must sample first."""
+        if self._streams.must_wait():
+            self._streams.idle_sec[actor_id] += _POLL_SEC
+            self._streams.elapsed_sec[actor_id] += _POLL_SEC
+            return
+        if self._weights is not None:
+            newer = self._weights.read(newer_than=self._latest[1])
+            if newer is not None:
+                # Stored once, however many actors are told of it.
+                self._latest = (self._ray.put(newer[0]), newer[1])
+        weights, version = self._latest
+        is_newer = version > remote.version
+        remote.pending = remote.handle.collect.remote(
+            self._rounds_per_chunk, weights if is_newer else None, version
+        )
+        remote.version = version
+        remote.since = time.monotonic()
+
+    def _look_at(self, actor_id: int, remote: _Remote) -> _Remote:
+        """Takes in a chunk that has arrived, or replaces an actor that has failed."""
+        ready, _ = self._ray.wait([remote.pending], timeout=0)
+        if not ready:
+            settings = self._settings
+            limit = settings.stuck_sec if remote.has_answered else settings.start_sec
+            if time.monotonic() - remote.since > limit:
+                return self._replace(
+                    actor_id, remote, f"no chunk of records for {limit:g} s"
+                )
+            return remote
+        try:
+            chunk = self._ray.get(remote.pending)
+        except ValueError as error:
+            self._error = ValueError(str(getattr(error, "cause", error)))
+            return remote
+        except self._ray.exceptions.RayError as error:
+            lines = str(error).strip().splitlines()
+            return self._replace(actor_id, remote, lines[-1])
+        self._take_in(actor_id, chunk)
+        remote.pending, remote.has_answered = None, True
+        return remote
+
+    def _take_in(self, actor_id: int, chunk: Chunk) -> None:
+        streams = self._streams
+        first = actor_id * self._settings.environments_per_actor
+        for place, records in enumerate(chunk.records):
+            stream = first + place
+            for values in zip(*(records[name] for name in FIELDS), strict=True):
+                self._writers[stream].append(
+                    *values[:4], is_first=values[4], is_last=values[5]
+                )
+            if chunk.num_episodes[place]:
+                streams.last_return[stream] = chunk.last_return[place]
+                streams.num_episodes[stream] += chunk.num_episodes[place]
+            streams.num_refused[stream] += chunk.num_refused[place]
+        streams.elapsed_sec[actor_id] += chunk.elapsed_sec
+        streams.version[actor_id] = chunk.version
+        streams.heartbeat[actor_id] = time.monotonic()
+
+    def _replace(self, actor_id: int, remote: _Remote, why: str) -> _Remote:
+        self._ray.kill(remote.handle)
+        if self._num_restarts >= self._settings.max_restarts:
+            self._error = ActorError(
+                f"actor {actor_id} of the Ray cluster ended ({why}) after "
+                f"{self._num_restarts} replacements of actors, as many as are tried"
+            )
+            return remote
+        self._num_restarts += 1
+        self._streams.version[actor_id] = NO_WEIGHTS
+        return self._make(actor_id)

@@ -1,0 +1,95 @@
+"""The policy's weights in shared memory: the learner writes, actors read.
+
+A sequence lock: the counter is odd while weights are being written, and a reader that
+saw it change has read a mixture and reads again. The learner never waits for an actor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from workloads.d4pg.replay.shared_memory import SharedArrays
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_MOST_ATTEMPTS = 100
+_NOTHING = -1
+
+
+class SharedWeights:
+    """One flat vector of weights and its version.
+
+    Args:
+      num_floats: Length of the vector.
+      descriptor: Of the memory, where another process has made it.
+
+    Attributes:
+      num_floats: Length of the vector.
+    """
+
+    def __init__(self, num_floats: int, descriptor: int | None = None) -> None:
+        self.num_floats = num_floats
+        self._shared = SharedArrays(
+            (
+                ("sequence", (1,), "int64"),
+                ("version", (1,), "int64"),
+                ("weights", (num_floats,), "float32"),
+            ),
+            descriptor,
+        )
+        self._sequence = self._shared["sequence"]
+        self._version = self._shared["version"]
+        self._weights = self._shared["weights"]
+        if descriptor is None:
+            self._version[0] = _NOTHING
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory: a child that inherits it attaches with it."""
+        return self._shared.descriptor
+
+    def publish(self, weights: np.ndarray, version: int) -> None:
+        """Gives readers new weights; one process does so.
+
+        Args:
+          weights: float32 [num_floats].
+          version: At least 0, and higher than any before.
+
+        Raises:
+          ValueError: The vector has another length.
+        """
+        if weights.shape != self._weights.shape:
+            raise ValueError(
+                f"weights of the shape {weights.shape} cannot be published: a vector "
+                f"of {self.num_floats} is expected"
+            )
+        self._sequence[0] += 1
+        self._weights[:] = weights
+        self._version[0] = version
+        self._sequence[0] += 1
+
+    def read(self, *, newer_than: int = _NOTHING) -> tuple[np.ndarray, int] | None:
+        """Returns a copy of the weights and their version, or None.
+
+        Args:
+          newer_than: The version that the caller has; -1 for none.
+
+        Returns:
+          float32 [num_floats] and the version; None where there is nothing newer, or
+          where they are being written: then the next call has them.
+        """
+        for _ in range(_MOST_ATTEMPTS):
+            before = int(self._sequence[0])
+            version = int(self._version[0])
+            if version <= newer_than:
+                return None
+            if before % 2 == 0:
+                weights = self._weights.copy()
+                if int(self._sequence[0]) == before:
+                    return weights, version
+        return None
+
+    def close(self) -> None:
+        """Gives the memory back, once no array of it is in use."""
+        self._shared.close()

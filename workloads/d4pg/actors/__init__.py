@@ -1,1 +1,0 @@
-"""Actors: processes without TensorFlow that step environments and write the replay."""

@@ -1,0 +1,1 @@
+"""The DeepMind Control Suite as actors and evaluations use it."""

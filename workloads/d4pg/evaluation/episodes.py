@@ -1,0 +1,160 @@
+"""Episodes without exploration noise: how good a policy is, and how it looks.
+
+Runs in a process without TensorFlow; see ``evaluator_process``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from workloads.d4pg.environment.control import (
+    MAX_CONTROL_STEPS,
+    BrokenEpisodeError,
+    Environment,
+    FrameStack,
+)
+from workloads.d4pg.evaluation import film
+
+if TYPE_CHECKING:
+    from workloads.d4pg.acting.policy import Policy
+    from workloads.d4pg.config import D4PGConfig
+
+_MOST_ENVIRONMENTS = 10
+_MOST_BROKEN = 10
+_FILM_SIZE = (96, 128)
+_MOST_FRAMES = 40
+_FRAME_TIME_SEC = 0.1
+# Apart from the seeds of actors, which follow that of the trial.
+_SEED_OFFSET = 10_000_019
+
+
+class Evaluator:
+    """Plays episodes of one environment with a policy's own actions.
+
+    Environments are made when they are first needed and kept; every evaluation goes on
+    with new initial states.
+    """
+
+    def __init__(
+        self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
+    ) -> None:
+        """Takes note of what to play.
+
+        Args:
+          name: ``domain:task``.
+          config: Observations, action repeat, number of episodes.
+          seed: Of the initial states.
+          can_render: Whether there may be films.
+        """
+        self._name = name
+        self._can_render = can_render
+        self._config = config
+        self._seed = seed + _SEED_OFFSET
+        self._players: list[_Player] = []
+
+    def play(self, policy: Policy, num_episodes: int) -> list[float]:
+        """Returns the undiscounted return of each episode.
+
+        Raises:
+          RuntimeError: Episodes end with broken physics, one after the other.
+        """
+        count = min(num_episodes, _MOST_ENVIRONMENTS)
+        while len(self._players) < count:
+            self._players.append(self._make_player(len(self._players)))
+        returns: list[float] = []
+        for start in range(0, num_episodes, count):
+            returns += _play_once(policy, self._players[: num_episodes - start])
+        return returns
+
+    def film(self, policy: Policy) -> bytes:
+        """Returns a film of one episode as animated PNG.
+
+        Raises:
+          ValueError: OpenGL does not work here; says which packages bring it.
+        """
+        num_actions = MAX_CONTROL_STEPS // self._config.action_repeat
+        num_skipped = max(num_actions // _MOST_FRAMES, 1)
+        player = self._make_player(_MOST_ENVIRONMENTS)
+        try:
+            player.reset()
+            frames = [player.environment.render(*_FILM_SIZE)]
+            while not player.is_over:
+                player.act(policy(player.observation[None])[0])
+                if player.num_actions % num_skipped == 0:
+                    frames.append(player.environment.render(*_FILM_SIZE))
+        finally:
+            player.environment.close()
+        return film.encode(np.stack(frames), frame_time_sec=_FRAME_TIME_SEC)
+
+    def _make_player(self, index: int) -> _Player:
+        return _Player(
+            self._name,
+            self._config,
+            seed=self._seed + index,
+            can_render=self._can_render,
+        )
+
+
+class _Player:
+    """One environment, its episode so far, and what the policy sees of it."""
+
+    def __init__(
+        self, name: str, config: D4PGConfig, *, seed: int, can_render: bool
+    ) -> None:
+        self.environment = Environment(
+            name,
+            observations=config.observations,
+            action_repeat=config.action_repeat,
+            seed=seed,
+            can_render=can_render,
+        )
+        self._stack = (
+            FrameStack(config.num_stacked_frames)
+            if config.observations == "pixels"
+            else None
+        )
+        self._num_broken = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Starts an episode."""
+        observation = self.environment.reset()
+        if self._stack is not None:
+            observation = self._stack.reset(observation)
+        self.observation = observation
+        self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
+
+    def act(self, action: np.ndarray) -> None:
+        """Takes an environment step; an episode that breaks begins again."""
+        try:
+            step = self.environment.step(action)
+        except BrokenEpisodeError as error:
+            self._num_broken += 1
+            if self._num_broken > _MOST_BROKEN:
+                raise RuntimeError(
+                    f"{self._num_broken} episodes of an evaluation broke, the last "
+                    f"because {error}: look at what the policy does"
+                ) from error
+            self.reset()
+            return
+        self.observation = step.observation
+        if self._stack is not None:
+            self.observation = self._stack.push(step.observation)
+        self.episode_return += step.reward
+        self.num_actions += 1
+        self.is_over = step.is_last
+
+
+def _play_once(policy: Policy, players: list[_Player]) -> list[float]:
+    """Plays one episode in each environment, all of them step by step together."""
+    for player in players:
+        player.reset()
+    playing = players
+    while playing:
+        actions = policy(np.stack([player.observation for player in playing]))
+        for player, action in zip(playing, actions, strict=True):
+            player.act(action)
+        playing = [player for player in playing if not player.is_over]
+    return [player.episode_return for player in players]

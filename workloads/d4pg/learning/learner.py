@@ -1,0 +1,241 @@
+"""The learner of D4PG: one critic and one policy update per learner step.
+
+The step is code for one device; ``replicator`` runs it on many. Gradients are averaged
+over replicas before they are clipped, so R replicas with b transitions each do what one
+does with R * b.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+from workloads.d4pg.learning import distribution, losses
+from workloads.d4pg.learning.networks import Critic, Policy, Torso
+
+if TYPE_CHECKING:
+    from workloads.d4pg.acting.policy import PolicySpec
+    from workloads.d4pg.config import D4PGConfig
+
+_CRITIC_SEEDS, _TORSO_SEEDS = 1_000, 2_000
+
+
+class Learner:
+    """Networks, their target copies, optimizers and the step.
+
+    Attributes:
+      policy: Online network.
+      critic: Online network.
+      torso: What both see frames through, or None where observations are states.
+      num_steps: Learner steps so far.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: D4PGConfig,
+        spec: PolicySpec,
+        *,
+        seed: int,
+    ) -> None:
+        self._repl = repl
+        self._config = config
+        self.num_steps = 0
+        self._atoms = distribution.make_atoms(
+            config.lowest_return, config.highest_return, config.num_atoms
+        )
+        with repl.context():
+            self.policy = Policy(spec, seed=seed)
+            self.critic = Critic(
+                spec,
+                config.critic_layers,
+                num_atoms=config.num_atoms,
+                seed=seed + _CRITIC_SEEDS,
+            )
+            self.torso = (
+                Torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
+            )
+            # The same networks see with these weights, so they are no networks.
+            self._targets = [
+                [_target(variable) for variable in network.trainable_variables]
+                for network in self._networks
+            ]
+            self._of_policy = self._wrap_adam(config.policy_learning_rate)
+            self._of_policy.build(self.policy.trainable_variables)
+            self._of_critic = self._wrap_adam(config.critic_learning_rate)
+            self._of_critic.build(self._critic_variables)
+
+    @property
+    def _networks(self) -> list[Any]:
+        torso = [] if self.torso is None else [self.torso]
+        return [self.policy, self.critic, *torso]
+
+    @property
+    def _critic_variables(self) -> list[Any]:
+        """What the critic's loss trains: the torso too."""
+        torso = [] if self.torso is None else self.torso.trainable_variables
+        return [*torso, *self.critic.trainable_variables]
+
+    def _wrap_adam(self, learning_rate: float) -> replicator.ReplicatedOptimizer:
+        return self._repl.wrap_optimizer(
+            keras.optimizers.Adam(learning_rate, epsilon=1e-8),
+            global_clipnorm=self._config.global_clip_norm or None,
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Trained scalars of all networks, target copies not counted."""
+        return sum(
+            math.prod(variable.shape)
+            for network in self._networks
+            for variable in network.trainable_variables
+        )
+
+    @property
+    def trackables(self) -> dict[str, Any]:
+        """What a checkpoint holds, by name: networks, targets and optimizers."""
+        found: dict[str, Any] = {
+            network.name: network for network in self._networks
+        } | {"policy_optimizer": self._of_policy, "critic_optimizer": self._of_critic}
+        for network, targets in zip(self._networks, self._targets, strict=True):
+            for index, target in enumerate(targets):
+                found[f"{network.name}_target_{index}"] = target
+        return found
+
+    def run(self, inputs: Any) -> Any:
+        """Runs one learner step; before every ``target_update_period``-th, copies.
+
+        The first step copies too, as in Acme: the targets begin as the networks do.
+
+        Args:
+          inputs: As for ``Replicator.run``; batches as the replay makes them.
+
+        Returns:
+          Per replica: ``loss`` of the critic, ``value`` that it gives to the policy's
+          actions, ``clipped`` share of its targets, and ``index`` and ``divergence``
+          of each transition.
+        """
+        if self.num_steps % self._config.target_update_period == 0:
+            self._repl.run(self._copy)
+        outputs = self._repl.run(self._step, inputs)
+        self.num_steps += 1
+        return outputs
+
+    def _copy(self) -> tf.Tensor:
+        """Makes the target networks what the networks are."""
+        for network, targets in zip(self._networks, self._targets, strict=True):
+            for target, variable in zip(
+                targets, network.trainable_variables, strict=True
+            ):
+                target.assign(variable)
+        return tf.constant(0)
+
+    def _step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        """One learner step of one replica."""
+        atoms = tf.constant(self._atoms)
+        target, clipped = self._target_distribution(batch, atoms)
+        variables = self._critic_variables
+        with tf.GradientTape() as tape:
+            features = self._see(batch["observation"])
+            logits = self.critic(features, batch["action"])
+            loss_of_each = losses.critic_loss(logits, target)
+            loss = tf.reduce_mean(self._weights(batch) * loss_of_each)
+        critic_gradients = tape.gradient(loss, variables)
+        policy_gradients, value = self._policy_gradients(
+            tf.stop_gradient(features), atoms
+        )
+        # Both are of the same weights, so none is applied before both are there.
+        self._of_critic.apply_gradients(zip(critic_gradients, variables, strict=True))
+        self._of_policy.apply_gradients(
+            zip(policy_gradients, self.policy.trainable_variables, strict=True)
+        )
+        return {
+            "loss": loss,
+            "value": value,
+            "clipped": tf.reduce_mean(clipped),
+            "index": batch["index"],
+            "divergence": losses.divergence(logits, target),
+        }
+
+    def _see(self, observation: tf.Tensor) -> tf.Tensor:
+        found: tf.Tensor = (
+            observation if self.torso is None else self.torso(observation)
+        )
+        return found
+
+    def _target_distribution(
+        self, batch: dict[str, tf.Tensor], atoms: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns R + gamma D z of the target networks' next action, and what fell off.
+
+        The replay's D is gamma^(n - 1) times the discounts on the way.
+        """
+        policy, critic, *torso = self._targets
+        features = batch["next_observation"]
+        if self.torso is not None:
+            features = _with_weights(self.torso, torso[0], features)
+        action = _with_weights(self.policy, policy, features)
+        logits = _with_weights(self.critic, critic, features, action)
+        return distribution.backup(
+            batch["reward"],
+            batch["discount"] * self._config.discount,
+            tf.nn.softmax(logits),
+            atoms,
+        )
+
+    def _weights(self, batch: dict[str, tf.Tensor]) -> tf.Tensor | float:
+        """Returns the importance of each transition, at most 1 in the global batch."""
+        if self._config.replay == "uniform":
+            return 1.0
+        weights = losses.importance_weights(
+            batch["probability"], exponent=self._config.importance_exponent
+        )
+        return weights / replicator.all_max(tf.reduce_max(weights))
+
+    def _policy_gradients(
+        self, features: tf.Tensor, atoms: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """Returns the deterministic policy gradient and the mean value it climbs."""
+        with tf.GradientTape() as tape:
+            action = self.policy(features)
+            with tf.GradientTape(watch_accessed_variables=False) as of_value:
+                of_value.watch(action)
+                values = distribution.expectation(self.critic(features, action), atoms)
+            with tape.stop_recording():
+                value_gradient = of_value.gradient(values, action)
+            loss = tf.reduce_mean(
+                losses.policy_loss(
+                    action,
+                    value_gradient,
+                    clip_norm=self._config.value_gradient_clip_norm,
+                )
+            )
+        gradients = tape.gradient(loss, self.policy.trainable_variables)
+        return gradients, tf.reduce_mean(values)
+
+    def policy_weights(self) -> np.ndarray:
+        """Returns the policy's weights as ``PolicySpec`` lays them out, float32."""
+        torso = [] if self.torso is None else self.torso.trainable_variables
+        variables = [*torso, *self.policy.ordered_variables]
+        return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
+
+
+def _target(variable: Any) -> keras.Variable:
+    # All replicas write the same; stock strategies want to be told whose value counts.
+    return keras.Variable(
+        variable.numpy(),
+        trainable=False,
+        aggregation="only_first_replica",
+        name=f"target_{variable.name}",
+    )
+
+
+def _with_weights(network: Any, weights: list[Any], *inputs: Any) -> Any:
+    """Returns what a network computes with other weights than its own."""
+    outputs, _ = network.stateless_call(weights, [], *inputs)
+    return outputs

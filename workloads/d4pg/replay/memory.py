@@ -1,0 +1,147 @@
+"""Memory that a replay takes once it is full, and what this machine has of it.
+
+The rings are anonymous shared memory (``shared_memory``): the size of ``/dev/shm`` does
+not limit them, the machine's memory and that of a container do. Their pages are taken
+as they are written, so a replay that does not fit ends a trial late, by a kill.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import pathlib
+import shutil
+import tempfile
+from typing import TYPE_CHECKING
+
+import psutil
+
+from workloads.d4pg.replay.streams import StreamsSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.d4pg.environment.control import EnvironmentSpec
+
+_GB = 1_000_000_000
+_SUM_BYTES, _OWNER_BYTES = 8, 8
+# Of a control group: its limit, its usage, and the line of memory.stat that says how
+# much of the usage can be dropped.
+_FILES_V2 = ("memory.max", "memory.current", "inactive_file")
+_FILES_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+
+
+def streams_spec(
+    config: D4PGConfig,
+    environment: EnvironmentSpec,
+    *,
+    num_actors: int,
+    capacity: int,
+) -> StreamsSpec:
+    """Returns the rings that keep ``capacity`` environment steps of some actors."""
+    num_streams = num_actors * config.environments_per_actor
+    return StreamsSpec(
+        num_streams=num_streams,
+        steps_per_stream=math.ceil(capacity / num_streams),
+        observation_shape=environment.observation_shape,
+        observation_dtype=environment.observation_dtype,
+        action_size=environment.action_size,
+        num_actors=num_actors,
+    )
+
+
+def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
+    """Returns the bytes of a full replay.
+
+    Those of its records; by priority, a tree of sums over twice the next power of two,
+    and the number of each leaf's record besides.
+    """
+    found = spec.memory_bytes
+    if is_prioritized:
+        num_records = spec.num_streams * spec.steps_per_stream
+        num_leaves = 1 << max(num_records - 1, 1).bit_length()
+        found += 2 * num_leaves * _SUM_BYTES + num_records * _OWNER_BYTES
+    return found
+
+
+def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
+    """Returns the memory that can still be taken here, as the kernel estimates it.
+
+    Args:
+      root: Where ``/proc`` and ``/sys`` are, for the limits of control groups.
+    """
+    if not hasattr(os, "memfd_create"):  # then the rings are a file
+        return shutil.disk_usage(tempfile.gettempdir()).free
+    groups = [_left_in_group(*group) for group in _groups(root)]
+    left = [found for found in groups if found is not None]
+    return min([int(psutil.virtual_memory().available), *left])
+
+
+def _groups(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, tuple[str, str, str]]]:
+    """Yields the groups that this process is in, and the names of their files.
+
+    In a container the own group is often mounted at the top, so that one counts too.
+    """
+    mount = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        return
+    for line in lines:
+        _, controllers, own = line.split(":", 2)
+        if not controllers:
+            base, files = mount, _FILES_V2
+        elif "memory" in controllers.split(","):
+            base, files = mount / "memory", _FILES_V1
+        else:
+            continue
+        path = pathlib.PurePosixPath(own.lstrip("/"))
+        for folder in (path, *path.parents):
+            yield base / folder, files
+
+
+def _left_in_group(folder: pathlib.Path, files: tuple[str, str, str]) -> int | None:
+    """Returns what a control group leaves, or None where it has no limit."""
+    limit, usage, droppable = files
+    try:
+        most = (folder / limit).read_text(encoding="ascii").strip()
+        used = int((folder / usage).read_text(encoding="ascii"))
+        lines = (folder / "memory.stat").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    if most == "max":
+        return None
+    dropped = dict(line.split() for line in lines).get(droppable, "0")
+    return max(int(most) - used + int(dropped), 0)
+
+
+def check(config: D4PGConfig, spec: StreamsSpec, available: int | None = None) -> None:
+    """Raises unless a full replay fits into this machine's memory.
+
+    Args:
+      config: Of the trial.
+      spec: The rings of the replay.
+      available: Bytes that there are; by default ``available_bytes()``.
+
+    Raises:
+      ValueError: It does not fit; says how much is needed and there.
+    """
+    needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
+    available = available_bytes() if available is None else available
+    if needed <= available:
+        return
+    fitting = math.floor(config.replay_capacity * available / needed)
+    # A little less, in two digits: other processes need memory, too.
+    fitting = round(fitting * 9 // 10, 2 - len(str(fitting)))
+    raise ValueError(
+        f"option replay_capacity={config.replay_capacity!r} needs "
+        f"{_in_words(needed)} of memory for observations={config.observations!r}, "
+        f"but {_in_words(available)} are available here: use less, such as "
+        f"replay_capacity={fitting}, or another machine"
+    )
+
+
+def _in_words(num_bytes: int) -> str:
+    unit, size = ("GB", _GB) if num_bytes >= _GB else ("MB", _GB / 1000)
+    return f"{num_bytes / size:.3g} {unit}"

@@ -1,0 +1,267 @@
+"""Streams of environment steps in shared memory: what actors write is the replay.
+
+Each environment writes into a ring of its own, and then raises the ring's counter;
+whoever learns reads up to the counter. There is no queue, no copy and no lock, and a
+writer that is killed in the middle of a record has not raised the counter, so that the
+record does not exist.
+
+A reader must compare the counter before and after it has copied
+(``StepStreams.is_intact``): a record may be overwritten meanwhile. Stores become
+visible in order on x86; elsewhere the margin before the write head stands in for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from workloads.d4pg.replay import capacity
+from workloads.d4pg.replay.shared_memory import SharedArrays
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_NO_LIMIT = np.iinfo(np.int64).max
+NO_WEIGHTS = -1
+"""Version of an actor that acts at random because it has no weights yet."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class StreamsSpec:
+    """Shapes of the streams.
+
+    Attributes:
+      num_streams: Rings, one per environment.
+      steps_per_stream: Records that one ring holds.
+      observation_shape: Of one record: a state or one frame.
+      observation_dtype: ``float32`` or ``uint8``.
+      action_size: Length of an action.
+      num_actors: Processes that write.
+    """
+
+    num_streams: int
+    steps_per_stream: int
+    observation_shape: tuple[int, ...]
+    observation_dtype: str
+    action_size: int
+    num_actors: int = 1
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of one record: observation, action, reward, discount and two flags."""
+        observation = math.prod(self.observation_shape)
+        size = observation * np.dtype(self.observation_dtype).itemsize
+        return size + 4 * self.action_size + 4 + 4 + 2
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all records, once the rings are full."""
+        return self.num_streams * self.steps_per_stream * self.record_bytes
+
+    @property
+    def margin(self) -> int:
+        """Records before the write head that are never sampled."""
+        return capacity.margin(self.steps_per_stream)
+
+    def to_json(self) -> str:
+        """Returns a text that ``from_json`` reads."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> StreamsSpec:
+        """Returns the spec that a text describes."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["observation_shape"] = tuple(fields["observation_shape"])
+        return cls(**fields)
+
+
+class StepStreams:
+    """The rings of all environments, and what processes tell each other about them.
+
+    A record is an observation, the action that was taken there, and the reward and the
+    discount that followed. The final observation of an episode is a record of its own
+    whose action means nothing. Records are numbered from 0 within a stream.
+
+    Args:
+      spec: Shapes.
+      descriptor: Of the memory, where another process has made it.
+
+    Attributes:
+      spec: Shapes.
+      num_written: Records of each stream, ever; int64 [num_streams].
+      num_episodes: Episodes that ended, per stream; int64 [num_streams].
+      last_return: Sum of rewards of each stream's last episode; float64 [num_streams].
+      num_refused: Environment steps of each stream that were not finite, or that
+        physics could not take; int64 [num_streams].
+      heartbeat: Monotonic time of each actor's last sign of life; float64 [num_actors].
+      idle_sec: Time that each actor has waited for the learner; float64 [num_actors].
+      elapsed_sec: Time that each actor has run; float64 [num_actors].
+      version: Of the weights that each actor uses; int64 [num_actors].
+    """
+
+    def __init__(self, spec: StreamsSpec, descriptor: int | None = None) -> None:
+        self.spec = spec
+        rings = (spec.num_streams, spec.steps_per_stream)
+        streams, actors = (spec.num_streams,), (spec.num_actors,)
+        self._shared = SharedArrays(
+            (
+                ("num_written", streams, "int64"),
+                ("num_episodes", streams, "int64"),
+                ("last_return", streams, "float64"),
+                ("num_refused", streams, "int64"),
+                ("heartbeat", actors, "float64"),
+                ("idle_sec", actors, "float64"),
+                ("elapsed_sec", actors, "float64"),
+                ("version", actors, "int64"),
+                ("limit", (1,), "int64"),
+                ("reward", rings, "float32"),
+                ("discount", rings, "float32"),
+                ("is_first", rings, "bool"),
+                ("is_last", rings, "bool"),
+                ("action", (*rings, spec.action_size), "float32"),
+                (
+                    "observation",
+                    (*rings, *spec.observation_shape),
+                    spec.observation_dtype,
+                ),
+            ),
+            descriptor,
+        )
+        self.num_written = self._shared["num_written"]
+        self.num_episodes = self._shared["num_episodes"]
+        self.last_return = self._shared["last_return"]
+        self.num_refused = self._shared["num_refused"]
+        self.heartbeat = self._shared["heartbeat"]
+        self.idle_sec = self._shared["idle_sec"]
+        self.elapsed_sec = self._shared["elapsed_sec"]
+        self.version = self._shared["version"]
+        self._limit = self._shared["limit"]
+        if descriptor is None:
+            self._limit[0] = _NO_LIMIT
+            self.version[:] = NO_WEIGHTS
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def descriptor(self) -> int:
+        """Of the memory: a child that inherits it attaches with it."""
+        return self._shared.descriptor
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all records, once the rings are full."""
+        return self.spec.memory_bytes
+
+    def field(self, name: str) -> np.ndarray:
+        """Returns all records' values of a field: [streams * steps_per_stream, ...]."""
+        array = self._shared[name]
+        return array.reshape(-1, *array.shape[2:])
+
+    def writer(self, stream_id: int) -> StreamWriter:
+        """Returns what appends to a stream; one process may have one per stream."""
+        names = ("observation", "action", "reward", "discount", "is_first", "is_last")
+        return StreamWriter(
+            {name: self._shared[name][stream_id] for name in names},
+            self.num_written[stream_id : stream_id + 1],
+        )
+
+    def num_inserted(self) -> int:
+        """Returns the records that were ever written."""
+        return int(self.num_written.sum())
+
+    def set_limit(self, num_records: float) -> None:
+        """Lets actors wait when they have written that many records in all."""
+        self._limit[0] = int(min(num_records, _NO_LIMIT))
+
+    def must_wait(self) -> bool:
+        """Whether the learner must sample before more is written."""
+        return int(self.num_written.sum()) >= int(self._limit[0])
+
+    def is_intact(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+        """Returns which records have surely not been overwritten yet.
+
+        Args:
+          streams: Stream of each record, int [n].
+          numbers: Number of each record within its stream, int [n].
+
+        Returns:
+          bool [n]. What was copied before the call is sound where it is true.
+        """
+        # A writer touches the slot of record j as soon as it is at record j + size.
+        intact: np.ndarray = (
+            self.num_written[streams] < numbers + self.spec.steps_per_stream
+        )
+        return intact
+
+    def describe_actors(self) -> str:
+        """Returns in one line what each actor has done."""
+        per_actor = self.spec.num_streams // self.spec.num_actors
+        written = self.num_written.reshape(-1, per_actor).sum(axis=1)
+        refused = self.num_refused.reshape(-1, per_actor).sum(axis=1)
+        now = time.monotonic()
+        parts = []
+        for actor, heartbeat in enumerate(self.heartbeat.tolist()):
+            sign = f"last sign of life {now - heartbeat:.0f} s ago"
+            parts.append(
+                f"actor {actor}: {written[actor]} environment steps, "
+                f"{refused[actor]} refused, {sign if heartbeat else 'no sign of life'}"
+            )
+        return "; ".join(parts)
+
+    def close(self) -> None:
+        """Gives the memory back, once no array of it is in use."""
+        self._shared.close()
+
+
+class StreamWriter:
+    """Appends records to one stream; made by ``StepStreams.writer``."""
+
+    def __init__(self, ring: dict[str, np.ndarray], num_written: np.ndarray) -> None:
+        self._observation = ring["observation"]
+        self._action = ring["action"]
+        self._reward = ring["reward"]
+        self._discount = ring["discount"]
+        self._is_first = ring["is_first"]
+        self._is_last = ring["is_last"]
+        self._counter = num_written
+        # A replacement goes on where the process before it ended.
+        self._next = int(num_written[0])
+
+    def append(
+        self,
+        observation: np.ndarray,
+        action: np.ndarray | float,
+        reward: float,
+        discount: float,
+        *,
+        is_first: bool,
+        is_last: bool,
+    ) -> None:
+        """Writes one record and publishes it.
+
+        Args:
+          observation: As in ``StreamsSpec``.
+          action: Taken at the observation, in [-1, 1].
+          reward: Received after the action.
+          discount: 0 where the action led to a terminal state, else 1.
+          is_first: Whether the episode begins here.
+          is_last: Whether this is the final observation; what follows means nothing.
+        """
+        slot = self._next % len(self._reward)
+        self._observation[slot] = observation
+        self._action[slot] = action
+        self._reward[slot] = reward
+        self._discount[slot] = discount
+        self._is_first[slot] = is_first
+        self._is_last[slot] = is_last
+        self._next += 1
+        self._counter[0] = self._next
