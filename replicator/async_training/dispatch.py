@@ -43,14 +43,14 @@ class Dispatcher:
         self,
         connection: Connection,
         ledgers: Sequence[Ledger],
-        worker_timeout_sec: float,
+        recovery_timeout_sec: float,
         client_device: str,
         watch: ServerWatch,
     ) -> None:
         self.num_redone = 0
         self._connection = connection
         self._ledgers = ledgers
-        self._worker_timeout_sec = worker_timeout_sec
+        self._recovery_timeout_sec = recovery_timeout_sec
         self._client_device = client_device
         self._watch = watch
         self._pending: list[Assignment] = []
@@ -126,13 +126,13 @@ class Dispatcher:
             since = lost_since.setdefault(worker, time.monotonic())
             if assignment.is_done:
                 return None
-            if time.monotonic() - since > self._worker_timeout_sec:
+            if time.monotonic() - since > self._recovery_timeout_sec:
                 address = self._connection.cluster.addresses["worker"][worker]
                 self._lost_worker = WorkerLostError(
                     f"worker {worker} ({address}) was lost and did not come back "
-                    f"within {self._worker_timeout_sec:g} s; start `python -m "
+                    f"within {self._recovery_timeout_sec:g} s; start `python -m "
                     "replicator.server` there again, or make the replicator with a "
-                    "larger worker_timeout_sec; then restore the last checkpoint"
+                    "larger recovery_timeout_sec; then restore the last checkpoint"
                 )
                 return self._lost_worker
             time.sleep(_POLL_SEC)

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from replicator.optimizer.wrapper import ReplicatedOptimizer
     from replicator.variables.table import LocalState
 
-WORKER_TIMEOUT_SEC = 600.0
+RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
 _BACKEND = "the async backend"
 _LACKING_OPTIONS = {
@@ -80,7 +80,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
         connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
-        worker_timeout_sec: float = WORKER_TIMEOUT_SEC,
+        recovery_timeout_sec: float = RECOVERY_TIMEOUT_SEC,
     ) -> None:
         """Connects to the cluster, unless this process is connected already.
 
@@ -88,7 +88,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
           num_replicas: Replicas of all workers; None is one per worker.
           cluster: Who takes part; by default what ``TF_CONFIG`` says.
           connect_timeout_sec: Longest wait for workers and servers to answer.
-          worker_timeout_sec: Longest wait for a worker that was lost to come back.
+          recovery_timeout_sec: Longest wait for a worker that was lost to come back.
 
         Raises:
           ClusterConfigError: The cluster is not one for parameter servers.
@@ -123,7 +123,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         self._dispatcher = Dispatcher(
             self.connection,
             self._ledgers,
-            worker_timeout_sec,
+            recovery_timeout_sec,
             connection_lib.client_device(),
             self.connection.watch,
         )

@@ -115,7 +115,7 @@ def main():
     if cluster.ClusterConfig.from_tf_config().kind != "chief":
         server.run([])
     try:
-        repl = MultiWorkerAsyncReplicator(worker_timeout_sec=WORKER_TIMEOUT_SEC)
+        repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, Path(sys.argv[1]))
     except replicator.ReplicatorError as error:
         tell(error=type(error).__name__, message=str(error))

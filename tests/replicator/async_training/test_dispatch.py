@@ -140,13 +140,13 @@ def test_a_server_that_ended_is_named(server):
 
 
 def test_a_server_that_hangs_is_named(server):
-    """It listens, but has given no sign of life."""
+    """It listens, but gives no response."""
     address, _ = server
     watch = faults.ServerWatch([])
     watch._addresses = (address, address)
     watch._peers = [Peer(address), Peer(address)]
-    watch._watch.lost["/job:ps/replica:0/task:1"] = "1"
-    message = r"server 1 \(.*\) gave no sign of life for 30 s"
+    watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
+    message = r"server 1 \(.*\) gave no response for 30 s"
 
     with pytest.raises(errors.ServerLostError, match=message) as caught, watch.guard():
         raise tf.errors.UnavailableError(None, None, "Socket closed")

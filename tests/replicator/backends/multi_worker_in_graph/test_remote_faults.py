@@ -81,7 +81,7 @@ def test_training_survives_the_loss_of_workers(tmp_path, cases):
 
         assert "WorkerLostError" == error["kind"]
         assert error["time"] - stopped < 120
-        assert_matches(rf"^{worker} gave no sign of life for 4 s; start the", error)
+        assert_matches(rf"^{worker} gave no response for 4 s; start the", error)
         os.kill(found.pid("worker", 1), signal.SIGCONT)
         codes = found.wait(timeout_sec=120)
 

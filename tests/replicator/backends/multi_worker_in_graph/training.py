@@ -34,7 +34,7 @@ def main():
         "multi_worker_in_graph",
         num_replicas=2,
         connect_timeout_sec=240,
-        worker_timeout_sec=WORKER_TIMEOUT_SEC,
+        failure_detection_timeout_sec=WORKER_TIMEOUT_SEC,
     )
     training = cases.Training(repl, "dense", "momentum")
     manager = repl.make_checkpoint_manager(
