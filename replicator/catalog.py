@@ -195,7 +195,10 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="multi_worker",
-            target="replicator.backends.multi_worker:MultiWorkerReplicator",
+            target=(
+                "replicator.backends.multi_worker_between_graph:"
+                "MultiWorkerBetweenGraphReplicator"
+            ),
             description="synchronous replicas of several worker processes, one program "
             "in each, joined by collective ops",
             kind="ours",

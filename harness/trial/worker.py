@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
-        run_trial(spec, env.placement, writer)
+        measure_spec(spec, env.placement, writer)
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         measure.write_failure(writer, error)
         return 1
@@ -112,7 +112,7 @@ def _serve(placement: Placement) -> int:
     return 0
 
 
-def run_trial(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
+def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
     """Prepares TensorFlow, then measures.
 
     Raises:

@@ -29,13 +29,13 @@ from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.single import SingleDeviceReplicator
 from replicator.cluster import exchange as worker_sync
 from replicator.collectives import wire_types
-from replicator.collectives.reducible import wire_of
 from replicator.errors import (
     BackendNotInstalledError,
     DeviceError,
     OptimizerOptionError,
 )
 from replicator.step import context, logical
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -65,20 +65,19 @@ class HorovodReplicaContext(context.ReplicaContext):
         """The rank of the process that runs the step, int32."""
         return tf.cast(self._hvd.rank_op(), tf.int32)
 
-    def all_reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Reduces by ``allreduce``."""
+        return [self._all_reduce(tensor, op, None) for tensor in tensors]
+
+    def compressed_all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
     ) -> list[tf.Tensor]:
-        """Reduces by ``allreduce``; with ``wire_dtype`` float16, in 16 bits. Always.
+        """Reduces by ``allreduce`` in float16.
 
         Raises:
           OptimizerOptionError: Another ``wire_dtype``.
         """
-        del needed_if
-        if wire_dtype not in (None, tf.float16):
+        if wire_dtype != tf.float16:
             raise OptimizerOptionError(
                 f"compression={wire_dtype.name!r} does not work under "
                 f"HorovodReplicator: {_FLOAT16_ONLY}; use compression='float16'"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
-from replicator.backends.in_graph import InGraphReplicator
+from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import remote
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.watch import DETECTION_TIMEOUT_SEC, FailureDetector
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 
-class MultiWorkerInGraphReplicator(InGraphReplicator):
+class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
     """Synchronous replicas on all workers, linked into one graph by one client.
 
     Make it before anything else: TensorFlow loses variables that exist when a process
@@ -44,10 +44,13 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
       worker_devices: Device prefix of each worker.
     """
 
+    pattern = "in_graph"
+
     def __init__(
         self,
         *,
         num_replicas: int | None = None,
+        pattern: str | None = None,
         cluster: ClusterConfig | None = None,
         logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
@@ -60,6 +63,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             by default one per worker (of split replicas, as many as fit once).
           logical_devices_per_replica: Devices that one replica is split over, on one
             worker or, where they do not fit, on neighbouring ones.
+          pattern: None or ``in_graph``.
           cluster: The processes; by default those of ``TF_CONFIG``.
           connect_timeout_sec: Longest wait for the servers to answer.
           failure_detection_timeout_sec: How long a worker may give no response before
@@ -73,6 +77,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
           UnreachableError: Servers do not answer.
           DeviceError: The replicas do not divide by the workers, or GPUs are missing.
         """
+        del pattern  # checked by __new__
         config = ClusterConfig.from_tf_config() if cluster is None else cluster
         self._detector = FailureDetector(
             remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec

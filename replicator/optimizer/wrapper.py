@@ -272,13 +272,13 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         context = context_lib.require("apply_gradients")
         wire_dtype = compression_lib.check(self.options.compression)
         if wire_dtype != tf.float16:  # the others have the exponents of float32
-            return context.all_reduce(sums, "mean", wire_dtype, is_due)
+            return context.all_reduce_if(is_due, sums, "mean", wire_dtype)
         # As large as one call's gradients are, before the loss scale is taken away.
         factor = 1.0 / self.options.accumulation_steps
         if self.loss_scale is not None:
             factor *= self.loss_scale.value
         sent = [times(total, factor) for total in sums]
-        averaged = context.all_reduce(sent, "mean", wire_dtype, is_due)
+        averaged = context.all_reduce_if(is_due, sent, "mean", wire_dtype)
         return [times(total, 1.0 / factor) for total in averaged]
 
     def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:

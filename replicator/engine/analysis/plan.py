@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.collectives.reducible import wire_of
 from replicator.placement import devices as device_lib
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicator.collectives.reducible import wire_of
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
