@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicator import server
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ BATCH_SIZE = 8
 def main() -> None:
     """Serves, or measures what the JSON argument asks for."""
     config = json.loads(sys.argv[1])
-    if ClusterConfig.from_tf_config().kind != "chief":
+    if environment.detect().config().kind != "chief":
         server.run([])
     from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 

@@ -20,13 +20,15 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator.cluster import port_filter
+from replicator.cluster import environment, port_filter
 from replicator.cluster.client_watch import ClientWatch
-from replicator.cluster.configuration import ClusterConfig, check_port_is_free
+from replicator.cluster.reachability import check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from replicator.cluster.configuration import ClusterConfig
 
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
@@ -133,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> str:
     )
     arguments = parser.parse_args(argv)
     return serve(
-        ClusterConfig.from_tf_config(
+        environment.detect().config(
             i_trust_this_network=arguments.i_trust_this_network
         ),
         num_cpu_devices=arguments.num_cpu_devices,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.multi_worker import MultiWorkerReplicator
+from replicator.cluster import environment
 from replicator.cluster import join as worker_join
-from replicator.cluster.configuration import ClusterConfig
 from replicator.engine.run.program import Program
 from replicator.errors import DeviceError, DisagreementError
 from replicator.inputs.iterator import InputIterator
@@ -26,6 +26,7 @@ from replicator.variables.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.runtime import WorkerRuntime
 
 
@@ -77,7 +78,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
           DeviceError: Replicas do not divide by workers, or devices are missing.
         """
         del pattern  # checked by __new__
-        self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
+        self.cluster = environment.config_of(cluster)
         self.num_workers = self.cluster.num_workers
         self.worker_id = self.cluster.worker_id
         if num_replicas is None:

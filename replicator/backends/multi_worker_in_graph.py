@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
 from replicator.backends.multi_worker import MultiWorkerReplicator
-from replicator.cluster import remote
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment, remote
 from replicator.cluster.watch import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.engine.analysis import traffic
 from replicator.errors import RemoteInputError
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import tensorflow as tf
+
+    from replicator.cluster.configuration import ClusterConfig
 
 
 class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
@@ -78,7 +79,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
           DeviceError: The replicas do not divide by the workers, or GPUs are missing.
         """
         del pattern  # checked by __new__
-        config = ClusterConfig.from_tf_config() if cluster is None else cluster
+        config = environment.config_of(cluster)
         self._detector = FailureDetector(
             remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.cluster import configuration as cluster
+from replicator.cluster import reachability
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def connect(tpu: str | None = None) -> TpuSystem:
     if name.startswith("grpc://"):
         # TensorFlow itself would try for minutes.
         address = name.removeprefix("grpc://")
-        cluster.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
+        reachability.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != LOCAL:

@@ -20,7 +20,7 @@ import tensorflow as tf
 import replicator
 from replicator import server
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 NUM_DISPATCHES = 2
 NUM_STEPS = 20
@@ -112,7 +112,7 @@ def train(repl, folder):
 
 def main():
     """Serves, or trains and says how it ended."""
-    if cluster.ClusterConfig.from_tf_config().kind != "chief":
+    if environment.detect().config().kind != "chief":
         server.run([])
     try:
         repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)

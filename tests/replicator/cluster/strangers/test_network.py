@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from replicator import errors, server
-from replicator.cluster import network
+from replicator.cluster import environment, network
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.network import Reach
 
@@ -99,8 +99,8 @@ def test_programs_say_it_with_the_cluster():
             {"cluster": cluster, "task": {"type": "worker", "index": 0}}
         )
     }
-    said = ClusterConfig.from_tf_config(environ, i_trust_this_network=True)
-    not_said = ClusterConfig.from_tf_config(environ)
+    said = environment.detect(environ).config(i_trust_this_network=True)
+    not_said = environment.detect(environ).config()
 
     assert said.i_trust_this_network
     assert not not_said.i_trust_this_network
