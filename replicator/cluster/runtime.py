@@ -53,7 +53,7 @@ class WorkerRuntime:
         self._num_exchanges = 0
         self._lost: ReplicatorError | None = None
         self._group: Group | None = None
-        self._has_told = False
+        self._has_reported = False
         self._deadline = Deadline(self._end_collectives)
         self._peers = {
             worker: Peer(config.address_of(worker))
@@ -106,8 +106,8 @@ class WorkerRuntime:
             json.loads(self._wait_for(worker, number, deadline, what))
             for worker in range(self.num_workers)
         ]
-        if self._has_told:
-            self._has_told = False
+        if self._has_reported:
+            self._has_reported = False
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(self._key("fault", self.worker_id))
         if number > 1:
@@ -256,7 +256,7 @@ class WorkerRuntime:
                 return _tf_workers.get_value(key, min(left_sec, _POLL_SEC))
             except tf.errors.DeadlineExceededError as error:
                 name = self.config.name_of(worker)
-                self._tell()
+                self._report_position()
                 if self._has_ended(worker):
                     raise self._lose(self._diagnose(f"no word from {name}")) from error
                 if left_sec > _POLL_SEC:
@@ -274,8 +274,8 @@ class WorkerRuntime:
     def _diagnose(self, message: str) -> ReplicatorError:
         """Finds out which workers are lost, after a collective failed."""
         others = [w for w in range(self.num_workers) if w != self.worker_id]
-        told: dict[int, str] = {}
-        has_leader = self._tell()
+        reported: dict[int, str] = {}
+        has_leader = self._report_position()
         deadline = time.monotonic() + _GRACE_SEC
         states: dict[int, str] = {}
         for worker in others:
@@ -283,23 +283,23 @@ class WorkerRuntime:
         for worker in others if has_leader else ():
             wait_sec = deadline - time.monotonic() if not states[worker] else 0.05
             with contextlib.suppress(tf.errors.OpError):
-                told[worker] = _tf_workers.get_value(
+                reported[worker] = _tf_workers.get_value(
                     self._key("fault", worker), max(wait_sec, 0.05)
                 )
         lost = [
             f"{self.config.name_of(worker)} {states[worker]}"
             for worker in others
             # One that told what it was doing ended because of what this is about.
-            if states[worker] and worker not in told
+            if states[worker] and worker not in reported
         ]
-        silent = [w for w in others if not states[w] and w not in told]
+        silent = [w for w in others if not states[w] and w not in reported]
         if not lost and has_leader:
             lost = [
                 f"{self.config.name_of(w)} is alive, but did not come" for w in silent
             ]
         elsewhere = [
             f"{self.config.name_of(w)} was at {doing}"
-            for w, doing in told.items()
+            for w, doing in reported.items()
             if doing != self.doing
         ]
         reason = "; ".join([*lost, *elsewhere]) or failures.root_cause(message)
@@ -310,14 +310,14 @@ class WorkerRuntime:
             f"timeout_sec, which is {self.timeout_sec:g} s)"
         )
 
-    def _tell(self) -> bool:
+    def _report_position(self) -> bool:
         """Tells the others what this worker waits for; whether that was possible."""
-        if not self._has_told:
+        if not self._has_reported:
             try:
                 _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
             except tf.errors.OpError:
                 return False
-            self._has_told = True
+            self._has_reported = True
         return True
 
     def _state(self, worker: int) -> str:

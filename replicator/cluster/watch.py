@@ -107,22 +107,22 @@ class WorkerWatch:
             for server, (name, address) in self._servers.items():
                 if server in self.lost:
                     # TensorFlow connects again and again to one that only hangs.
-                    hang_up(address)
+                    close_connections(address)
                 elif answers(address, _ANSWER_SEC):
                     last_answer[server] = time.monotonic()
                     num_failures[server] = 0
                 else:
                     num_failures[server] += 1
-                    silence_sec = time.monotonic() - last_answer[server]
+                    unresponsive_sec = time.monotonic() - last_answer[server]
                     # A count as well: this process itself may have been suspended.
-                    is_long = silence_sec > self.timeout_sec
+                    is_long = unresponsive_sec > self.timeout_sec
                     if is_long and num_failures[server] >= _MIN_FAILURES:
                         self.lost[server] = name
-                        hang_up(address)
+                        close_connections(address)
             time.sleep(_POLL_SEC)
 
 
-def hang_up(address: str) -> None:
+def close_connections(address: str) -> None:
     """Closes all connections of this process to an address.
 
     TensorFlow has no call for it. Those who wait for an answer get an error at once.
