@@ -88,7 +88,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
 
     def make(num_steps: int) -> Any:
         @tf.function
-        def several_steps(iterator: Any) -> Any:
+        def run_steps(iterator: Any) -> Any:
             loss = 0.0
             for _ in tf.range(num_steps):
                 loss = strategy.run(step, args=(next(iterator),))
@@ -98,7 +98,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
         def one_step(iterator: Any) -> Any:
             return strategy.run(step, args=(next(iterator),))
 
-        return one_step if num_steps == 1 else several_steps
+        return one_step if num_steps == 1 else run_steps
 
     def schedule(num_steps: int) -> None:
         function = functions.setdefault(num_steps, make(num_steps))

@@ -89,11 +89,13 @@ class ServerOptimizer(ReplicatedOptimizer):
         """Commits by kernels, on each server for the variables that it holds."""
         self.uses_fused_update = True
         trace, servers = self._begin(variables)
-        home = self._home()
+        scalar_server = self._server_of_scalars()
         counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
         for server in sorted({*servers, counter}):
             mine = [i for i, other in enumerate(servers) if other == server]
-            scalars = {} if server == home else fused_update.prepare(num_summed)
+            scalars = (
+                {} if server == scalar_server else fused_update.prepare(num_summed)
+            )
             parts, rebuild = _flatten([grads[i] for i in mine])
 
             def update(
@@ -135,7 +137,7 @@ class ServerOptimizer(ReplicatedOptimizer):
             lambda arrived: self.wrapped.apply(rebuild(arrived), variables),
         )
 
-    def _home(self) -> int | None:
+    def _server_of_scalars(self) -> int | None:
         """The server that has all scalars of the optimizer, or None."""
         scalars = [
             _tf_compat.unwrap(variable)

@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from replicator.async_training import connection as connection_lib
 from replicator.async_training import staleness
+from replicator.async_training.commit_state import CommitState
 from replicator.async_training.copies import Copies
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import ServerInputIterator
-from replicator.async_training.ledger import Ledger
 from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.placement import Placement
 from replicator.async_training.steps import WorkerSteps
@@ -115,14 +115,15 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         self._topology = make_topology([[d] for names in devices for d in names])
         self._placement = Placement(self.connection.num_servers)
         name = f"replicator_{next(_COUNTER)}"
-        self._ledgers = [
-            Ledger(device, self.num_workers, name) for device in self._placement.devices
+        self._commit_states = [
+            CommitState(device, self.num_workers, name)
+            for device in self._placement.devices
         ]
         self._table = ServerTable(self._topology, self.num_workers, self._placement)
         self._programs = programs.ProgramCache()
         self._dispatcher = Dispatcher(
             self.connection,
-            self._ledgers,
+            self._commit_states,
             recovery_timeout_sec,
             connection_lib.client_device(),
             self.connection.watch,
@@ -207,8 +208,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     def staleness(self) -> staleness.Staleness:
         """Tells how old the values were that applied updates were computed from."""
         with self.connection.watch.guard():
-            tallies = [ledger.tally.numpy().tolist() for ledger in self._ledgers]
-        return staleness.summarize(tallies)
+            counts_by_server = [
+                commit_state.update_counts.numpy().tolist()
+                for commit_state in self._commit_states
+            ]
+        return staleness.summarize(counts_by_server)
 
     @property
     def num_redone(self) -> int:
@@ -245,13 +249,13 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
         def build() -> WorkerSteps:
-            with keras_random.made_in(self._placement.scope):
+            with keras_random.created_in(self._placement.scope):
                 return WorkerSteps(
                     step_fn,
                     specs,
                     topologies=self._topologies,
                     table=self._table,
-                    ledgers=self._ledgers,
+                    commit_states=self._commit_states,
                     placement=self._placement,
                 )
 

@@ -114,7 +114,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
             weakref.WeakKeyDictionary()
         )
-        self._ran: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._started: weakref.WeakSet[Program] = weakref.WeakSet()
         self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
             weakref.WeakKeyDictionary()
         )
@@ -158,10 +158,10 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             self._group.keys.value = before
             raise
         self._agreed.setdefault(program, set()).add(num_steps)
-        self._start_equal(program)
+        self._broadcast_initial_values(program)
         return program
 
-    def _start_equal(self, program: Program) -> None:
+    def _broadcast_initial_values(self, program: Program) -> None:
         fresh = [
             entry.variable
             for entry in program.entries.values()
@@ -170,7 +170,9 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         ]
         if fresh and self._group is not None:
             with self._runtime.guard("the first exchange of variables"):
-                worker_values.start_equal(fresh, self.topology, self._group)
+                worker_values.broadcast_initial_values(
+                    fresh, self.topology, self._group
+                )
             for variable in fresh:
                 number, self._num_variables = (
                     self._num_variables,
@@ -190,8 +192,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
         # The first run also compiles, for which the others need not wait.
-        is_first = program not in self._ran
-        self._ran.add(program)
+        is_first = program not in self._started
+        self._started.add(program)
         if num_steps not in self._agreed[program]:
             what = f"a run of step {name!r}"
             self._runtime.agree(what, {"num_steps": num_steps})
@@ -206,10 +208,10 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if not isinstance(inputs, InputIterator):
             return False
         if inputs not in self._endings:
-            told = self._runtime.exchange(
+            answers = self._runtime.exchange(
                 "the first run over an input iterator", "1" if inputs.may_end else ""
             )
-            self._endings[inputs] = any(told)
+            self._endings[inputs] = any(answers)
         return self._endings[inputs]
 
     @property
@@ -217,15 +219,15 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         return self._runtime
 
     @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Brings together what workers keep apart; see ``Replicator.settled``."""
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Gathers state that workers own; see ``Replicator.consolidated_state``."""
         if self._group is None:
-            with super().settled(variables):
+            with super().consolidated_state(variables):
                 yield
             return
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):
-            partial.settle(
+            partial.consolidate(
                 self._table.entries_of(variables),
                 self.topology,
                 lambda sums: worker_values.add_up(sums, self.topology, group),

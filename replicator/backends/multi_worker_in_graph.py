@@ -158,9 +158,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             return super()._run(*args)
 
     @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Averages sums that replicas keep apart; see ``Replicator.settled``."""
-        with self._detector.guard(), super().settled(variables):
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
+        with self._detector.guard(), super().consolidated_state(variables):
             yield
 
     def assert_in_sync(self) -> None:

@@ -61,12 +61,14 @@ class CoordinatorInputIterator(InputIterator):
                 "the async backend"
             )
         self._replicator = replicator
-        told = InputContext(num_replicas_in_sync=replicator.num_replicas_in_sync)
+        pipeline_context = InputContext(
+            num_replicas_in_sync=replicator.num_replicas_in_sync
+        )
         super().__init__(
             lambda ctx: traced_dataset(input_fn, ctx),
             mode,
             replicator.num_replicas,
-            contexts=[told],
+            contexts=[pipeline_context],
         )
 
     def _check(self, pipeline: Any) -> Any:

@@ -57,14 +57,14 @@ class StrategyInputIterator(InputIterator):
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if len(pipelines) == 1:
-            dealt = pipelines[0]
+            merged = pipelines[0]
         else:
             # The strategy deals one dataset to its replicas in turn, so taking turns
             # between the pipelines hands replica r the batches of pipeline r.
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
-            dealt = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
+            merged = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(
-            lambda _: dealt, self._options
+            lambda _: merged, self._options
         )
         with _tf_data.untuned_device_buffers():
             return (iter(distributed),)
@@ -277,7 +277,7 @@ class StrategyReplicator(base.Replicator):
             self,
             [f"replica {i}: {device}" for i, device in enumerate(devices)],
             [
-                summary.holding(
+                summary.variable_copy(
                     component,
                     "replica-local"
                     if variable.synchronization == on_read

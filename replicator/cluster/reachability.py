@@ -42,8 +42,8 @@ def wait_for(
     while True:
         for name, address in list(missing.items()):
             left_sec = max(deadline - time.monotonic(), 0.01)
-            found = knock(address, min(_CONNECT_SEC, left_sec))
-            if found is Knock.ACCEPTED:
+            found = attempt_connection(address, min(_CONNECT_SEC, left_sec))
+            if found is ConnectionAttempt.ACCEPTED:
                 del missing[name]
         if not missing:
             return
@@ -79,20 +79,20 @@ def check_port_is_free(address: str) -> None:
             ) from error
 
 
-class Knock(enum.Enum):
+class ConnectionAttempt(enum.Enum):
     """What comes of a try to connect."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
-    SILENT = "silent"
+    NO_RESPONSE = "no_response"
 
 
-def knock(address: str, timeout_sec: float) -> Knock:
+def attempt_connection(address: str, timeout_sec: float) -> ConnectionAttempt:
     """Tries to connect: nobody listens there, or the machine does not answer at all."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
-            return Knock.ACCEPTED
+            return ConnectionAttempt.ACCEPTED
     except ConnectionRefusedError:
-        return Knock.REFUSED
+        return ConnectionAttempt.REFUSED
     except OSError:
-        return Knock.SILENT
+        return ConnectionAttempt.NO_RESPONSE

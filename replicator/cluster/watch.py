@@ -86,7 +86,7 @@ class WorkerWatch:
             for server, (name, address) in self.servers.items():
                 if server in self.lost:
                     # TensorFlow connects again and again to one that only hangs.
-                    hang_up(address)
+                    close_connections(address)
                 elif answers(address, _ANSWER_SEC):
                     last_answer[server] = time.monotonic()
                     num_failures[server] = 0
@@ -98,7 +98,7 @@ class WorkerWatch:
                     is_long = silence_sec > timeout_sec
                     if is_long and num_failures[server] >= _MIN_FAILURES:
                         self.lost[server] = name, timeout_sec
-                        hang_up(address)
+                        close_connections(address)
             time.sleep(_POLL_SEC)
 
 
@@ -166,7 +166,7 @@ class FailureDetector:
         return f"{names} gave no response for {max(sec for _, sec in lost):g} s"
 
 
-def hang_up(address: str) -> None:
+def close_connections(address: str) -> None:
     """Closes all connections of this process to an address.
 
     TensorFlow has no call for it. Those who wait for an answer get an error at once.

@@ -87,15 +87,15 @@ class OptimizerOptions:
     def _check_with(self, optimizer: Any) -> None:
         """Refuses what both the wrapper and the Keras optimizer would do."""
         if self.accumulation_steps > 1:
-            _refuse_twice(
+            _reject_conflict(
                 optimizer, ("gradient_accumulation_steps",), self, "accumulation_steps"
             )
         if self.global_clipnorm is not None:
             clips = ("clipnorm", "clipvalue", "global_clipnorm")
-            _refuse_twice(optimizer, clips, self, "global_clipnorm")
+            _reject_conflict(optimizer, clips, self, "global_clipnorm")
         if self.loss_scale is not None:
             scales = ("loss_scale_factor", "dynamic_scale", "inner_optimizer")
-            _refuse_twice(optimizer, scales, self, "loss_scale")
+            _reject_conflict(optimizer, scales, self, "loss_scale")
 
     def refuse(self, lacks: Mapping[str, str], backend: str) -> None:
         """Refuses options that a backend cannot do.
@@ -117,7 +117,7 @@ class OptimizerOptions:
                 )
 
 
-def _refuse_twice(
+def _reject_conflict(
     optimizer: Any, attributes: tuple[str, ...], options: OptimizerOptions, name: str
 ) -> None:
     for attribute in attributes:

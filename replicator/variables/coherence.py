@@ -80,7 +80,7 @@ class Coherence:
             seen = value if is_value else state(variable, kind)
             entry.seen.assign(seen, read_value=False)
 
-    def settle(self) -> None:
+    def make_coherent(self) -> None:
         """Emits what makes variables coherent after a run that ended too early.
 
         Nobody knows whether that run had come to its refresh, so this does it too: it
@@ -119,7 +119,7 @@ class Coherence:
     def _is_held(self, entry: Entry, replica: int) -> bool:
         """Whether a replica shares the copy of another one."""
         is_mirrored = entry.kind is Kind.MIRRORED
-        return is_mirrored and self._topology.holders[replica] != replica
+        return is_mirrored and self._topology.primaries[replica] != replica
 
     def _reset_like(self, entry: Entry, replicas: tuple[int, ...]) -> Any:
         """Returns the function that resets a variable, one for all that are alike."""

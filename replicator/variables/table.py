@@ -195,8 +195,8 @@ class VariableTable:
         copies: list[Any] = []
         for replica, devices in enumerate(topology.devices):
             replica_id = topology.replica_id(replica)
-            if is_mirrored and topology.holders[replica] != replica:
-                copies.append(copies[topology.holders[replica]])
+            if is_mirrored and topology.primaries[replica] != replica:
+                copies.append(copies[topology.primaries[replica]])
                 continue
             if replica == 0 and kind in (Kind.MIRRORED, Kind.PARTIAL):
                 copies.append(variable)

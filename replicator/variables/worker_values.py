@@ -35,15 +35,15 @@ class OutsideValues:
         self._group = group
         self._keys: dict[tf.DType, int] = {}
         for entry in self._entries:
-            if self._travels(entry):
+            if self._is_transferred(entry):
                 wire = wire_types.added(_number(entry.variable.dtype))[1]
                 # Drawn once: a function that is traced again uses the same.
                 self._keys.setdefault(wire, next(group.keys))
 
     def read(self) -> list[tf.Tensor]:
         """Emits one reduction per type; returns a value for each entry."""
-        travelling = [entry for entry in self._entries if self._travels(entry)]
-        shares = [self._share(entry) for entry in travelling]
+        transferred = [entry for entry in self._entries if self._is_transferred(entry)]
+        shares = [self._share(entry) for entry in transferred]
         totals = iter(
             _packed(
                 [_to_number(share) for share in shares],
@@ -53,7 +53,7 @@ class OutsideValues:
         )
         return [
             self._of_total(entry, next(totals))
-            if self._travels(entry)
+            if self._is_transferred(entry)
             else self._local(entry)
             for entry in self._entries
         ]
@@ -66,7 +66,7 @@ class OutsideValues:
         is_first = self._topology.program_id == 0
         return copies[0] if is_first else tf.zeros_like(copies[0])
 
-    def _travels(self, entry: Entry) -> bool:
+    def _is_transferred(self, entry: Entry) -> bool:
         dtype = entry.variable.dtype
         return entry.kind is Kind.LOCAL and dtype != tf.string
 
@@ -110,7 +110,9 @@ def add_up(
     )
 
 
-def start_equal(variables: Sequence[Any], topology: Topology, group: Group) -> None:
+def broadcast_initial_values(
+    variables: Sequence[Any], topology: Topology, group: Group
+) -> None:
     """Gives variables the values that they have on worker 0, on all workers.
 
     Args:
@@ -189,13 +191,13 @@ def reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.T
 def _packed(
     values: Sequence[tf.Tensor],
     transfer: Callable[[tf.Tensor], tf.Tensor],
-    travel: Callable[[tf.DType], tuple[str, tf.DType]],
+    wire_type_of: Callable[[tf.DType], tuple[str, tf.DType]],
 ) -> list[tf.Tensor]:
     """Transfers values as one vector per type that travels."""
     by_wire: dict[tf.DType, list[int]] = {}
     wide = []
     for place, value in enumerate(values):
-        how, wire = travel(value.dtype)
+        how, wire = wire_type_of(value.dtype)
         by_wire.setdefault(wire, []).append(place)
         wide.append(
             value
@@ -214,7 +216,7 @@ def _packed(
         for place, part in zip(places, parts, strict=True):
             shaped = tf.reshape(part, tf.shape(wide[place]))
             dtype = values[place].dtype
-            how = travel(dtype)[0]
+            how = wire_type_of(dtype)[0]
             results[place] = (
                 tf.bitcast(shaped, dtype)
                 if how == "Bitcast"

@@ -136,8 +136,8 @@ def check(
                 "that updates in every call"
             )
         where = (
-            {live.homes[node.name]}
-            if node.name in live.homes
+            {live.writers[node.name]}
+            if node.name in live.writers
             else set(live.emitted.get(node.name, (0, ELSEWHERE)))
         )
         for handle in handles:

@@ -142,7 +142,7 @@ def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
         ),
     ],
 )
-def test_misuse_is_refused_with_a_lesson(two_servers, case, message):
+def test_misuse_raises_an_actionable_error(two_servers, case, message):
     """Each error says what was passed and what to do."""
     assert re.search(message, two_servers.error(case))
 

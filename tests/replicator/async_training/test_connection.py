@@ -44,7 +44,7 @@ def set_config(monkeypatch, cluster, kind="chief"):
     ],
     ids=["no server", "no worker", "worker", "server", "no chief"],
 )
-def test_a_partial_cluster_is_refused_with_a_lesson(
+def test_a_partial_cluster_raises_an_actionable_error(
     monkeypatch, cluster, kind, message
 ):
     """What is there, what is missing, and what to write."""

@@ -60,17 +60,17 @@ def test_equal_steps_that_wait_run_together(others, num_together):
     ]
 
 
-def test_tickets_are_counted_by_server():
-    """Two commits of a step on server 1 use two tickets there."""
+def test_sequence_numbers_are_counted_by_server():
+    """Two commits of a step on server 1 use two sequence numbers there."""
     first = given(4)
     batch = make_batch(first, [first, given()], (10, 20))
 
     assert 5 == batch.num_steps
-    assert (13, 26) == batch.tickets_after(3)
+    assert (13, 26) == batch.sequence_numbers_after(3)
 
 
 @pytest.mark.parametrize(
-    ("tickets", "num_done"),
+    ("sequence_numbers", "num_done"),
     [
         ((10, 20), 0),
         ((12, 24), 2),
@@ -79,16 +79,16 @@ def test_tickets_are_counted_by_server():
         ((14, 28), 3),  # the last step is run again, for its results
     ],
 )
-def test_what_is_done_again_begins_where_the_last_server_is(tickets, num_done):
+def test_what_is_done_again_begins_where_the_last_server_is(sequence_numbers, num_done):
     """A step counts as done when all servers have all of its commits."""
     first = given(4)
     batch = make_batch(first, [first], (10, 20))
 
-    assert num_done == batch.num_done(tickets)
+    assert num_done == batch.num_done(sequence_numbers)
 
 
 def test_steps_without_updates_are_all_done_again():
-    """No ticket tells of them."""
+    """Sequence numbers do not count them."""
     first = given(4, num_commits=(0, 0))
 
     assert 0 == make_batch(first, [first], (10, 20)).num_done((10, 20))

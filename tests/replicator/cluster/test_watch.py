@@ -21,7 +21,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """A server that gives no response from now on, until the event is set."""
     answering = threading.Event()
     monkeypatch.setattr(watch_lib, "answers", lambda *_: answering.is_set())
-    monkeypatch.setattr(watch_lib, "hang_up", lambda _: None)
+    monkeypatch.setattr(watch_lib, "close_connections", lambda _: None)
     monkeypatch.setattr(watch_lib, "_POLL_SEC", 0.01)
     yield answering
     answering.set()

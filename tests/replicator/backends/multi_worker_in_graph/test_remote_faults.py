@@ -182,7 +182,7 @@ def test_hanging_up_closes_the_connections_to_one_address():
         ports = [server.getsockname()[1] for server in (one, other)]
         closed, kept = (socket.create_connection(("localhost", p)) for p in ports)
         with closed, kept:
-            watch.hang_up(f"localhost:{ports[0]}")
+            watch.close_connections(f"localhost:{ports[0]}")
             kept.settimeout(0.1)
 
             assert b"" == closed.recv(1)

@@ -78,7 +78,7 @@ def test_a_public_address_is_refused(name, found):
         rf"\({found}\), and whoever can reach the port .* can run any operation there, "
         r"such as writing files; use the private addresses .* say so in every process: "
         r"`--i-trust-this-network` for replicator.server, "
-        r"cluster=ClusterConfig.from_tf_config\(i_trust_this_network=True\) for a "
+        r"cluster=environment.detect\(\).config\(i_trust_this_network=True\) for a "
         r"program$",
     ):
         network.reach_of(config_of("localhost", name))
