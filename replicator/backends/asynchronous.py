@@ -46,11 +46,6 @@ if TYPE_CHECKING:
 
 RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
-_BACKEND = "the async backend"
-_LACKING_OPTIONS = {
-    "accumulation_steps": "accumulated gradients of all workers would mix",
-    "loss_scale": "the scale would change between a worker's read and its update",
-}
 
 
 class MultiWorkerAsyncReplicator(base.Replicator):
@@ -294,7 +289,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        options.refuse(_LACKING_OPTIONS, _BACKEND)
+        options.refuse("async", "the async backend", refuses_fixed_loss_scale=True)
         return ServerOptimizer(
             optimizer,
             num_replicas=self._share,

@@ -21,12 +21,13 @@ import functools
 import importlib
 import json
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.single import SingleDeviceReplicator
+from replicator.catalog import BACKENDS
 from replicator.cluster import exchange as worker_sync
 from replicator.collectives import wire_types
 from replicator.errors import (
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 _OPS = {"sum": "Sum", "mean": "Average", "min": "Min", "max": "Max"}
-_FLOAT16_ONLY = "Horovod's reductions know float16, and no bfloat16"
 
 
 class HorovodReplicaContext(context.ReplicaContext):
@@ -78,10 +78,7 @@ class HorovodReplicaContext(context.ReplicaContext):
           OptimizerOptionError: Another ``wire_dtype``.
         """
         if wire_dtype != tf.float16:
-            raise OptimizerOptionError(
-                f"compression={wire_dtype.name!r} does not work under "
-                f"HorovodReplicator: {_FLOAT16_ONLY}; use compression='float16'"
-            )
+            _refuse_compression(wire_dtype.name)
         return [self._all_reduce(tensor, op, wire_dtype) for tensor in tensors]
 
     def _all_reduce(
@@ -237,10 +234,9 @@ class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
         Raises:
           OptimizerOptionError: An option that Horovod has not.
         """
-        lacks = {"sharded_update": "every process keeps and updates all variables"}
+        options.refuse("horovod", type(self).__name__)
         if options.compression == "bfloat16":
-            lacks["compression"] = _FLOAT16_ONLY
-        options.refuse(lacks, type(self).__name__)
+            _refuse_compression("bfloat16")
         return super()._wrap_optimizer(optimizer, options)
 
     def explain(self) -> str:
@@ -309,3 +305,11 @@ _CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
 def _convert(tensor: tf.Tensor, how: str, dtype: tf.DType) -> tf.Tensor:
     """Converts by one of the ways of ``wire_types``."""
     return _CONVERSIONS[how](tensor, dtype)
+
+
+def _refuse_compression(name: str) -> NoReturn:
+    reason = BACKENDS["horovod"].lacks["gradient_compression"]
+    raise OptimizerOptionError(
+        f"compression={name!r} does not work under HorovodReplicator: {reason}; use "
+        "compression='float16'"
+    )

@@ -159,7 +159,7 @@ class InGraphReplicator(base.Replicator):
         if options.sharded_update:
             if self.topology.num_programs > 1 and options.needs_branch:
                 reason = "an update in a branch is computed by one worker for all"
-                options.refuse({"sharded_update": reason}, type(self).__name__)
+                options.refuse_option("sharded_update", reason, type(self).__name__)
             sharded = ShardedUpdate(self._table.ownership)
         return ReplicatedOptimizer(
             optimizer,

@@ -22,7 +22,6 @@ from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import as_value
-from replicator.optimizer.options import DYNAMIC, OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer, StrategyOptimizer
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, loop
@@ -35,6 +34,8 @@ from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.optimizer.options import OptimizerOptions
 
 
 class StrategyInputIterator(InputIterator):
@@ -147,7 +148,7 @@ class StrategyReplicator(base.Replicator):
             where a stock strategy cannot communicate.
         """
         options.check(optimizer)
-        options.refuse(_lacks(options), type(self.strategy).__name__)
+        options.refuse("tf_mirrored", type(self.strategy).__name__)
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
         if num_accumulated:
             raise ValueError(
@@ -311,16 +312,6 @@ class StrategyReplicator(base.Replicator):
                 f"{len(differing)} mirrored variables differ between replicas: "
                 f"{', '.join(differing[:5])}"
             )
-
-
-def _lacks(options: OptimizerOptions) -> dict[str, str]:
-    """Options that stock strategies cannot do, and why."""
-    branch = "Keras communicates in its update, which tf.distribute refuses in a branch"
-    lacks = {
-        "accumulation_steps": branch,
-        "sharded_update": "its variables are updated by all replicas",
-    }
-    return lacks | ({"loss_scale": branch} if options.loss_scale == DYNAMIC else {})
 
 
 class MirroredReplicator(StrategyReplicator):

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator._tf.messages import first_line
 from replicator.errors import DisagreementError, ReplicatorError
 
 _FROM_OTHERS = (
@@ -68,9 +69,3 @@ def root_cause(message: str) -> str:
         if "aborted by" in line or "timed out" in line:
             return line.rpartition("aborted by: ")[2]
     return first_line(message)
-
-
-def first_line(text: str) -> str:
-    """The first line that is not empty."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else text

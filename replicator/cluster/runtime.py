@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
+from replicator._tf.messages import reason_of
 from replicator.cluster import diagnosis, failures
 from replicator.cluster import exchange as worker_sync
 from replicator.cluster.worker_state import WorkerState, key_of
@@ -181,7 +182,7 @@ class WorkerRuntime:
             if "replicator: shapes differ" in message:
                 raise self._worker.lose(failures.shape_error(what, message)) from error
             if not failures.is_collective_failure(error):
-                self._worker.abort(f"failed in {what}: {failures.first_line(message)}")
+                self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
             raise self._worker.lose(self._diagnose(error)) from error
 
