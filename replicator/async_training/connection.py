@@ -16,7 +16,6 @@ from replicator.cluster import (
     remote,
 )
 from replicator.errors import ClusterConfigError, DeviceError
-from replicator.validation.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -79,24 +78,6 @@ def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
             "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
         )
     return cluster
-
-
-def check_num_replicas(num_replicas: Any, num_workers: int) -> int:
-    """Returns the replicas of one worker.
-
-    Raises:
-      DeviceError: The workers cannot share the replicas evenly; with both numbers.
-    """
-    if num_replicas is None:
-        return 1
-    if not is_integer(num_replicas):
-        raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
-    if num_replicas < 1 or num_replicas % num_workers:
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} does not divide by the {num_workers} "
-            f"workers of TF_CONFIG; use a multiple, such as {num_workers}"
-        )
-    return num_replicas // num_workers
 
 
 def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:

@@ -28,6 +28,7 @@ from replicator.inputs import prefetch
 from replicator.inputs.iterator import counted
 from replicator.inputs.values import values_of
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_share import per_worker
 from replicator.step import keras_random
 from replicator.step.per_replica import PerReplica
 from replicator.validation import user_functions
@@ -92,7 +93,10 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         self.connection = connection_lib.connect(cluster, connect_timeout_sec)
         self.num_workers = self.connection.num_workers
-        share = connection_lib.check_num_replicas(num_replicas, self.num_workers)
+        share = per_worker(
+            self.num_workers if num_replicas is None else num_replicas,
+            self.num_workers,
+        )
         self.num_replicas = share * self.num_workers
         self._share = share
         devices = [

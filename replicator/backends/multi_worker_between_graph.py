@@ -16,10 +16,11 @@ from replicator.backends.multi_worker import MultiWorkerReplicator
 from replicator.cluster import environment
 from replicator.cluster import join as worker_join
 from replicator.engine.run.program import Program
-from replicator.errors import DeviceError, DisagreementError
+from replicator.errors import DisagreementError
 from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_share import per_worker
 from replicator.variables import ownership, partial, worker_values
 from replicator.variables.kinds import Kind
 
@@ -84,7 +85,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if num_replicas is None:
             num_replicas = self.num_workers
         device_lib.check_num_logical(logical_devices_per_replica)
-        num_local = local_share(num_replicas, self.num_workers)
+        num_local = per_worker(num_replicas, self.num_workers)
         if devices is None and logical_devices_per_replica > 1:
             # Before the cluster is joined: TensorFlow then has its devices.
             device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
@@ -262,21 +263,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             f"{self.first_replica_id + self.num_local_replicas - 1}"
         )
         return f"{place}\n{super().explain()}"
-
-
-def local_share(num_replicas: int, num_workers: int) -> int:
-    """Returns how many of a job's replicas each worker runs.
-
-    Raises:
-      DeviceError: The division leaves a rest.
-    """
-    share, rest = divmod(num_replicas, num_workers)
-    if rest or share < 1:
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} counts the whole job and must divide by "
-            f"its {num_workers} workers; use a multiple of {num_workers}"
-        )
-    return share
 
 
 def _name(step_fn: Callable[..., Any]) -> str:

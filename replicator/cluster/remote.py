@@ -11,6 +11,7 @@ from replicator.cluster import membership, port_filter, reachability
 from replicator.cluster.watch import WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 from replicator.placement import devices as device_lib
+from replicator.placement.worker_share import per_worker
 
 if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
@@ -64,20 +65,7 @@ def replica_devices(
     Raises:
       DeviceError: The devices do not divide by the workers, or some are missing.
     """
-    num_workers, num_parts = len(workers), num_replicas * num_logical_devices
-    share, rest = divmod(num_parts, num_workers)
-    if rest or share < 1:
-        parts = (
-            f" times logical_devices_per_replica {num_logical_devices!r}"
-            if num_logical_devices != 1
-            else ""
-        )
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} is the number over the whole job and"
-            f"{parts} must be a multiple of its num_workers {num_workers!r}; use for "
-            "example "
-            f"{max(share, 1) * num_workers}"
-        )
+    share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
     has_gpus = any(map(device_lib.is_gpu, listed))
     devices: list[str] = []
