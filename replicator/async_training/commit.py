@@ -13,6 +13,7 @@ rather than counted on arrival, so late messages of a lost worker do no harm.
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.async_training.commit_state import NUM_BINS
+from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 
 if TYPE_CHECKING:
@@ -214,19 +216,13 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
     Returns:
       The messages, on the receiver.
     """
-    groups: dict[tf.DType, list[int]] = {}
-    plan: list[tuple[tuple[int, ...], bool]] = []
-    for place, tensor in enumerate(tensors):
-        shape = tensor.shape
-        is_small = (
-            shape.is_fully_defined()
-            and 0 < shape.num_elements() * tensor.dtype.size < FUSE_BELOW_BYTES
-        )
-        if is_small:
-            groups.setdefault(tensor.dtype, []).append(place)
-        else:
-            plan.append(((place,), False))
-    plan += [(tuple(places), len(places) > 1) for places in groups.values()]
+    filled = buckets.fill(
+        [tensor.dtype for tensor in tensors],
+        [_num_bytes(tensor) for tensor in tensors],
+        limit=sys.maxsize,
+        alone_from=FUSE_BELOW_BYTES,
+    )
+    plan = [(places, len(places) > 1) for places in filled]
     messages = []
     for places, is_packed in plan:
         message = tensors[places[0]]
@@ -242,3 +238,10 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         plan=tuple(plan),
         shapes=tuple(tensor.shape for tensor in tensors),
     )
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    """The static size, or 0 where it is unknown."""
+    if not tensor.shape.is_fully_defined():
+        return 0
+    return int(tensor.shape.num_elements() * tensor.dtype.size)

@@ -30,6 +30,7 @@ from replicator.backends.single import SingleDeviceReplicator
 from replicator.catalog import BACKENDS
 from replicator.cluster import exchange as worker_sync
 from replicator.collectives import wire_types
+from replicator.collectives.wire_types import Wire
 from replicator.errors import (
     BackendNotInstalledError,
     DeviceError,
@@ -39,7 +40,7 @@ from replicator.step import context, logical
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from replicator.optimizer.options import OptimizerOptions
@@ -89,18 +90,16 @@ class HorovodReplicaContext(context.ReplicaContext):
             # Flipping the highest bit makes the order of unsigned that of signed.
             signed = _flip(tf.bitcast(tensor, tf.int64))
             return tf.bitcast(_flip(self._all_reduce(signed, op, None)), dtype)
-        how, wire = (
-            ("Cast", tf.float32) if dtype == tf.bfloat16 else wire_types.added(dtype)
-        )
-        narrow = wire_of(dtype, wire_dtype)
+        wire = wire_types.added(dtype)
+        narrow = tf.float32 if dtype == tf.bfloat16 else wire_of(dtype, wire_dtype)
         if narrow != dtype:
-            how, wire = "Cast", narrow
+            wire = Wire("Cast", narrow)
         reduced = self._hvd.allreduce(
-            _convert(tensor, how, wire),
+            wire.convert(tensor),
             op=getattr(self._hvd, _OPS[op]),
             name=self._name(op),
         )
-        return _convert(reduced, how, dtype)
+        return wire.restore(reduced, dtype)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Concatenates by ``allgather``, in the order of ranks."""
@@ -116,10 +115,10 @@ class HorovodReplicaContext(context.ReplicaContext):
         return [self._all_concat(tensor) for tensor in tensors]
 
     def _all_concat(self, tensor: tf.Tensor) -> tf.Tensor:
-        how, wire = wire_types.moved(tensor.dtype, "all_gather")
-        sent = _convert(tensor, how, wire)
+        wire = wire_types.moved(tensor.dtype, "all_gather")
+        sent = wire.convert(tensor)
         gathered = self._hvd.allgather(sent, name=self._name("gather"))
-        return _convert(gathered, how, tensor.dtype)
+        return wire.restore(gathered, tensor.dtype)
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
@@ -128,11 +127,11 @@ class HorovodReplicaContext(context.ReplicaContext):
         return [self._broadcast(tensor, source_replica_id) for tensor in tensors]
 
     def _broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
-        how, wire = wire_types.moved(tensor.dtype, "broadcast")
+        wire = wire_types.moved(tensor.dtype, "broadcast")
         received = self._hvd.broadcast(
-            _convert(tensor, how, wire), source, name=self._name("broadcast")
+            wire.convert(tensor), source, name=self._name("broadcast")
         )
-        return _convert(received, how, tensor.dtype)
+        return wire.restore(received, tensor.dtype)
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Only device 0: a process has one."""
@@ -293,18 +292,6 @@ def _take_own_gpu(local_rank: int) -> None:
 
 def _flip(signed: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(signed, tf.int64.min)
-
-
-_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
-    "": lambda tensor, _: tensor,
-    "Cast": tf.cast,
-    "Bitcast": tf.bitcast,
-}
-
-
-def _convert(tensor: tf.Tensor, how: str, dtype: tf.DType) -> tf.Tensor:
-    """Converts by one of the ways of ``wire_types``."""
-    return _CONVERSIONS[how](tensor, dtype)
 
 
 def _refuse_compression(name: str) -> NoReturn:

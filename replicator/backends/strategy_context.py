@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import gradients as _tf_gradients
+from replicator.collectives.buckets import positions_by_dtype
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
 
@@ -51,8 +52,7 @@ class StrategyReplicaContext(context.ReplicaContext):
     ) -> list[tf.Tensor]:
         """Reduces one type at a time: a stock reduction does not mix types."""
         results: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for places in positions_by_dtype(tensors).values():
             reduced = self._reduce_one_type([tensors[i] for i in places], op)
             results.update(zip(places, reduced, strict=True))
         return [results[place] for place in range(len(tensors))]

@@ -14,10 +14,11 @@ order, and the first transfers run while the rest is computed.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
+from replicator.collectives import buckets
 from replicator.placement import devices as device_lib
 from replicator.step.context import wire_of
 
@@ -244,22 +245,15 @@ def _group(
 ) -> list[tuple[int, ...]]:
     """Puts tensors smaller than ``below`` bytes into buckets of one type and owner.
 
-    Buckets, and tensors that go alone, keep the order in which their last member came.
+    See ``buckets.fill`` for their order.
     """
-    groups: list[tuple[int, ...]] = []
-    is_open: dict[Any, tuple[list[int], int]] = {}
-    for position in order:
-        size = _num_bytes(collective, position)
-        if not 0 < size < below:
-            groups.append((position,))
-            continue
-        key = (collective.dtypes[position], preferred_owners[position])
-        members, total = is_open.pop(key, ([], 0))
-        if members and total + size > limit:
-            groups.append(tuple(members))
-            members, total = [], 0
-        is_open[key] = ([*members, position], total + size)
-    return groups + [tuple(members) for members, _ in is_open.values()]
+    filled = buckets.fill(
+        [(collective.dtypes[p], preferred_owners[p]) for p in order],
+        [_num_bytes(collective, p) for p in order],
+        limit=limit,
+        alone_from=below,
+    )
+    return [tuple(order[place] for place in bucket) for bucket in filled]
 
 
 def _balance(
