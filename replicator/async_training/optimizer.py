@@ -91,9 +91,13 @@ class ServerOptimizer(ReplicatedOptimizer):
         trace, servers = self._begin(variables)
         home = self._home()
         counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
-        for server in sorted({*servers, counter}):
+        involved = sorted({*servers, counter})
+        # Before any commit: one of them counts the step, on which Adam's rate depends.
+        is_sent = any(server != home for server in involved)
+        prepared = fused_update.prepare(num_summed) if is_sent else {}
+        for server in involved:
             mine = [i for i, other in enumerate(servers) if other == server]
-            scalars = {} if server == home else fused_update.prepare(num_summed)
+            scalars = {} if server == home else prepared
             parts, rebuild = _flatten([grads[i] for i in mine])
 
             def update(
