@@ -91,11 +91,13 @@ class ServerOptimizer(ReplicatedOptimizer):
         trace, servers = self._begin(variables)
         scalar_server = self._server_of_scalars()
         counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
-        for server in sorted({*servers, counter}):
+        involved = sorted({*servers, counter})
+        # Before any commit: one of them counts the step, on which Adam's rate depends.
+        is_sent = any(server != scalar_server for server in involved)
+        prepared = fused_update.prepare(num_summed) if is_sent else {}
+        for server in involved:
             mine = [i for i, other in enumerate(servers) if other == server]
-            scalars = (
-                {} if server == scalar_server else fused_update.prepare(num_summed)
-            )
+            scalars = {} if server == scalar_server else prepared
             parts, rebuild = _flatten([grads[i] for i in mine])
 
             def update(

@@ -46,4 +46,5 @@ def consolidate(
             mean = total / tf.cast(topology.num_replicas, total.dtype)
         for copy in entry.copies:
             copy.assign(mean)
-        entry.seen.assign(state(entry.variable, entry.kind))
+        if entry.seen is not None:  # not the only replica of one of several workers
+            entry.seen.assign(state(entry.variable, entry.kind))

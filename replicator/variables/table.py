@@ -168,7 +168,8 @@ class VariableTable:
             values = self._initial_values(entry.variable, entry.kind)
             for copy, value in zip(entry.copies, values, strict=True):
                 copy.assign(value)
-            entry.seen.assign(state(entry.variable, entry.kind))
+            if entry.seen is not None:  # a partial one, with one replica here
+                entry.seen.assign(state(entry.variable, entry.kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """What the copies of this program's replicas start from."""
