@@ -165,7 +165,7 @@ class _ServerAssembly(Assembly):
             server_device=self._placement.devices[each.server],
             worker_device=self._topology.replica_devices[0],
             handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
-            clock=self.copies.name(0, each.clock),
+            clock=self.copies.order.name(0, each.clock),
         )
         self._more_nodes += nodes
         self._pulled.update(values)

@@ -15,18 +15,18 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator.engine.graph.body import Ref, make_node
+from replicator.engine.graph.copy_order import CopyOrder
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.engine.graph.localize import Localizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from replicator.engine.graph.body import Body, Node
+    from replicator.engine.graph.copy_order import Resolve
     from replicator.engine.graph.liveness import Liveness
     from replicator.placement.topology import Topology
 
-    # (replica, placeholder) -> what stands for it, a Ref or a function argument
-    Resolve = Callable[[int, str], Ref | str]
     # (replica, placeholder) -> device of the variable behind a handle, or None
     HandleDevice = Callable[[int, str], str | None]
     # placeholder of a handle -> type of the variable
@@ -68,16 +68,18 @@ class Replicas:
         self._writers = {} if liveness is None else liveness.writers
         self._written = {} if liveness is None else liveness.written
         self._emitted = None if liveness is None else liveness.emitted
-        self._earlier = {} if liveness is None else liveness.earlier
         self._resolve = resolve
         self._handle_device = handle_device
         self._handle_dtype = handle_dtype or (lambda _: tf.float32)
-        self._inputs = {
-            node.name: ([ref.node for ref in node.inputs], node.controls)
-            for node in body.nodes
-        }
-        self._waits: dict[tuple[int, str], list[str]] = {}
         self._received = received
+        self.order = CopyOrder(
+            body,
+            topology,
+            merged=merged,
+            liveness=liveness,
+            resolve=resolve,
+            received=received,
+        )
         self._localizer = Localizer(body.library, topology)
 
     @property
@@ -85,26 +87,11 @@ class Replicas:
         """Functions that the copies call, those with random ops once per replica."""
         return self._localizer.library
 
-    def name(self, replica: int, node: str) -> str:
-        """Name of a node on a replica of this program."""
-        owner = self._topology.primaries[replica] if node in self._merged else replica
-        owner = self._writers.get(node, owner)
-        return f"replica_{self._topology.replica_id(owner)}/{node}"
-
     def ref(self, replica: int, ref: Ref) -> Ref | str:
         """A tensor of the single-device graph as it is on a replica."""
         if ref.node in self._body.placeholders:
             return self._resolve(replica, ref.node)
-        return Ref(node=self.name(replica, ref.node), port=ref.port)
-
-    def new(self, node: str, handle: str) -> str:
-        """Name of the node that reads the result of an owned write."""
-        return f"{self.name(0, node)}/new_{handle}"
-
-    def effects(self, node: str) -> list[str]:
-        """Names of the nodes that have the effect of a node on all replicas."""
-        edges = [edge for r in self._replicas for edge in self._after(r, node)]
-        return list(dict.fromkeys(edge.removeprefix("^") for edge in edges))
+        return Ref(node=self.order.name(replica, ref.node), port=ref.port)
 
     def nodes(self) -> list[Any]:
         """All nodes of all replicas as ``NodeDef``s."""
@@ -134,116 +121,31 @@ class Replicas:
     def _copy(self, node: Node, replica: int, waits_for: Sequence[int]) -> Any:
         proto = _tf_compat.NodeDef()
         proto.CopyFrom(node.proto)
-        proto.name = self.name(replica, node.name)
+        proto.name = self.order.name(replica, node.name)
         proto.device = self._device(node, replica)
         # Colocation is spelled out by devices; names in it would be stale.
         proto.attr.pop("_class", None)
         del proto.input[:]
         proto.input.extend(str(self.ref(replica, ref)) for ref in node.inputs)
-        edges = self._controls(node, waits_for)
+        edges = self.order.controls(node, waits_for)
         if node.name in self._writers:
-            once = set(self._written[node.name]) - set(self._copied(node.name))
-            edges = list(dict.fromkeys([*edges, *self._before(node, waits_for, once)]))
+            once = set(self._written[node.name]) - set(self.order.copied(node.name))
+            earlier = self.order.before(node, waits_for, once)
+            edges = list(dict.fromkeys([*edges, *earlier]))
         proto.input.extend(edges)
         self._localizer.localize(proto, replica)
         return proto
-
-    def _controls(self, node: Node, replicas: Sequence[int]) -> list[str]:
-        edges: dict[str, None] = {}
-        for control in node.controls:
-            for replica in replicas:
-                if control in self._body.placeholders:
-                    target = self._resolve(replica, control)
-                    if isinstance(target, str):
-                        continue  # arguments are there before anything runs
-                    edges[f"^{target.node}"] = None
-                else:
-                    edges |= dict.fromkeys(self._after(replica, control))
-        return list(edges)
-
-    def _after(self, replica: int, node: str) -> list[str]:
-        """Control edges that let a replica go on when a node has had its effect."""
-        if node not in self._writers:
-            primary = self._topology.primaries[replica]
-            is_live = self._emitted is None or node not in self._merged
-            if is_live or primary in (self._emitted or {})[node]:
-                return [f"^{self.name(replica, node)}"]
-            return self._through(replica, node)
-        primary, writer = self._topology.primaries[replica], self._writers[node]
-        if writer == primary:
-            # Its value must have been read before it changes again.
-            new = [f"^{self.new(node, h)}" for h in self._copied(node)]
-            return [f"^{self.name(replica, node)}", *new]
-        copied = [
-            f"^{self._refresh_name(node, h, primary)}" for h in self._copied(node)
-        ]
-        if copied:
-            return copied
-        # Without copies nothing here waits for what the node would have waited for.
-        own = [] if writer == ELSEWHERE else [f"^{self.name(replica, node)}"]
-        return [*own, *self._through(replica, node)]
-
-    def _through(self, replica: int, node: str) -> list[str]:
-        """What a node that a replica does not have would have waited for there.
-
-        The graph optimizer leaves out an edge that another way says already, and that
-        way may lead through such a node.
-        """
-        if (replica, node) not in self._waits:
-            inputs, controls = self._inputs[node]
-            edges = [
-                edge
-                for name in (*inputs, *controls)
-                if name not in self._body.placeholders
-                for edge in self._after(replica, name)
-            ]
-            self._waits[replica, node] = list(dict.fromkeys(edges))
-        return self._waits[replica, node]
-
-    def _before(
-        self, node: Node, replicas: Sequence[int], handles: Iterable[str]
-    ) -> list[str]:
-        """Control edges from earlier uses of variables that an owned write changes.
-
-        The node's own edges need not include them: the nodes that order them on the
-        writer may not be emitted on other replicas.
-        """
-        edges: dict[str, None] = {}
-        for handle in handles:
-            for name in self._earlier.get((node.name, handle), ()):
-                for replica in replicas:
-                    edges |= dict.fromkeys(self._after(replica, name))
-        return list(edges)
-
-    def _copied(self, node: str) -> list[str]:
-        """Handles that an owned write changes and other primaries have copies of."""
-        writer = self._writers[node]
-        if self._received is not None:
-            return [h for h in self._written[node] if (node, h) in self._received]
-        assert writer != ELSEWHERE
-        return [
-            handle
-            for handle in self._written[node]
-            if any(
-                self._resolve(r, handle) != self._resolve(writer, handle)
-                for r in self._replicas
-            )
-        ]
-
-    def _refresh_name(self, node: str, handle: str, primary: int) -> str:
-        replica_id = self._topology.replica_id(primary)
-        return f"replica_{replica_id}/{node}/refresh_{handle}"
 
     def _refresh(self, node: Node, sharing: Mapping[int, Sequence[int]]) -> list[Any]:
         """Copies the result of an owned write to the variables of other primaries."""
         writer = self._writers[node.name]
         nodes = []
-        for handle in self._copied(node.name):
+        for handle in self.order.copied(node.name):
             if writer == ELSEWHERE:
                 assert self._received is not None
                 value = self._received[node.name, handle]
             else:
-                value = f"{self.new(node.name, handle)}:value:0"
+                value = f"{self.order.new(node.name, handle)}:value:0"
                 nodes.append(self._read_new(node, writer, handle))
             nodes += [
                 self._assign(node, primary, replicas, handle, value)
@@ -255,12 +157,12 @@ class Replicas:
     def _read_new(self, node: Node, writer: int, handle: str) -> Any:
         """Reads a variable on its writer, after the node that writes it."""
         return make_node(
-            self.new(node.name, handle),
+            self.order.new(node.name, handle),
             "ReadVariableOp",
             [self._resolve(writer, handle)],
             self._handle_device(writer, handle) or "",
             {"dtype": self._handle_dtype(handle)},
-            controls=[self.name(writer, node.name)],
+            controls=[self.order.name(writer, node.name)],
         )
 
     def _assign(
@@ -272,10 +174,10 @@ class Replicas:
         value: Ref | str,
     ) -> Any:
         """Assigns the new value to a primary's copy, once nobody needs the old one."""
-        waits = dict.fromkeys(self._controls(node, replicas))
-        waits |= dict.fromkeys(self._before(node, replicas, [handle]))
+        waits = dict.fromkeys(self.order.controls(node, replicas))
+        waits |= dict.fromkeys(self.order.before(node, replicas, [handle]))
         return make_node(
-            self._refresh_name(node.name, handle, primary),
+            self.order.refresh_name(node.name, handle, primary),
             "AssignVariableOp",
             [self._resolve(primary, handle), value],
             self._handle_device(primary, handle) or "",
