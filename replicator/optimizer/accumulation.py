@@ -16,6 +16,7 @@ those of one replica, also for a plain ``tf.train.Checkpoint``.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -26,18 +27,13 @@ from replicator.variables.kinds import declare_partial
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    # (sums, whether this call updates) -> sums, averaged over replicas if it does
-    Combine = Callable[[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]
-    # averages -> whether all of them are finite, or None if nobody asks
-    Observe = Callable[[list[tf.Tensor]], tf.Tensor | None]
-
 
 class Accumulation:
     """Sums of gradients since the last update, as state of a Keras optimizer.
 
     Attributes:
       num_steps: Calls per update.
-      is_apart: Whether each replica has its own sums.
+      is_per_replica: Whether each replica has its own sums.
       count: Calls since the last update: a Keras variable, int64.
     """
 
@@ -60,28 +56,23 @@ class Accumulation:
                 declare_partial(_tf_compat.unwrap(accumulator))
             self._sums[id(variable)] = accumulator
 
-    def apply(
+    def add(
         self,
         grads: Sequence[Any],
         variables: Sequence[Any],
         is_counted: tf.Tensor | None,
-        *,
-        combine: Combine,
-        observe: Observe,
-        update: Callable[[list[tf.Tensor]], None],
-    ) -> None:
-        """Adds gradients; every ``num_steps``-th call updates and starts over.
+    ) -> Accumulated:
+        """Adds the gradients of one call.
 
         Args:
-          grads: Of this replica if sums are apart, else averaged over replicas.
+          grads: Of this replica if it has its own sums, else averaged over replicas.
           variables: What they belong to.
-          is_counted: Whether this call counts, a scalar bool that is the same on every
-            replica; None if it does. One that does not (its gradients are not finite)
-            adds nothing.
-          combine: Averages sums over replicas, in calls that update.
-          observe: Told what ``combine`` returned; says whether it may be used. If not,
-            the next call that counts tries again, with its gradients added.
-          update: Takes the average of the accumulated gradients.
+          is_counted: Whether this call counts, a scalar bool that is identical on
+            every replica; None if it does. One that does not (its gradients are not
+            finite) adds nothing.
+
+        Returns:
+          The state after it, of which the caller has to ``finish`` the call.
         """
         sums = [_tf_compat.unwrap(self._sums[id(variable)]) for variable in variables]
 
@@ -101,23 +92,63 @@ class Accumulation:
         is_due = count >= self.num_steps
         if is_counted is not None:
             is_due = tf.logical_and(is_due, is_counted)
-        totals = combine([tf.convert_to_tensor(s) for s in sums], is_due)
-        is_usable = observe(totals)
+        return Accumulated(
+            sums=sums,
+            totals=[tf.convert_to_tensor(s) for s in sums],
+            counter=counter,
+            count=count,
+            is_due=is_due,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accumulated:
+    """The sums after a call has added its gradients.
+
+    Attributes:
+      sums: One accumulator per variable.
+      totals: Their values.
+      counter: The variable that counts calls since the last update.
+      count: Its value, this call included.
+      is_due: Whether this call updates; a scalar bool.
+    """
+
+    sums: Sequence[Any]
+    totals: list[tf.Tensor]
+    counter: Any
+    count: tf.Tensor
+    is_due: tf.Tensor
+
+    def finish(
+        self,
+        totals: Sequence[tf.Tensor],
+        is_usable: tf.Tensor | None,
+        update: Callable[[list[tf.Tensor]], None],
+    ) -> None:
+        """Updates and starts over, in a call that is due.
+
+        Args:
+          totals: The sums, averaged over replicas if this call updates.
+          is_usable: Whether they are finite, a scalar bool; None if nobody asks. If
+            not, the next call that counts tries again, with its gradients added.
+          update: Takes the average of the accumulated gradients.
+        """
+        is_due = self.is_due
         if is_usable is not None:
             is_due = tf.logical_and(is_due, is_usable)
 
         def finish() -> None:
-            share = 1.0 / tf.cast(count, tf.float64)
+            share = 1.0 / tf.cast(self.count, tf.float64)
             update([total * tf.cast(share, total.dtype) for total in totals])
 
         def start_over() -> None:
-            for accumulator in sums:
+            for accumulator in self.sums:
                 accumulator.assign(tf.zeros_like(accumulator))
 
         # Apart, because sums may differ between replicas where the update does not.
         when(is_due, finish)
         when(is_due, start_over)
-        counter.assign(tf.where(is_due, tf.zeros_like(count), count))
+        self.counter.assign(tf.where(is_due, tf.zeros_like(self.count), self.count))
 
 
 def when(condition: tf.Tensor | None, action: Callable[[], Any]) -> None:

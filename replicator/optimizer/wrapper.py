@@ -250,22 +250,16 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                 is_counted = collectives.all_min(is_counted)
             grads = scale.unscaled(grads)
 
-        def observe(totals: list[tf.Tensor]) -> tf.Tensor | None:
-            if scale is None or is_counted is None:
-                return None
-            # What travelled in 16 bits may have become infinite on the way.
-            is_finite = scale.are_finite(totals) if is_per_replica else is_counted
-            scale.observe(tf.logical_and(is_finite, is_counted))
-            return is_finite
-
-        self.accumulation.apply(
-            grads,
-            variables,
-            is_counted,
-            combine=self._average_sums if is_per_replica else lambda sums, _: sums,
-            observe=observe,
-            update=update,
-        )
+        accumulated = self.accumulation.add(grads, variables, is_counted)
+        totals = accumulated.totals
+        if is_per_replica:
+            totals = self._average_sums(totals, accumulated.is_due)
+        is_usable = None
+        if scale is not None and is_counted is not None:
+            # What was sent in 16 bits may have become infinite on the way.
+            is_usable = scale.are_finite(totals) if is_per_replica else is_counted
+            scale.observe(tf.logical_and(is_usable, is_counted))
+        accumulated.finish(totals, is_usable, update)
 
     def _average_sums(
         self, sums: list[tf.Tensor], is_due: tf.Tensor
