@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.errors import ParseError
+from harness.planning import defaults
 from harness.planning.ranges import parse_counts, parse_names
 from results import limits
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from harness.planning.request import SweepRequest
     from results.records import OptionValue, ScalingMode
-
-DEFAULT_RUNS_DIR = "runs"
 
 
 _MOST_CHARACTERS = 20
@@ -44,7 +43,7 @@ SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
 runs_dir_option = click.option(
     "--runs-dir",
     type=click.Path(path_type=Path),
-    default=DEFAULT_RUNS_DIR,
+    default=defaults.RUNS_DIR,
     show_default=True,
     help="Where studies are.",
 )
@@ -66,7 +65,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--backends",
                 metavar="NAMES",
-                help="Comma-separated.  [default: in_graph,tf_mirrored]",
+                help=f"Comma-separated.  [default: {','.join(defaults.BACKENDS)}]",
             ),
             click.option(
                 "--replicas",
@@ -78,14 +77,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--mode",
                 "modes",
                 metavar="MODES",
-                default="weak,strong",
+                default=",".join(defaults.MODES),
                 show_default=True,
                 help="Scaling modes, comma-separated.",
             ),
             click.option(
                 "--repeats",
                 type=click.IntRange(1, limits.MAX_SEED),
-                default=3,
+                default=defaults.REPEATS,
                 show_default=True,
                 help="Repetitions of each case, in separate processes.",
             ),
@@ -122,7 +121,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--device",
                 type=click.Choice(["cpu", "gpu"]),
-                default="cpu",
+                default=defaults.DEVICE,
                 show_default=True,
                 help="Where replicas run.",
             ),
@@ -150,7 +149,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--quality-repeats",
                 type=click.IntRange(1, limits.MAX_SEED),
-                default=1,
+                default=defaults.QUALITY_REPEATS,
                 show_default=True,
                 help="Quality runs of each case, with different seeds.",
             ),
@@ -164,14 +163,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--seed",
                 type=click.IntRange(0, limits.MAX_SEED),
-                default=0,
+                default=defaults.SEED,
                 show_default=True,
             ),
             click.option(
                 "--timeout",
                 "timeout_sec",
                 type=SECONDS,
-                default=900.0,
+                default=defaults.TIMEOUT_SEC,
                 show_default=True,
                 metavar="SECONDS",
                 help="Longest duration of one trial.",
@@ -196,12 +195,12 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
     Raises:
       ParseError: One of them does not parse.
     """
-    from harness.planning.request import DEFAULT_BACKENDS, SweepRequest
+    from harness.planning.request import SweepRequest
 
     backends, replicas = settings.pop("backends"), settings.pop("replicas")
     return SweepRequest(
         backends=(
-            DEFAULT_BACKENDS
+            defaults.BACKENDS
             if backends is None
             else parse_names(backends, what="--backends")
         ),

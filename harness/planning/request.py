@@ -5,16 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Literal
 
+from harness.planning import defaults
 from results.records import OptionValue, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-
-DEFAULT_BACKENDS = ("in_graph", "tf_mirrored")
-DEFAULT_MODES = (ScalingMode.WEAK, ScalingMode.STRONG)
-DEFAULT_REPEATS = 3
-DEFAULT_TIMEOUT_SEC = 900.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,10 +45,10 @@ class SweepRequest:
     """
 
     workload: str
-    backends: tuple[str, ...] = DEFAULT_BACKENDS
+    backends: tuple[str, ...] = defaults.BACKENDS
     replicas: tuple[int, ...] | None = None
-    modes: tuple[ScalingMode, ...] = DEFAULT_MODES
-    repeats: int = DEFAULT_REPEATS
+    modes: tuple[ScalingMode, ...] = tuple(map(ScalingMode, defaults.MODES))
+    repeats: int = defaults.REPEATS
     preset: str | None = None
     data: str | None = None
     data_dir: Path | None = None
@@ -60,11 +56,11 @@ class SweepRequest:
     global_batch_size: int | None = None
     num_warmup_steps: int | None = None
     num_measured_steps: int | None = None
-    device: Literal["cpu", "gpu"] = "cpu"
+    device: Literal["cpu", "gpu"] = defaults.DEVICE
     budget: str | None = None
     num_evaluations: int | None = None
-    quality_repeats: int = 1
+    quality_repeats: int = defaults.QUALITY_REPEATS
     is_evaluated: bool | None = None
     options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
-    seed: int = 0
-    timeout_sec: float = DEFAULT_TIMEOUT_SEC
+    seed: int = defaults.SEED
+    timeout_sec: float = defaults.TIMEOUT_SEC

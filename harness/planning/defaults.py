@@ -1,0 +1,14 @@
+"""The defaults of a sweep. The help reads them, so nothing is imported here."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BACKENDS: Final = ("in_graph", "tf_mirrored")
+MODES: Final = ("weak", "strong")
+REPEATS: Final = 3
+QUALITY_REPEATS: Final = 1
+DEVICE: Final = "cpu"
+SEED: Final = 0
+TIMEOUT_SEC: Final = 900.0
+RUNS_DIR: Final = "runs"
