@@ -63,7 +63,8 @@ def _start_quickly() -> None:
 # Before the files of folders below, which import TensorFlow.
 _start_quickly()
 # What tests of several folders share is imported from there, by one name everywhere.
-sys.path.insert(0, str(SUPPORT))
+if str(SUPPORT) not in sys.path:
+    sys.path.insert(0, str(SUPPORT))
 
 
 def _file(nodeid: str) -> str:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import re
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
+import case_cluster
 import pytest
-import tensorflow as tf
 
 import replicator
-from replicator.cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.processes
 
@@ -29,18 +28,17 @@ START_SEC = 300.0
 ERROR_SEC = 120.0
 
 
+@contextlib.contextmanager
 def cluster_of(tmp_path, mode, num_workers=2, victim=1):
     """A cluster of workers that train until the fault."""
-    return LocalCluster(
-        [sys.executable, str(SCRIPT), str(tmp_path), mode, str(victim)],
+    with case_cluster.started(
+        "fault_worker",
+        tmp_path,
+        path=SCRIPT.parent,
+        options={"mode": mode, "victim": victim, "num_workers": num_workers},
         num_workers=num_workers,
-        env={
-            "NUM_WORKERS": str(num_workers),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        log_dir=tmp_path / "logs",
-    )
+    ) as running:
+        yield running.cluster
 
 
 def told(cluster, worker):
@@ -71,18 +69,9 @@ def losses(cluster, worker=0):
 
 
 def undisturbed():
-    """The losses without workers and without a fault, on the joined batches."""
-    repl = replicator.create("single")
-    _, _, train_step = fault_worker.make_training(repl)
-    batches = [
-        [fault_worker.values_of(step, worker) for worker in range(2)]
-        for step in range(fault_worker.NUM_STEPS)
-    ]
-    runs = [
-        repl.run(train_step, replicator.PerReplica([tf.concat(batch, axis=0)]))
-        for batch in batches
-    ]
-    return {step: float(loss[0]) for step, loss in enumerate(runs)}
+    """The losses without workers and without a fault."""
+    training = fault_worker.make_training(replicator.create("single"))
+    return dict(enumerate(training.run(fault_worker.NUM_STEPS)))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +166,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 
 def test_a_port_in_use_is_told(tmp_path):
     """Before TensorFlow's server fails in its own words."""
-    cluster = cluster_of(tmp_path, "none", num_workers=1)
-    with cluster:
+    with cluster_of(tmp_path, "none", num_workers=1) as cluster:
         cluster.kill("worker", 0)
         port = int(cluster.addresses["worker"][0].rpartition(":")[2])
         with socket.create_server(("", port)):
