@@ -27,7 +27,7 @@ for case in cases:
     if case.startswith("die"):
         time.sleep(600)
     part = Path(folder, f"{case}.{worker}.part")
-    shutil.copy(Path(folder, "fine"), part)
+    shutil.copy(Path(folder, "bad" if case.startswith("bad") else "fine"), part)
     part.rename(part.with_suffix(".json"))
     while not Path(folder, f"{case}.{1 - worker}.json").exists():
         time.sleep(0.01)
@@ -43,6 +43,8 @@ def run(tmp_path):
     program.write_text(textwrap.dedent(MEMBER))
     fine = CaseResult(value=runner.Outcome(value="fine"))
     (tmp_path / "fine").write_text(fine.to_json(), encoding="utf-8")
+    bad = CaseResult(error="TypeError: cannot pickle it", trace="where it came from")
+    (tmp_path / "bad").write_text(bad.to_json(), encoding="utf-8")
     return lambda *names: clusters.run(TARGET, names, tmp_path, program)
 
 
@@ -64,6 +66,16 @@ def test_processes_that_part_keep_the_result_and_start_again(run):
     found = run("part", "behind")
 
     assert ["fine", "fine"] == [found[name].value for name in ("part", "behind")]
+
+
+@pytest.mark.processes
+def test_an_outcome_that_cannot_be_written_fails_its_case(run):
+    """With the reason, and not the cases behind it."""
+    found = run("bad", "behind")
+
+    assert ("Unwritten",) == found["bad"].error_kinds
+    assert "TypeError: cannot pickle it" == found["bad"].message
+    assert "fine" == found["behind"].value
 
 
 @pytest.mark.processes

@@ -75,6 +75,7 @@ def evaluate(case, made, timeout_sec):
         result = CaseResult(value=case(*made), duration_sec=time.monotonic() - start)
         result.to_json()  # what cannot be written is an error of the case
     except Exception as error:  # noqa: BLE001 (the test raises it again)
+        traceback.print_exc()  # for tests that wait for something else
         result = CaseResult(
             error=f"{type(error).__name__}: {error}",
             trace=traceback.format_exc(),

@@ -86,26 +86,26 @@ def _local():
     ]
 
 
-class _Split(tf.Module):
+class _Split:
     """Two layers on two logical devices."""
 
     def __init__(self):
-        super().__init__()
-        rng = np.random.default_rng(1)
-        shapes = [(NUM_FEATURES, 5), (5, NUM_OUTPUTS)]
-        self.weights = []
-        for place, shape in enumerate(shapes):
+        self._layers = []
+        widths = (NUM_FEATURES, 5, NUM_OUTPUTS)
+        for place in range(2):
             with replicator.logical_device(place):
-                kernel = rng.normal(size=shape).astype(np.float32)
-                self.weights += [tf.Variable(kernel), tf.Variable(tf.zeros(shape[1:]))]
+                layer = keras.layers.Dense(widths[place + 1], activation="tanh")
+                layer.build([None, widths[place]])
+            self._layers.append(layer)
+        self.weights = [w for one in self._layers for w in one.trainable_variables]
+        self.trainable_variables = self.weights
 
     def __call__(self, x, *, training):
         """Each layer runs where its variables are."""
         del training
-        for place in range(2):
+        for place, layer in enumerate(self._layers):
             with replicator.logical_device(place):
-                kernel, bias = self.weights[2 * place : 2 * place + 2]
-                x = tf.tanh(tf.matmul(x, kernel) + bias)
+                x = layer(x)
         return x
 
 

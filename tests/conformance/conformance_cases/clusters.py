@@ -19,6 +19,7 @@ from replicator import catalog
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from case_results import CaseResult
     from conformance_cases.runner import Outcome
     from conformance_cases.targets import Target
 
@@ -70,7 +71,7 @@ def run(
         has_failed, text = _run_one(target, left, folder, log_dir, program)
         done = [name for name in left if results.has_all(name)]
         for name in done:
-            found[name] = runner.join([one.value for one in results.read_all(name)])
+            found[name] = runner.join([_outcome(r) for r in results.read_all(name)])
         left = [name for name in left if name not in found]
         why = f"{done[-1]} ended the cluster before" if done else why
         if left and (has_failed or not done):
@@ -87,6 +88,15 @@ def run(
             message=f"{name} was not reached in {MAX_CLUSTERS} clusters: {why}",
         )
     return found
+
+
+def _outcome(result: CaseResult) -> Outcome:
+    """What came of a case in one process, if it could be written."""
+    if not result.error:
+        return result.value
+    return runner.Outcome(
+        error_kinds=("Unwritten",), message=result.error, trace=result.trace
+    )
 
 
 def _run_one(

@@ -30,5 +30,5 @@ CASES = {name: _case(case) for name, case in every.CASES.items()}
 
 
 def can_go_on(outcomes, make):
-    """Whether no case has parted the processes."""
-    return runner.can_go_on(outcomes, make(1))
+    """Whether no case has parted the processes; None is an outcome that was lost."""
+    return None not in outcomes and runner.can_go_on(outcomes, make(1))

@@ -6,12 +6,11 @@ steps, the first time it comes there.
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 
+import messages
 from tiny_models import Training
 
 import replicator
@@ -24,12 +23,6 @@ TIMEOUT_SEC = 60.0
 # Of a wait that is in vain.
 FAULT_TIMEOUT_SEC = 3.0
 FOR_EVER_SEC = 600.0
-
-
-def tell(**fields):
-    """Writes one line."""
-    sys.stdout.write(json.dumps({"time": time.time(), **fields}) + "\n")
-    sys.stdout.flush()
 
 
 def make_training(repl):
@@ -64,13 +57,13 @@ def train(repl, folder, mode, victim):
         here = folder / f"worker_{repl.worker_id}_came_to_the_fault"
         if step == FAULT_STEP and not here.exists():
             here.touch()
-            tell(at_fault=True, pid=os.getpid())
+            messages.send(at_fault=True, pid=os.getpid())
             if repl.worker_id == victim:
                 misbehave(mode, repl)
             if mode in ("hang", "other_step"):
                 repl._runtime.timeout_sec = FAULT_TIMEOUT_SEC
         loss = repl.reduce("mean", repl.run(training.step, training.batch(step)))
-        tell(step=step, loss=float(loss), num_threads=count_waiting_threads())
+        messages.send(step=step, loss=float(loss), num_threads=count_waiting_threads())
         if (step + 1) % SAVE_EVERY == 0:
             manager.save(step + 1)
 
@@ -90,18 +83,18 @@ def end(folder, mode, victim, num_workers):
             heartbeat_timeout_sec=5.0 if mode == "stopped" else TIMEOUT_SEC,
         )
     except replicator.ReplicatorError as error:
-        tell(error=type(error).__name__, message=str(error))
+        messages.send(error=type(error).__name__, message=str(error))
         return
     try:
         train(repl, folder, mode, victim)
     except replicator.ReplicatorError as error:
-        tell(error=type(error).__name__, message=str(error))
+        messages.send(error=type(error).__name__, message=str(error))
         try:
             repl.run(lambda: 1.0)
         except replicator.ReplicatorError as again:
-            tell(again=type(again).__name__)
+            messages.send(again=type(again).__name__)
         return
-    tell(done=True)
+    messages.send(done=True)
 
 
 CASES = {"end": end}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -10,23 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
+from loading import load
 
 import replicator
 
 pytestmark = pytest.mark.processes
 
-
-def _load(name):
-    """A module of this folder, which workers import as well."""
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker_types = _load("worker_types")
-worker_programs = _load("worker_programs")
+FOLDER = Path(__file__).parent
+worker_types = load(FOLDER / "worker_types.py")
+worker_programs = load(FOLDER / "worker_programs.py")
 CLUSTERS = [("two_workers", 2), ("two_workers_of_two", 4)]
 
 

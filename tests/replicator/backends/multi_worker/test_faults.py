@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
-import json
 import re
 import signal
 import socket
@@ -12,16 +10,17 @@ import time
 from pathlib import Path
 
 import case_cluster
+import messages
 import pytest
+from loading import load
+from messages import wait_until
 
 import replicator
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).with_name("fault_worker.py")
-SPEC = importlib.util.spec_from_file_location("fault_worker", SCRIPT)
-fault_worker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(fault_worker)
+FOLDER = Path(__file__).parent
+fault_worker = load(FOLDER / "fault_worker.py")
 
 START_SEC = 300.0
 # The heartbeat is 5 where a worker is stopped; diagnosis may take 7 more.
@@ -34,38 +33,22 @@ def cluster_of(tmp_path, mode, num_workers=2, victim=1):
     with case_cluster.started(
         "fault_worker",
         tmp_path,
-        path=SCRIPT.parent,
+        path=FOLDER,
         options={"mode": mode, "victim": victim, "num_workers": num_workers},
         num_workers=num_workers,
     ) as running:
         yield running.cluster
 
 
-def told(cluster, worker):
-    """What a worker has written as JSON lines."""
-    text = cluster.output("worker", worker)
-    # The last line may still be being written.
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def field(cluster, worker, name):
-    """The last value of a field that a worker told, or None."""
-    values = [line[name] for line in told(cluster, worker) if name in line]
-    return values[-1] if values else None
-
-
-def wait_until(condition, cluster, timeout_sec):
-    """Waits for a condition, at most so long."""
-    deadline = time.monotonic() + timeout_sec
-    while not condition():
-        assert time.monotonic() < deadline, cluster.tails()
-        time.sleep(0.05)
+    """The last value of a field that a worker has sent, or None."""
+    return messages.last(messages.received(cluster, ("worker", worker)), name)
 
 
 def losses(cluster, worker=0):
     """Loss by step; a step that was run again counts as it was last."""
-    return {x["step"]: x["loss"] for x in told(cluster, worker) if "step" in x}
+    sent = messages.received(cluster, ("worker", worker))
+    return {x["step"]: x["loss"] for x in sent if "step" in x}
 
 
 def undisturbed():

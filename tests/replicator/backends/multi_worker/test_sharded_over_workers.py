@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import load
 from tiny_models import Training
 
 import replicator
 
 pytestmark = pytest.mark.processes
 
-SPEC = importlib.util.spec_from_file_location(
-    "sharded_worker", Path(__file__).with_name("sharded_worker.py")
-)
-sharded_worker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(sharded_worker)
+sharded_worker = load(Path(__file__).with_name("sharded_worker.py"))
 
 
 @pytest.fixture(scope="module")

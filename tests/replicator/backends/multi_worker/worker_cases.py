@@ -39,7 +39,7 @@ def logical_devices(repl):
         "split",
     )
     training.run_between(0, worker_programs.NUM_STEPS)
-    places = [w.device.rpartition(":")[2] for w in training.model.weights]
+    places = [w.value.device.rpartition(":")[2] for w in training.model.weights]
     return {"weights": training.weights(), "places": places}
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import case_cluster
 import pytest
+from loading import load
 
 FOLDER = Path(__file__).parent
 
@@ -14,11 +14,7 @@ FOLDER = Path(__file__).parent
 @pytest.fixture(scope="session")
 def cases():
     """The module of the cases; some are repeated in this process."""
-    path = FOLDER / "client_cases.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(FOLDER / "client_cases.py")
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ import case_cluster
 import numpy as np
 import pytest
 import tiny_models
+from messages import wait_until
 
 import replicator
 from replicator import errors
@@ -25,14 +26,6 @@ FOLDER = Path(__file__).parent
 NUM_STEPS = 12
 START_SEC = 240
 TRAINING_SEC = 900.0
-
-
-def wait_until(condition, cluster, timeout_sec=START_SEC):
-    """Waits for a condition, at most so long."""
-    deadline = time.monotonic() + timeout_sec
-    while not condition():
-        assert time.monotonic() < deadline, cluster.tails()
-        time.sleep(0.02)
 
 
 def read_steps(folder):
@@ -59,7 +52,7 @@ def test_training_survives_the_loss_of_workers(tmp_path):
     ) as running:
         found = running.cluster
         worker = rf"worker 1 \({found.addresses['worker'][1]}\)"
-        wait_until(lambda: len(read_steps(tmp_path)) >= 6, found)
+        wait_until(lambda: len(read_steps(tmp_path)) >= 6, found, START_SEC)
         killed = time.monotonic()
         found.kill("worker", 1)
         wait_until(lambda: not found.is_running("worker", 0), found, 120)
@@ -74,7 +67,7 @@ def test_training_survives_the_loss_of_workers(tmp_path):
         (tmp_path / "steps.jsonl").unlink()
         found.restart("worker", 1)
         found.restart("worker", 0)
-        wait_until(lambda: NUM_STEPS + 3 in read_steps(tmp_path), found)
+        wait_until(lambda: NUM_STEPS + 3 in read_steps(tmp_path), found, START_SEC)
         steps = before | read_steps(tmp_path)
         os.kill(found.pid("worker", 1), signal.SIGSTOP)
         wait_until(lambda: not found.is_running("worker", 0), found, 120)
