@@ -18,7 +18,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -72,7 +72,7 @@ def main() -> None:
 
 def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | None:
     """Serves; the chief returns the blocks of both engines, by steps per dispatch."""
-    if ClusterConfig.from_tf_config().kind != "chief":
+    if environment.detect().config().kind != "chief":
         from replicator import server
 
         server.run([])
@@ -147,7 +147,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
 
     def make(num_steps: int) -> Any:
         @tf.function
-        def several_steps(iterator: Any) -> Any:
+        def run_steps(iterator: Any) -> Any:
             loss = 0.0
             for _ in tf.range(num_steps):
                 loss = strategy.run(step, args=(next(iterator),))
@@ -157,7 +157,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
         def one_step(iterator: Any) -> Any:
             return strategy.run(step, args=(next(iterator),))
 
-        return one_step if num_steps == 1 else several_steps
+        return one_step if num_steps == 1 else run_steps
 
     def schedule(num_steps: int) -> None:
         function = functions.setdefault(num_steps, make(num_steps))

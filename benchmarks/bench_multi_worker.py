@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 from benchmarks import runner
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment
 
 NUM_STEPS = 20
 NUM_WARMUP_STEPS = 3
@@ -109,7 +109,7 @@ def measure(
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(NUM_INTER_OP_THREADS)
-    is_first = ClusterConfig.from_tf_config().index == 0
+    is_first = environment.detect().config().index == 0
     if kind == "multi_worker_in_graph" and not is_first:
         from replicator import server
 

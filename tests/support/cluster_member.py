@@ -25,13 +25,13 @@ from pathlib import Path
 
 from case_results import CaseResult, ResultFolder
 
-from replicator.cluster import configuration
+from replicator.cluster import environment
 
 
 def main():
     """Serves, or runs the cases of the plan."""
     plan = json.loads(sys.argv[1])
-    config = configuration.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     own = [config.kind, config.index]
     if own not in plan["runners"]:
         from replicator import server

@@ -103,7 +103,7 @@ def set_up(folder):
 def end(folder):
     """Trains, and says how it ended."""
     try:
-        repl = MultiWorkerAsyncReplicator(worker_timeout_sec=WORKER_TIMEOUT_SEC)
+        repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, folder)
     except replicator.ReplicatorError as error:
         messages.send(error=type(error).__name__, message=str(error))

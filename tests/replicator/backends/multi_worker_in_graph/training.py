@@ -29,7 +29,7 @@ def train(folder):
         "multi_worker_in_graph",
         num_replicas=2,
         connect_timeout_sec=240,
-        worker_timeout_sec=WORKER_TIMEOUT_SEC,
+        failure_detection_timeout_sec=WORKER_TIMEOUT_SEC,
     )
     training = tiny_models.Training(repl, "wide", "momentum")
     manager = training.make_manager(folder / "checkpoints", inputs=training.inputs)

@@ -11,7 +11,7 @@ import time
 import messages
 
 import replicator
-from replicator.cluster import configuration
+from replicator.cluster import environment
 
 FOR_EVER_SEC = 500.0
 # Until then servers, which look for their client in turns, have seen it.
@@ -25,7 +25,7 @@ def set_up(_folder, *, backend, victim):
 
 def work(backend, victim):
     """Says that the job is under way, and works until somebody is killed."""
-    config = configuration.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     num_workers = len(config.addresses["worker"])
     repl = replicator.create(backend, num_replicas=num_workers)
     if backend == "multi_worker":
