@@ -12,18 +12,19 @@ updates misses it.
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
 import os
-import statistics
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench_replicator import paired_ratio, print_figure
-from replicator.cluster.local_cluster import LocalCluster
+from benchmarks import runner
+from replicator.cluster import environment
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NUM_FEATURES = 16
+BATCH_SIZE = 8
 STEPS_PER_DISPATCH = (1, 10)
 TIMEOUT_SEC = 280.0
 TARGET = 1.0
@@ -31,53 +32,173 @@ TARGET = 1.0
 
 def main() -> None:
     """Runs all blocks and prints measurements, ratios and targets."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--updates", type=int, default=1000, help="of one block")
+    parser = runner.make_parser(__doc__, num_repeats=7)
+    parser.add_argument(
+        "--updates", type=runner.positive, default=1000, help="of one block"
+    )
     arguments = parser.parse_args()
     num_cores = len(os.sched_getaffinity(0))
     print(f"2 workers, 1 server, 1 chief on {num_cores} cores", flush=True)
-    measured = run(arguments.repeats, arguments.updates)
-    for name, figures in measured.items():
-        rates = figures["updates_per_sec"]
-        num_all = arguments.repeats * arguments.updates
-        print(
-            f"{name:12} {statistics.fmean(rates):7.1f} updates/s "
-            f"({min(rates):.1f} to {max(rates):.1f}), "
-            f"{sum(figures['num_lost']):.0f} of {num_all} updates lost"
+    measured = runner.measure_cluster(
+        runner.Process(
+            function=measure,
+            arguments={
+                "num_repeats": arguments.num_repeats,
+                "num_updates": arguments.updates,
+            },
+            cores=(),
+        ),
+        timeout_sec=TIMEOUT_SEC,
+        kinds=["chief"],
+        num_workers=2,
+        num_ps=1,
+        has_chief=True,
+    )
+    for num_steps, found in zip(STEPS_PER_DISPATCH, measured, strict=True):
+        rates = {}
+        for engine, blocks in found.items():
+            rates[engine] = [block["updates_per_sec"] for block in blocks]
+            runner.print_value(f"{engine} k={num_steps}", rates[engine], "updates/s")
+            num_lost = sum(block["num_lost"] for block in blocks)
+            num_all = sum(block["num_updates"] for block in blocks)
+            print(f"{engine} k={num_steps}: {num_lost} of {num_all} updates lost")
+        runner.print_ratio(
+            f"updates per second, k={num_steps}: async / ParameterServerStrategy",
+            rates["async"],
+            rates["stock"],
+            at_least=TARGET,
         )
-    print(f"\nratios over n = {arguments.repeats} paired repeats, 95 % intervals")
-    for num_steps in STEPS_PER_DISPATCH:
-        ours, stock = (
-            measured[f"{name} k={num_steps}"]["updates_per_sec"]
-            for name in ("async", "stock")
-        )
-        estimate = paired_ratio(list(zip(ours, stock, strict=True)))
-        title = f"updates per second, k={num_steps}: async / ParameterServerStrategy"
-        print_figure(title, estimate, TARGET, True)
 
 
-def run(num_repeats: int, num_updates: int) -> dict[str, Any]:
-    """Runs one cluster; returns what its chief measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        config = {
-            "num_repeats": num_repeats,
-            "num_updates": num_updates,
-            "steps_per_dispatch": STEPS_PER_DISPATCH,
-            "result": str(result),
-        }
-        argv = [sys.executable, "-m", "benchmarks.async_steps", json.dumps(config)]
-        with LocalCluster(
-            argv,
-            num_workers=2,
-            num_ps=1,
-            has_chief=True,
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-            log_dir=folder,
-        ) as cluster:
-            cluster.check(TIMEOUT_SEC, kinds=["chief"])
-        return dict(json.loads(result.read_text(encoding="utf-8")))
+def measure(num_repeats: int, num_updates: int) -> list[dict[str, list[Any]]] | None:
+    """Serves; the chief returns the blocks of both engines, by steps per dispatch."""
+    if environment.detect().config().kind != "chief":
+        from replicator import server
+
+        server.run([])
+    from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
+
+    repl = MultiWorkerAsyncReplicator()
+    engines = {"async": _ours(repl), "stock": _stock(repl)}
+    return [
+        runner.take_turns(
+            {
+                name: functools.partial(_block, repl, *engine, num_steps, num_updates)
+                for name, engine in engines.items()
+            },
+            num_repeats,
+            num_warmups=1,  # traces
+        )
+        for num_steps in STEPS_PER_DISPATCH
+    ]
+
+
+def _block(
+    repl: Any,
+    schedule: Callable[[int], None],
+    count: Callable[[], int],
+    num_steps: int,
+    num_updates: int,
+) -> dict[str, float]:
+    """Updates per second of one block, and how many of them were lost."""
+    num_dispatches = max(1, num_updates // (num_steps * repl.num_workers))
+    before = count()
+    start = time.perf_counter()
+    for _ in range(num_dispatches):
+        schedule(num_steps)
+    repl.join()
+    repl.connection.coordinator.join()
+    duration_sec = time.perf_counter() - start
+    num_made = num_dispatches * num_steps * repl.num_workers
+    return {
+        "updates_per_sec": num_made / duration_sec,
+        "num_updates": num_made,
+        "num_lost": num_made - (count() - before),
+    }
+
+
+def _ours(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
+    """Our engine: schedules one dispatch per worker; counts applied updates."""
+    with repl.context():
+        model, optimizer = _make_model()
+        optimizer = repl.wrap_optimizer(optimizer)
+    step = _make_step(model, optimizer)
+    inputs = repl.make_input_iterator(lambda _: _dataset())
+    return (
+        lambda num_steps: repl.schedule(step, inputs, num_steps=num_steps),
+        lambda: int(optimizer.iterations.numpy()),
+    )
+
+
+def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
+    """ParameterServerStrategy as its documentation shows, on the same coordinator."""
+    import tensorflow as tf
+
+    strategy, coordinator = repl.connection.strategy, repl.connection.coordinator
+    with strategy.scope():
+        model, optimizer = _make_model()
+        optimizer.build(model.trainable_variables)
+    step = _make_step(model, optimizer)
+    dataset = coordinator.create_per_worker_dataset(
+        lambda: strategy.distribute_datasets_from_function(lambda _: _dataset())
+    )
+    iterator = iter(dataset)
+    functions: dict[int, Any] = {}
+
+    def make(num_steps: int) -> Any:
+        @tf.function
+        def run_steps(iterator: Any) -> Any:
+            loss = 0.0
+            for _ in tf.range(num_steps):
+                loss = strategy.run(step, args=(next(iterator),))
+            return loss
+
+        @tf.function
+        def one_step(iterator: Any) -> Any:
+            return strategy.run(step, args=(next(iterator),))
+
+        return one_step if num_steps == 1 else run_steps
+
+    def schedule(num_steps: int) -> None:
+        function = functions.setdefault(num_steps, make(num_steps))
+        for _ in range(repl.num_workers):
+            coordinator.schedule(function, args=(iterator,))
+
+    return schedule, lambda: int(optimizer.iterations.numpy())
+
+
+def _make_model() -> tuple[Any, Any]:
+    import keras
+
+    model = keras.Sequential(
+        [
+            keras.Input((NUM_FEATURES,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(1),
+        ]
+    )
+    return model, keras.optimizers.SGD(1e-3, momentum=0.9)
+
+
+def _make_step(model: Any, optimizer: Any) -> Callable[[Any], Any]:
+    import tensorflow as tf
+
+    def step(batch: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(batch, training=True) - 1.0) ** 2)
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return loss
+
+    return step
+
+
+def _dataset() -> Any:
+    import tensorflow as tf
+
+    return tf.data.Dataset.from_tensors(tf.ones([BATCH_SIZE, NUM_FEATURES])).repeat()
 
 
 if __name__ == "__main__":

@@ -9,17 +9,13 @@ repeat. An actor's rate includes writing its records to the streams.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
-from benchmarks.children import run_child
+from benchmarks import runner
 from workloads import child_process
 from workloads.d4pg.acting.actor import Actor
 from workloads.d4pg.acting.policy import PolicySpec
@@ -44,75 +40,52 @@ FRAME_BYTES = FRAME_SIZE * FRAME_SIZE * 3
 # The published policy, on the largest and the smallest state that is measured.
 HIDDEN_SIZES = (300, 200)
 LEAST_SHARE = {"random": 0.8, "policy": 0.4}
-LEAST_FRAMES_PER_SEC = 300
-LEAST_SAMPLES_PER_SEC = 50_000
+LEAST_FRAMES = 300
+LEAST_SAMPLES = 50_000
 MOST_FRAMES_PER_TRANSITION = 1.15
 
 
 def main() -> None:
     """Measures each part in a process of its own and prints the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        os.sched_setaffinity(0, CORES[:1])
-        print(json.dumps(PARTS[arguments.child](arguments.repeats)))
-        return
+    arguments = runner.make_parser(__doc__, num_repeats=5).parse_args()
     found = {
-        part: run_child(
-            __spec__.name,
-            part,
-            "--repeats",
-            str(arguments.repeats),
+        part: runner.measure(
+            measure,
+            arguments={"part": part, "num_repeats": arguments.num_repeats},
+            cores=runner.CORES[:1],
             variables=child_process.ONE_THREAD,  # as the pool starts actors
         )
         for part in PARTS
     }
     state = found["state"]
     for kind, rates in state.items():
-        print(f"{NAME} {kind:8} {np.median(rates):9.0f} environment steps/s")
+        runner.print_value(f"{NAME} {kind}", rates, "environment steps/s")
     for kind, least in LEAST_SHARE.items():
-        pairs = list(zip(state[kind], state["raw"], strict=True))
         title = f"actor, {kind} / raw dm_control"
-        print_figure(title, paired_ratio(pairs), least, is_more_better=True)
-    _print_rate("rendered and written frames/s", found["pixels"], LEAST_FRAMES_PER_SEC)
+        runner.print_ratio(title, state[kind], state["raw"], at_least=least)
+    _print_rates("rendered and written, ", found["pixels"], "frames/s", LEAST_FRAMES)
     pixels = {"pixels": found["replay"].pop("pixels")}
-    _print_rate("sampled transitions/s", found["replay"], LEAST_SAMPLES_PER_SEC)
-    _print_rate("sampled transitions/s", pixels, None)
+    _print_rates("sampled, ", found["replay"], "transitions/s", LEAST_SAMPLES)
+    _print_rates("sampled, ", pixels, "transitions/s", None)
     print(
         f"pixel memory per transition: {_frames_per_transition():.3f} frames; target "
         f"at most {MOST_FRAMES_PER_TRANSITION}"
     )
 
 
-def _print_rate(
-    title: str, rates: dict[str, list[float]], target: float | None
+def measure(part: str, num_repeats: int) -> dict[str, list[float]]:
+    """Rates of the kinds of a part; the first round is not counted."""
+    return runner.take_turns(PARTS[part](), num_repeats, num_warmups=1)
+
+
+def _print_rates(
+    title: str, rates: dict[str, list[float]], unit: str, least: float | None
 ) -> None:
     for kind, values in rates.items():
-        low, high = min(values), max(values)
-        text = f"{title}, {kind}:"
-        print(
-            f"{text:55} {np.median(values):.0f} [{low:.0f}, {high:.0f}] "
-            f"n = {len(values)}"
-            + (f"; target at least {target}" if target is not None else "")
-        )
+        runner.print_value(title + kind, values, unit, at_least=least)
 
 
-def _interleaved(
-    kinds: dict[str, Callable[[], float]], repeats: int
-) -> dict[str, list[float]]:
-    """Returns the rates of each kind; the first round is not counted."""
-    rates: dict[str, list[float]] = {kind: [] for kind in kinds}
-    for repeat in range(-1, repeats):
-        for kind in list(kinds)[:: -1 if repeat % 2 else 1]:
-            rate = kinds[kind]()
-            if repeat >= 0:
-                rates[kind].append(rate)
-    return rates
-
-
-def _measure_state(repeats: int) -> dict[str, list[float]]:
+def _state() -> dict[str, Callable[[], float]]:
     """Environment steps per second: dm_control alone, and actors."""
     raw = Environment(NAME, seed=0)._env  # noqa: SLF001 - dm_control's own
     actions = np.random.default_rng(0).uniform(-1, 1, (NUM_STEPS, 1))
@@ -123,20 +96,17 @@ def _measure_state(repeats: int) -> dict[str, list[float]]:
             raw.step(action)
         return NUM_STEPS / (time.perf_counter() - start)
 
-    return _interleaved(
-        {
-            "raw": step_raw,
-            "random": _actor_rate("state", has_policy=False, num_steps=NUM_STEPS),
-            "policy": _actor_rate("state", has_policy=True, num_steps=NUM_STEPS),
-        },
-        repeats,
-    )
+    return {
+        "raw": step_raw,
+        "random": _actor_rate("state", has_policy=False, num_steps=NUM_STEPS),
+        "policy": _actor_rate("state", has_policy=True, num_steps=NUM_STEPS),
+    }
 
 
-def _measure_pixels(repeats: int) -> dict[str, list[float]]:
+def _pixels() -> dict[str, Callable[[], float]]:
     """Frames per second that an actor steps to, renders and writes."""
     step = _actor_rate("pixels", has_policy=False, num_steps=NUM_FRAMES)
-    return _interleaved({"random actions": step}, repeats)
+    return {"random actions": step}
 
 
 def _actor_rate(
@@ -198,7 +168,7 @@ def _fill(streams: StepStreams, num_records: int) -> None:
             )
 
 
-def _measure_replay(repeats: int) -> dict[str, list[float]]:
+def _replay() -> dict[str, Callable[[], float]]:
     """Transitions per second in batches of 256, from a replay of 100,000 steps."""
     state = _streams((24,), "float32", 25_000)
     _fill(state, 25_000)
@@ -219,9 +189,7 @@ def _measure_replay(repeats: int) -> dict[str, list[float]]:
             replay.update_priorities(replay.sample(BATCH)["index"], errors)
         return num_batches * BATCH / (time.perf_counter() - start)
 
-    return _interleaved(
-        {kind: functools.partial(sample, kind) for kind in kinds}, repeats
-    )
+    return {kind: functools.partial(sample, kind) for kind in kinds}
 
 
 def _frames_per_transition() -> float:
@@ -233,10 +201,10 @@ def _frames_per_transition() -> float:
     return replay.memory_bytes / len(replay) / FRAME_BYTES
 
 
-PARTS: dict[str, Callable[[int], dict[str, list[float]]]] = {
-    "state": _measure_state,
-    "pixels": _measure_pixels,
-    "replay": _measure_replay,
+PARTS: dict[str, Callable[[], dict[str, Callable[[], float]]]] = {
+    "state": _state,
+    "pixels": _pixels,
+    "replay": _replay,
 }
 
 

@@ -9,16 +9,13 @@ interval is over processes.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
-import json
+import functools
 import statistics
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench_replicator import paired_ratio, print_figure
-from benchmarks.children import run_child
+from benchmarks import runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,32 +43,27 @@ TARGETS = {"empty": 1.3, "training": 1.5}
 
 def main() -> None:
     """Measures and prints both steps."""
-    if "--child" in sys.argv:
-        print(json.dumps(_measure()))
-        return
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--generations", type=int, default=4)
-    generations = parser.parse_args().generations
-    found = []
-    for generation in range(generations):
-        found.append(run_child("benchmarks.bench_dispatch"))
-        print(f"process {generation + 1} of {generations} measured", flush=True)
+    parser = runner.make_parser(__doc__, num_repeats=4, name="--generations")
+    num_processes = parser.parse_args().num_repeats
+    found = runner.take_turns(
+        {"process": lambda: runner.measure(measure)},
+        num_processes,
+        show=lambda _: "measured",
+    )["process"]
     for kind, target in TARGETS.items():
         plain = [process[kind][PLAIN] for process in found]
-        print(f"\n{kind} step; {PLAIN}: {1e6 * statistics.median(plain):.0f} us")
+        print(f"\n{kind} step")
+        runner.print_value(PLAIN, [1e6 * sec for sec in plain], "us")
         for way, options in WAYS.items():
-            estimate = paired_ratio([(p[kind][way], p[kind][PLAIN]) for p in found])
-            title = f"time of a call: {way} / {PLAIN}"
-            if options["backend"] == PEER:
-                print(
-                    f"{title:55} {estimate.value:.3f} "
-                    f"[{estimate.low:.3f}, {estimate.high:.3f}] n = {estimate.n}"
-                )
-            else:
-                print_figure(title, estimate, target, is_more_better=False)
+            runner.print_ratio(
+                f"time of a call: {way} / {PLAIN}",
+                [process[kind][way] for process in found],
+                plain,
+                at_most=None if options["backend"] == PEER else target,
+            )
 
 
-def _measure() -> dict[str, dict[str, float]]:
+def measure() -> dict[str, dict[str, float]]:
     """By kind of step and way: median over turns of the seconds of one call."""
     from replicator.placement import devices
 
@@ -82,15 +74,18 @@ def _measure() -> dict[str, dict[str, float]]:
         for call in calls.values():
             for _ in range(NUM_WARMUP_CALLS):
                 call()
-        seconds: dict[str, list[float]] = {way: [] for way in calls}
-        for _ in range(NUM_TURNS):
-            for way, call in calls.items():
-                start = time.perf_counter()
-                for _ in range(NUM_CALLS):
-                    call()
-                seconds[way].append((time.perf_counter() - start) / NUM_CALLS)
-        result[kind] = {way: statistics.median(all_) for way, all_ in seconds.items()}
+        turns = {way: functools.partial(_call_sec, call) for way, call in calls.items()}
+        found = runner.take_turns(turns, NUM_TURNS)
+        result[kind] = {way: statistics.median(sec) for way, sec in found.items()}
     return result
+
+
+def _call_sec(call: Callable[[], Any]) -> float:
+    """Seconds of one call, from many."""
+    start = time.perf_counter()
+    for _ in range(NUM_CALLS):
+        call()
+    return (time.perf_counter() - start) / NUM_CALLS
 
 
 def _create(options: dict[str, Any] | None) -> Any:

@@ -4,23 +4,19 @@
 
 For each workload at its laptop preset on the embedded digits: batches per second of its
 input pipeline alone over steps per second of training alone (synthetic data, one
-replica), both on one and the same core, one after the other. A process per repeat, in
-reversed order every other time; ratios are paired within a repeat.
+replica), both on one and the same core, one after the other. A process per rate, in
+reversed order every other repeat; ratios are paired within a repeat.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import functools
 import time
 from typing import Any
 
-from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
-from benchmarks.children import run_child
+from benchmarks import runner
 
 WORKLOADS = ("resnet50", "sngan")
-KINDS = ("input", "step")
 NUM_STEPS = 20
 NUM_WARMUP_STEPS = 3
 NUM_BATCHES = 200
@@ -31,37 +27,37 @@ TARGET = 2.0
 
 def main() -> None:
     """Measures each workload in processes of its own and prints the ratios."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        name, order = arguments.child
-        print(json.dumps(_measure(name, KINDS if order == "0" else KINDS[::-1])))
-        return
+    arguments = runner.make_parser(__doc__, num_repeats=3).parse_args()
     for name in WORKLOADS:
-        found = [
-            run_child(__spec__.name, name, str(repeat % 2))
-            for repeat in range(arguments.repeats)
-        ]
-        for repeat, rates in enumerate(found):
-            print(
-                f"repeat {repeat} {name:10} input {rates['input']:7.1f} images/s, "
-                f"step {rates['step']:7.1f} images/s",
-                flush=True,
+        ways = {
+            kind: functools.partial(
+                runner.measure,
+                measure,
+                arguments={"kind": kind, "name": name},
+                cores=runner.CORES[:1],
             )
-        ratio = paired_ratio([(rates["input"], rates["step"]) for rates in found])
-        print_figure(f"{name}: input / training", ratio, TARGET, is_more_better=True)
+            for kind in ("input", "step")
+        }
+        found = runner.take_turns(
+            ways,
+            arguments.num_repeats,
+            show=lambda rate: f"{rate:7.1f} images/s",
+        )
+        runner.print_ratio(
+            f"{name}: input / training",
+            found["input"],
+            found["step"],
+            at_least=TARGET,
+        )
 
 
-def _measure(name: str, kinds: tuple[str, ...]) -> dict[str, float]:
-    os.sched_setaffinity(0, CORES[:1])
+def measure(kind: str, name: str) -> float:
+    """Images per second of the input pipeline, or of the step."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    measure = {"input": _input_rate, "step": _step_rate}
-    return {kind: measure[kind](name) for kind in kinds}
+    return {"input": _input_rate, "step": _step_rate}[kind](name)
 
 
 def _program(name: str, data: str) -> Any:

@@ -1,70 +1,69 @@
 """How long the Fréchet distance takes at the size of InceptionV3's features.
 
-    python -m benchmarks.bench_metrics [--repeats N]
+    python -m benchmarks.bench_metrics [--repeats N] [--examples N]
 
 50,000 examples of 2,048 features, from batches that are made on the way and forgotten,
 as an extractor gives them, against moments of as many. The time is that of the metric:
 moments, eigenvalues of both covariances, and the distance; making the features is not
-in it. Every repeat runs in a fresh process, as do 10,000 examples, whose peak memory is
-compared.
+in it. Every repeat runs in a fresh process, as does a fifth of the examples, whose peak
+memory is compared.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import functools
 import resource
 import time
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.bench_replicator import CORES
-from benchmarks.children import run_child
+from benchmarks import runner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NUM_FEATURES = 2048
 NUM_EXAMPLES = 50_000
-NUM_FEW_EXAMPLES = 10_000
 NUM_AT_ONCE = 500
 TARGET_SEC = 60.0
 
 
 def main() -> None:
-    """Measures in processes of their own and prints every one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    """Measures in processes of their own and prints the times."""
+    parser = runner.make_parser(__doc__, num_repeats=3)
+    parser.add_argument(
+        "--examples", type=runner.positive, default=NUM_EXAMPLES, metavar="N"
+    )
     arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(_measure(arguments.child)))
-        return
-    times, peaks = [], []
-    for repeat in range(arguments.repeats):
-        many, few = (
-            run_child(__spec__.name, str(count))
-            for count in (NUM_EXAMPLES, NUM_FEW_EXAMPLES)
+    counts = (arguments.examples, max(arguments.examples // 5, NUM_AT_ONCE))
+    ways = {
+        f"{count:,} examples": functools.partial(
+            runner.measure, measure, arguments={"num_examples": count}
         )
-        times.append(many["sec"])
-        peaks.append(many["peak_bytes"] / few["peak_bytes"])
-        print(
-            f"repeat {repeat}: {many['sec']:.1f} s, peak {many['peak_bytes'] / 1e6:.0f}"
-            f" MB; with {NUM_FEW_EXAMPLES:,} examples {few['sec']:.1f} s,"
-            f" {few['peak_bytes'] / 1e6:.0f} MB",
-            flush=True,
-        )
-    print(
-        f"FID of {NUM_EXAMPLES:,} x {NUM_FEATURES:,}: slowest {max(times):.1f} s of"
-        f" n = {len(times)} (target: at most {TARGET_SEC:g} s); peak memory over that"
-        f" of {NUM_FEW_EXAMPLES:,}: largest ratio {max(peaks):.2f}"
+        for count in counts
+    }
+    found = runner.take_turns(
+        ways,
+        arguments.num_repeats,
+        show=lambda one: f"{one['sec']:.1f} s, peak {one['peak_bytes'] / 1e6:.0f} MB",
+    )
+    many, few = found.values()
+    runner.print_value(
+        f"FID of {counts[0]:,} x {NUM_FEATURES:,}",
+        [one["sec"] for one in many],
+        "s",
+        at_most=TARGET_SEC,
+    )
+    runner.print_ratio(
+        f"peak memory: {counts[0]:,} / {counts[1]:,} examples",
+        [one["peak_bytes"] for one in many],
+        [one["peak_bytes"] for one in few],
     )
 
 
-def _measure(num_examples: int) -> dict[str, float]:
-    os.sched_setaffinity(0, CORES)
+def measure(num_examples: int) -> dict[str, float]:
+    """Seconds of the metric, and the most memory that the process has had."""
     from workloads.metrics import fid
     from workloads.metrics.moments import Moments
 

@@ -12,21 +12,20 @@ shows.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import functools
 import statistics
-import sys
-import tempfile
-from pathlib import Path
+import time
 from typing import Any
 
-from benchmarks.bench_replicator import paired_ratio, print_figure
-from replicator.cluster.local_cluster import LocalCluster
+from benchmarks import runner
+from replicator.cluster import environment
 
-CORES = sorted(os.sched_getaffinity(0))[:2]
 NUM_STEPS = 20
 NUM_WARMUP_STEPS = 3
+NUM_REPLICAS = 2
+GLOBAL_BATCH_SIZE = 16
+# One computes while the other takes what arrives.
+NUM_INTER_OP_THREADS = 2
 TIMEOUT_SEC = 240.0
 
 CASES: dict[str, dict[str, Any]] = {
@@ -48,72 +47,112 @@ COMPRESSED_TARGET = 2.0
 
 def main() -> None:
     """Runs all cases and prints measurements, ratios and targets."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = runner.make_parser(__doc__, num_repeats=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--num-steps", type=int, default=NUM_STEPS)
+    parser.add_argument("--num-steps", type=runner.positive, default=NUM_STEPS)
     arguments = parser.parse_args()
-    print(f"2 worker processes on cores {CORES}, one each", flush=True)
-    measured: dict[str, list[float]] = {name: [] for name in arguments.cases}
-    for repeat in range(arguments.repeats):
-        names = list(arguments.cases)
-        for name in names if repeat % 2 == 0 else reversed(names):
-            figures = run_case(CASES[name], arguments.num_steps)
-            # Throughput of the window, not of its median step.
-            rate = 16 / statistics.fmean(figures["step_time_sec"])
-            measured[name].append(rate)
-            print(
-                f"repeat {repeat} {name:31} {rate:6.1f} images/s, "
-                f"first step {figures['time_to_first_step_sec']:5.1f} s",
-                flush=True,
-            )
-    if PEER in measured:
-        print(f"\nratios over n = {arguments.repeats} paired repeats, 95 % intervals")
-        print_ratios(measured)
+    print(f"2 worker processes on cores {runner.CORES}, one each", flush=True)
+    found = runner.take_turns(
+        {
+            name: functools.partial(_run_case, CASES[name], arguments.num_steps)
+            for name in arguments.cases
+        },
+        arguments.num_repeats,
+        show=lambda figures: (
+            f"{figures['images_per_sec']:6.1f} images/s, "
+            f"first step {figures['time_to_first_step_sec']:5.1f} s"
+        ),
+    )
+    rates = {
+        name: [one["images_per_sec"] for one in figures]
+        for name, figures in found.items()
+    }
+    if PEER in rates:
+        _print_ratios(rates)
 
 
-def print_ratios(measured: dict[str, list[float]]) -> None:
+def _print_ratios(rates: dict[str, list[float]]) -> None:
     """Prints each figure that was measured beside its target."""
-    for name, target in FIGURES:
-        if name in measured:
-            estimate = _against_peer(measured, name)
-            print_figure(f"throughput: {name} / {PEER}", estimate, target, True)
-    compressed = [name for name in COMPRESSED if name in measured]
+    figures = [(name, target) for name, target in FIGURES if name in rates]
+    compressed = [name for name in COMPRESSED if name in rates]
     if compressed:
-        best = max(compressed, key=lambda name: statistics.fmean(measured[name]))
-        estimate = _against_peer(measured, best)
-        print_figure(f"throughput: {best} / {PEER}", estimate, COMPRESSED_TARGET, True)
+        best = max(compressed, key=lambda name: statistics.fmean(rates[name]))
+        figures.append((best, COMPRESSED_TARGET))
+    for name, target in figures:
+        runner.print_ratio(
+            f"throughput: {name} / {PEER}", rates[name], rates[PEER], at_least=target
+        )
 
 
-def _against_peer(measured: dict[str, list[float]], name: str) -> Any:
-    return paired_ratio(list(zip(measured[name], measured[PEER], strict=True)))
-
-
-def run_case(case: dict[str, Any], num_steps: int) -> dict[str, Any]:
-    """Runs the two processes of one case; returns what worker 0 measured."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.json"
-        config = {
-            "compression": None,
-            "options": {},
-            # One computes while the other takes what arrives.
-            "inter_op_threads": 2,
-            **case,
-            "num_replicas": 2,
-            "num_steps": num_steps,
-            "num_warmup_steps": NUM_WARMUP_STEPS,
-            "result": str(result),
-        }
-        argv = [sys.executable, "-m", "benchmarks.worker_steps", json.dumps(config)]
-        with LocalCluster(
-            argv,
+def _run_case(case: dict[str, Any], num_steps: int) -> dict[str, float]:
+    """Runs the two processes of one case, on one core each."""
+    return dict(
+        runner.measure_cluster(
+            runner.Process(
+                function=measure,
+                arguments={**case, "num_steps": num_steps},
+                cores=(),  # those of cpusets
+            ),
+            timeout_sec=TIMEOUT_SEC,
+            kinds=["worker"],
             num_workers=2,
-            cpusets=[[core] for core in CORES],
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-            log_dir=folder,
-        ) as cluster:
-            cluster.check(TIMEOUT_SEC)
-        return json.loads(result.read_text(encoding="utf-8"))
+            cpusets=[[core] for core in runner.CORES],
+        )
+    )
+
+
+def measure(
+    kind: str, num_steps: int, compression: str | None = None
+) -> dict[str, float] | None:
+    """ResNet-50 on one worker of a cluster; worker 0 returns its figures."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(NUM_INTER_OP_THREADS)
+    is_first = environment.detect().config().index == 0
+    if kind == "multi_worker_in_graph" and not is_first:
+        from replicator import server
+
+        server.run([])
+        return None
+    import replicator
+
+    repl = replicator.create(kind, num_replicas=NUM_REPLICAS)
+    start = time.perf_counter()
+    run = _program(repl, compression)
+    run()
+    time_to_first_step_sec = time.perf_counter() - start
+    for _ in range(NUM_WARMUP_STEPS):
+        run()
+    start = time.perf_counter()
+    for _ in range(num_steps):
+        run()
+    if not is_first:
+        return None
+    return {
+        # Of the window, not of its median step.
+        "images_per_sec": GLOBAL_BATCH_SIZE * num_steps / (time.perf_counter() - start),
+        "time_to_first_step_sec": time_to_first_step_sec,
+    }
+
+
+def _program(repl: Any, compression: str | None) -> Any:
+    """The workload's own step; with compression, the same step spelled out here."""
+    from workloads.resnet50.workload import WORKLOAD
+
+    if compression is None:
+        return WORKLOAD.build(
+            repl,
+            preset="laptop",
+            data="synthetic",
+            per_replica_batch_size=8,
+            seed=0,
+            options={},
+        ).run
+    wrap = repl.wrap_optimizer
+    # The workload wraps its optimizer itself; the option is added on the way.
+    repl.wrap_optimizer = lambda optimizer: wrap(optimizer, compression=compression)
+    return _program(repl, None)
 
 
 if __name__ == "__main__":

@@ -11,15 +11,12 @@ process, in reversed order every other time; ratios are paired within a block.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import functools
 import statistics
 import time
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
-from benchmarks.children import run_child
+from benchmarks import runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,22 +32,21 @@ TARGET_MEMORY = 0.3
 
 def main() -> None:
     """Starts the measuring process on two cores and prints its ratios."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--blocks", type=int, default=10)
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(_measure(options.blocks)))
-        return
-    measured = run_child(__spec__.name, "--blocks", str(options.blocks))
+    parser = runner.make_parser(__doc__, num_repeats=10, name="--blocks")
+    num_blocks = parser.parse_args().num_repeats
+    measured = runner.measure(measure, arguments={"num_blocks": num_blocks})
     for name, result in measured.items():
-        pairs = [(b["sharded"], b["unsharded"]) for b in result["blocks"]]
-        title = f"{name}: optimizer time per step, sharded / not"
-        print_figure(title, paired_ratio(pairs), TARGET_TIME, is_more_better=False)
-        sharded, unsharded = (max(result["bytes"][k].values()) for k in KINDS)
+        sharded, unsharded = (result["blocks"][kind] for kind in KINDS)
+        runner.print_ratio(
+            f"{name}: optimizer time per step, sharded / not",
+            sharded,
+            unsharded,
+            at_most=TARGET_TIME,
+        )
+        most, before = (max(result["bytes"][kind].values()) for kind in KINDS)
         print(
             f"{name}: optimizer state of the fullest device, sharded / not: "
-            f"{sharded / unsharded:.3f} ({sharded} of {unsharded} bytes); target at "
+            f"{most / before:.3f} ({most} of {before} bytes); target at "
             f"most {TARGET_MEMORY}"
         )
 
@@ -58,8 +54,8 @@ def main() -> None:
 KINDS = ("sharded", "unsharded")
 
 
-def _measure(num_blocks: int) -> dict[str, Any]:
-    os.sched_setaffinity(0, CORES)
+def measure(num_blocks: int) -> dict[str, Any]:
+    """By optimizer, what ``_compare`` finds."""
     import keras
 
     from replicator.placement import devices
@@ -77,11 +73,15 @@ def _compare(make_optimizer: Callable[[], Any], num_blocks: int) -> dict[str, An
     programs = {kind: _Program(make_optimizer, kind) for kind in (*KINDS, "none")}
     for program in programs.values():
         program.run()
-    blocks = []
-    for index in range(num_blocks):
-        order = list(programs.items())[:: 1 if index % 2 else -1]
-        step_sec = {kind: _median_step_sec(program) for kind, program in order}
-        blocks.append({kind: step_sec[kind] - step_sec["none"] for kind in KINDS})
+    turns = {
+        kind: functools.partial(_median_step_sec, program)
+        for kind, program in programs.items()
+    }
+    found = runner.take_turns(turns, num_blocks)
+    blocks = {
+        kind: [sec - rest for sec, rest in zip(found[kind], found["none"], strict=True)]
+        for kind in KINDS
+    }
     return {
         "blocks": blocks,
         "bytes": {kind: programs[kind].state_bytes() for kind in KINDS},

@@ -11,15 +11,12 @@ the same process: what the machine can do, not what its maker says.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import functools
 import statistics
 import time
 from typing import Any
 
-from benchmarks.bench_replicator import CORES, paired_ratio, print_figure
-from benchmarks.children import run_child
+from benchmarks import runner
 
 TYPES = ("mixed_bfloat16", "float32")
 NUM_IMAGES = 16
@@ -32,33 +29,33 @@ TARGET = 1.5
 
 def main() -> None:
     """Runs both types in turn and prints their ratio and utilisation."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--child", choices=TYPES, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.child:
-        print(json.dumps(_measure(arguments.child)))
-        return
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in TYPES}
-    for repeat in range(arguments.repeats):
-        for name in TYPES if repeat % 2 == 0 else TYPES[::-1]:
-            figures = run_child(__spec__.name, name)
-            measured[name].append(figures)
-            print(
-                f"repeat {repeat} {name:15} {figures['images_per_sec']:5.2f} images/s, "
-                f"{figures['model_gflops']:6.0f} GFLOP/s of "
-                f"{figures['peak_gflops']:6.0f}: "
-                f"{figures['model_gflops'] / figures['peak_gflops']:.0%}",
-                flush=True,
-            )
-    pairs = zip(*(measured[name] for name in TYPES), strict=True)
-    rates = [(a["images_per_sec"], b["images_per_sec"]) for a, b in pairs]
-    title = f"throughput: {TYPES[0]} / {TYPES[1]}"
-    print_figure(title, paired_ratio(rates), TARGET, is_more_better=True)
+    arguments = runner.make_parser(__doc__, num_repeats=3).parse_args()
+    ways = {
+        name: functools.partial(
+            runner.measure, measure, arguments={"compute_dtype": name}
+        )
+        for name in TYPES
+    }
+    found = runner.take_turns(
+        ways,
+        arguments.num_repeats,
+        show=lambda figures: f"{figures['images_per_sec']:.2f} images/s",
+    )
+    for name, figures in found.items():
+        runner.print_ratio(
+            f"utilisation: {name}",
+            [one["model_gflops"] for one in figures],
+            [one["peak_gflops"] for one in figures],
+        )
+    runner.print_ratio(
+        f"throughput: {TYPES[0]} / {TYPES[1]}",
+        *([one["images_per_sec"] for one in found[name]] for name in TYPES),
+        at_least=TARGET,
+    )
 
 
-def _measure(compute_dtype: str) -> dict[str, float]:
-    os.sched_setaffinity(0, CORES)
+def measure(compute_dtype: str) -> dict[str, float]:
+    """Images per second of training, and operations of the model and at most."""
     import replicator
     from workloads.resnet50 import flops
     from workloads.resnet50.workload import WORKLOAD

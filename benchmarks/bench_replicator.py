@@ -15,19 +15,22 @@ updates) gain a lot, and a comparison that hides this would not be fair.
 
 from __future__ import annotations
 
-import argparse
-import json
+import functools
 import os
 import statistics
-import subprocess
-import sys
-from typing import Any
+import time
+from typing import TYPE_CHECKING, Any
 
-from results.statistics import Estimate, ratio
+from benchmarks import runner
+from benchmarks.runner import CORES
 
-CORES = sorted(os.sched_getaffinity(0))[:2]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 NUM_STEPS = 20
 NUM_WARMUP_STEPS = 3
+NUM_BLOCKS = 12
+NUM_STEPS_PER_BLOCK = 10
 
 KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc accepts
@@ -35,176 +38,198 @@ KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": str(2**28),
 }
 
-CASES = {
-    "in_graph x2": [{"kind": "in_graph", "num_replicas": 2, "cores": CORES}],
-    "tf_mirrored x2": [{"kind": "tf_mirrored", "num_replicas": 2, "cores": CORES}],
-    "ceiling x2": [
-        {"kind": "single", "num_replicas": 1, "cores": [core]} for core in CORES
-    ],
-    "in_graph x4": [{"kind": "in_graph", "num_replicas": 4, "cores": CORES}],
-    "tf_mirrored x4": [{"kind": "tf_mirrored", "num_replicas": 4, "cores": CORES}],
+# Name -> backend, replicas, cores of each process, steps.
+CASES: dict[str, tuple[str, int, list[list[int]], int]] = {
+    "in_graph x2": ("in_graph", 2, [[*CORES]], NUM_STEPS),
+    "tf_mirrored x2": ("tf_mirrored", 2, [[*CORES]], NUM_STEPS),
+    "ceiling x2": ("single", 1, [[core] for core in CORES], NUM_STEPS),
+    "in_graph x4": ("in_graph", 4, [[*CORES]], NUM_STEPS),
+    "tf_mirrored x4": ("tf_mirrored", 4, [[*CORES]], NUM_STEPS),
     # Measured for their start only, so few steps follow.
-    "in_graph x8": [
-        {"kind": "in_graph", "num_replicas": 8, "cores": CORES, "num_steps": 2}
-    ],
-    "tf_mirrored x8": [
-        {"kind": "tf_mirrored", "num_replicas": 8, "cores": CORES, "num_steps": 2}
-    ],
+    "in_graph x8": ("in_graph", 8, [[*CORES]], 2),
+    "tf_mirrored x8": ("tf_mirrored", 8, [[*CORES]], 2),
 }
 
-FIGURES = [
-    # title, metric, numerator, denominator, target, whether more is better
-    ("throughput", "examples_per_sec", "in_graph x2", "tf_mirrored x2", 1.25, True),
-    ("throughput", "examples_per_sec", "in_graph x2", "ceiling x2", 0.93, True),
-    ("throughput", "examples_per_sec", "in_graph x4", "tf_mirrored x4", 1.5, True),
-    (
-        "time to first step",
-        "time_to_first_step_sec",
-        "in_graph x4",
-        "tf_mirrored x4",
-        0.6,
-        False,
-    ),
-    (
-        "time to first step",
-        "time_to_first_step_sec",
-        "in_graph x8",
-        "tf_mirrored x8",
-        0.5,
-        False,
-    ),
+THROUGHPUT = "throughput", "examples_per_sec"
+FIRST_STEP = "time to first step", "time_to_first_step_sec"
+FIGURES: list[tuple[tuple[str, str], str, str, dict[str, float]]] = [
+    (THROUGHPUT, "in_graph x2", "tf_mirrored x2", {"at_least": 1.25}),
+    (THROUGHPUT, "in_graph x2", "ceiling x2", {"at_least": 0.93}),
+    (THROUGHPUT, "in_graph x4", "tf_mirrored x4", {"at_least": 1.5}),
+    (FIRST_STEP, "in_graph x4", "tf_mirrored x4", {"at_most": 0.6}),
+    (FIRST_STEP, "in_graph x8", "tf_mirrored x8", {"at_most": 0.5}),
 ]
 
 
 def main() -> None:
     """Runs all cases and prints measurements, ratios and targets."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--repeats", type=int, default=4)
+    parser = runner.make_parser(__doc__, num_repeats=4)
     parser.add_argument("--malloc", choices=("default", "keep"), default="default")
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = parser.parse_args()
-    repeats = arguments.repeats
     if arguments.malloc == "keep":
         os.environ.update(KEEP_MEMORY)
     print(f"malloc: {arguments.malloc}; cores {CORES}", flush=True)
-    cases = arguments.cases
-    measured: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for repeat in range(repeats):
-        for name in cases if repeat % 2 == 0 else cases[::-1]:
-            figures = run_case(CASES[name])
-            measured[name].append(figures)
-            print(
-                f"repeat {repeat} {name:15} "
-                f"{figures['examples_per_sec']:6.1f} images/s, "
-                f"first step {figures['time_to_first_step_sec']:5.1f} s",
-                flush=True,
-            )
-    print(f"\nratios over n = {repeats} paired repeats, with 95 % intervals")
-    for title, metric, first, second, target, is_more_better in FIGURES:
-        if first not in measured or second not in measured:
-            continue
-        pairs = zip(measured[first], measured[second], strict=True)
-        estimate = paired_ratio([(a[metric], b[metric]) for a, b in pairs])
-        print_figure(f"{title}: {first} / {second}", estimate, target, is_more_better)
-    if len(cases) < len(CASES):
-        return
-    estimate = measure_overhead()
-    print_figure(
-        "step time: single / plain tf.function loop",
-        estimate,
-        1.01,
-        is_more_better=False,
+    measured = runner.take_turns(
+        {name: functools.partial(_run_case, *CASES[name]) for name in arguments.cases},
+        arguments.num_repeats,
+        show=lambda figures: (
+            f"{figures['examples_per_sec']:6.1f} images/s, "
+            f"first step {figures['time_to_first_step_sec']:5.1f} s"
+        ),
     )
+    for (title, metric), first, second, target in FIGURES:
+        if first in measured and second in measured:
+            runner.print_ratio(
+                f"{title}: {first} / {second}",
+                *([one[metric] for one in measured[name]] for name in (first, second)),
+                **target,
+            )
+    if len(arguments.cases) == len(CASES):
+        blocks = runner.measure(
+            compare_with_plain_loop,
+            arguments={"num_blocks": NUM_BLOCKS},
+            cores=CORES[:1],
+        )
+        runner.print_ratio(
+            "step time: single / plain tf.function loop",
+            blocks["single"],
+            blocks["plain"],
+            at_most=1.01,
+        )
 
 
-def run_case(configs: list[dict[str, Any]]) -> dict[str, float]:
+def _run_case(
+    backend: str, num_replicas: int, cores: list[list[int]], num_steps: int
+) -> dict[str, float]:
     """Runs the processes of one case together; throughput is of all of them."""
-    outputs = run_children(
+    arguments = {
+        "backend": backend,
+        "num_replicas": num_replicas,
+        "num_steps": num_steps,
+    }
+    outputs = runner.measure_together(
         [
-            {"num_steps": NUM_STEPS, "num_warmup_steps": NUM_WARMUP_STEPS, **c}
-            for c in configs
+            runner.Process(function=measure, arguments=arguments, cores=own)
+            for own in cores
         ]
     )
-    start = max(output["window"][0] for _, output in outputs)
-    end = max(output["window"][1] for _, output in outputs)
-    num_examples = sum(
-        o["global_batch_size"] * len(o["step_time_sec"]) for _, o in outputs
-    )
+    windows = [window for _, window in outputs]
+    start = max(window["start_sec"] for window in windows)
+    end = max(window["end_sec"] for window in windows)
     return {
-        "examples_per_sec": num_examples / (end - start),
-        "time_to_first_step_sec": max(
-            ready["time_to_first_step_sec"] for ready, _ in outputs
+        "examples_per_sec": sum(w["num_examples"] for w in windows) / (end - start),
+        "time_to_first_step_sec": max(ready for ready, _ in outputs),
+    }
+
+
+def measure(backend: str, num_replicas: int, num_steps: int) -> Iterator[Any]:
+    """Yields the time to the first step when warm, then the window of all steps."""
+    _set_threads()
+    start = time.perf_counter()
+    program = _build(backend, num_replicas)
+    program.run()
+    time_to_first_step_sec = time.perf_counter() - start
+    for _ in range(NUM_WARMUP_STEPS):
+        program.run()
+    yield time_to_first_step_sec
+    start = time.monotonic()
+    for _ in range(num_steps):
+        program.run()
+    yield {
+        "start_sec": start,
+        "end_sec": time.monotonic(),
+        "num_examples": program.global_batch_size * num_steps,
+    }
+
+
+def compare_with_plain_loop(num_blocks: int) -> dict[str, list[float]]:
+    """Median step times of blocks of `single` and of a loop without the replicator."""
+    _set_threads()
+    ways = {"single": _build("single", 1).run, "plain": _plain_loop()}
+    for run in (*ways.values(),) * (1 + NUM_WARMUP_STEPS):
+        run()
+    turns = {name: functools.partial(_block, run) for name, run in ways.items()}
+    return runner.take_turns(turns, num_blocks)
+
+
+def _block(run: Callable[[], Any]) -> float:
+    """The median time of some steps."""
+    times = []
+    for _ in range(NUM_STEPS_PER_BLOCK):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def _set_threads() -> None:
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(len(os.sched_getaffinity(0)))
+
+
+def _build(kind: str, num_replicas: int) -> Any:
+    import replicator
+    from workloads.resnet50.workload import WORKLOAD
+
+    return WORKLOAD.build(
+        replicator.create(kind, num_replicas=num_replicas),
+        preset="laptop",
+        data="synthetic",
+        per_replica_batch_size=8,
+        seed=0,
+        options={},
+    )
+
+
+def _plain_loop() -> Any:
+    """ResNet-50 as a user without this library writes it, with the fused update."""
+    import tensorflow as tf
+
+    from workloads.data import pipeline
+    from workloads.resnet50 import losses
+    from workloads.resnet50.config import make_config
+    from workloads.resnet50.model import ResNet50
+
+    config = make_config("laptop", {})
+    model = ResNet50(
+        num_classes=config.num_classes,
+        version=config.version,
+        zero_gamma=config.zero_gamma,
+        compute_dtype=config.compute_dtype,
+        seed=0,
+    )
+    weights = [w.value for w in model.trainable_variables]
+    slots = [tf.Variable(tf.zeros_like(w)) for w in weights]
+    dataset = pipeline.synthetic_dataset(
+        pipeline.PipelineConfig(
+            per_replica_batch_size=8,
+            image_size=config.image_size,
+            seed=0,
+            shuffle_buffer_size=config.shuffle_buffer_size,
+            num_threads=config.num_input_threads,
         ),
-        "median_step_time_sec": statistics.median(outputs[0][1]["step_time_sec"]),
-    }
-
-
-def measure_overhead() -> Estimate:
-    """Compares `single` with a plain loop in one process, block by block."""
-    config = {
-        "kind": "overhead",
-        "cores": CORES[:1],
-        "num_steps": 10,
-        "num_warmup_steps": NUM_WARMUP_STEPS,
-        "num_blocks": 12,
-    }
-    ((_, output),) = run_children([config])
-    return paired_ratio([(b["single"], b["plain"]) for b in output["blocks"]])
-
-
-def run_children(configs: list[dict[str, Any]]) -> list[tuple[Any, Any]]:
-    """Starts children, releases them together when all are warm, reads their lines."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.replicas", json.dumps(config)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-        )
-        for config in configs
-    ]
-    ready = [_read(child) for child in children]
-    for child in children:
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    outputs = [_read(child) for child in children]
-    for child in children:
-        child.wait()
-    return list(zip(ready, outputs, strict=True))
-
-
-def _read(child: subprocess.Popen[str]) -> Any:
-    for line in child.stdout:
-        if line.startswith("{"):
-            return json.loads(line)
-    raise RuntimeError(f"a benchmark process ended early with code {child.wait()}")
-
-
-def paired_ratio(pairs: list[tuple[float, float]]) -> Estimate:
-    """Ratio of pairs with its interval; see results.statistics."""
-    first = {index: a for index, (a, _) in enumerate(pairs)}
-    second = {index: b for index, (_, b) in enumerate(pairs)}
-    return ratio(first, second)
-
-
-def print_figure(
-    title: str, estimate: Estimate, target: float, is_more_better: bool
-) -> None:
-    """Prints one ratio beside its target."""
-    reached = estimate.value >= target if is_more_better else estimate.value <= target
-    relation = "at least" if is_more_better else "at most"
-    interval = (
-        f"[{estimate.low:.3f}, {estimate.high:.3f}]"
-        if estimate.low is not None
-        else "[no interval]"
+        num_classes=config.num_classes,
     )
-    print(
-        f"{title:55} {estimate.value:.3f} {interval} n = {estimate.n}; target "
-        f"{relation} {target}: {'reached' if reached else 'MISSED'}"
-    )
+
+    @tf.function
+    def step(iterator: Any) -> Any:
+        batch = next(iterator)
+        with tf.GradientTape() as tape:
+            logits = model(batch["image"], training=True)
+            loss = tf.reduce_mean(losses.softmax_cross_entropy(batch["label"], logits))
+        for weight, slot, grad in zip(
+            weights, slots, tape.gradient(loss, weights), strict=True
+        ):
+            tf.raw_ops.ResourceApplyKerasMomentum(
+                var=weight.handle, accum=slot.handle, lr=0.003, grad=grad, momentum=0.9
+            )
+        return loss
+
+    iterator = iter(dataset)
+    return lambda: float(step(iterator))
 
 
 if __name__ == "__main__":

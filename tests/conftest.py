@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 FOLDER = pathlib.Path(__file__).parent
-ROOT = FOLDER.parent
 CONFORMANCE = FOLDER / "conformance"
 QUICK_START = FOLDER / "quick_start"
+SUPPORT = FOLDER / "support"
 _OUTCOMES: dict[tuple[str, str], str] = {}
 _STATES = {"passed": "pass", "failed": "FAIL"}
 
@@ -64,6 +64,9 @@ def _start_quickly() -> None:
 
 # Before the files of folders below, which import TensorFlow.
 _start_quickly()
+# What tests of several folders share is imported from there, by one name everywhere.
+if str(SUPPORT) not in sys.path:
+    sys.path.insert(0, str(SUPPORT))
 
 
 def _file(nodeid: str) -> str:
@@ -140,7 +143,5 @@ def _ports_of_its_own() -> None:
 
 @pytest.fixture(scope="session")
 def synthetic() -> Any:
-    """The module ``benchmarks/synthetic.py``, of a package that is not installed."""
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    return importlib.import_module("benchmarks.synthetic")
+    """The module that makes stores of studies that nobody measured."""
+    return importlib.import_module("synthetic")

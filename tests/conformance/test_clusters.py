@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pickle
 import textwrap
 
 import pytest
+from case_results import CaseResult
 from conformance_cases import clusters, runner
-from conformance_cases.outcomes import OutcomeFolder
 from conformance_cases.targets import TARGETS
 
 from replicator import errors
@@ -19,7 +18,8 @@ MEMBER = """
 import json, os, shutil, sys, time
 from pathlib import Path
 
-_, folder, *cases = sys.argv[1:]
+plan = json.loads(sys.argv[1])
+folder, cases = plan["folder"], plan["cases"]
 worker = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 for case in cases:
     if case.startswith("die") and worker == 1:
@@ -27,9 +27,9 @@ for case in cases:
     if case.startswith("die"):
         time.sleep(600)
     part = Path(folder, f"{case}.{worker}.part")
-    shutil.copy(Path(folder, "fine"), part)
-    part.rename(part.with_suffix(".pickle"))
-    while not Path(folder, f"{case}.{1 - worker}.pickle").exists():
+    shutil.copy(Path(folder, "bad" if case.startswith("bad") else "fine"), part)
+    part.rename(part.with_suffix(".json"))
+    while not Path(folder, f"{case}.{1 - worker}.json").exists():
         time.sleep(0.01)
     if case.startswith("part"):
         break
@@ -41,7 +41,10 @@ def run(tmp_path):
     """Runs cases in clusters of processes without TensorFlow."""
     program = tmp_path / "member.py"
     program.write_text(textwrap.dedent(MEMBER))
-    (tmp_path / "fine").write_bytes(pickle.dumps(runner.Outcome(value="fine")))
+    fine = CaseResult(value=runner.Outcome(value="fine"))
+    (tmp_path / "fine").write_text(fine.to_json(), encoding="utf-8")
+    bad = CaseResult(error="TypeError: cannot pickle it", trace="where it came from")
+    (tmp_path / "bad").write_text(bad.to_json(), encoding="utf-8")
     return lambda *names: clusters.run(TARGET, names, tmp_path, program)
 
 
@@ -63,6 +66,16 @@ def test_processes_that_part_keep_the_result_and_start_again(run):
     found = run("part", "behind")
 
     assert ["fine", "fine"] == [found[name].value for name in ("part", "behind")]
+
+
+@pytest.mark.processes
+def test_an_outcome_that_cannot_be_written_fails_its_case(run):
+    """With the reason, and not the cases behind it."""
+    found = run("bad", "behind")
+
+    assert ("Unwritten",) == found["bad"].error_kinds
+    assert "TypeError: cannot pickle it" == found["bad"].message
+    assert "fine" == found["behind"].value
 
 
 @pytest.mark.processes
@@ -110,14 +123,3 @@ def test_processes_go_on_together_or_not_at_all(outcomes, error, expected):
     job = _Job(error)
 
     assert expected == (runner.can_go_on(outcomes, job), job.num_meetings)
-
-
-def test_an_outcome_that_does_not_come_is_not_waited_for_without_end(tmp_path):
-    """The error names the case."""
-    outcomes = OutcomeFolder(tmp_path, 2)
-    outcomes.write("case", 0, FINE)
-
-    with pytest.raises(TimeoutError, match=r"not every process came out of case in"):
-        outcomes.wait_for("case", 0.01)
-    outcomes.write("case", 1, WRONG)
-    assert [FINE, WRONG] == outcomes.wait_for("case", 0.01)

@@ -7,30 +7,27 @@ cluster; the cases behind it run in a fresh one, so that each is judged by itsel
 
 from __future__ import annotations
 
-import os
-import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance_cases import runner
-from conformance_cases.outcomes import OutcomeFolder
+import case_cluster
+from case_results import ResultFolder
+from conformance_cases import in_cluster, runner
 
 from replicator import catalog
-from replicator.cluster import local_cluster
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from case_results import CaseResult
     from conformance_cases.runner import Outcome
     from conformance_cases.targets import Target
 
-PROGRAM = Path(__file__).resolve().parents[1] / "cluster_member.py"
+FOLDER = Path(__file__).resolve().parents[1]
 START_TIMEOUT_SEC = 120.0
 TIMEOUT_PER_CASE_SEC = 20.0
 # Fresh clusters cost seconds each: a target that needs more is broken as a whole.
 MAX_CLUSTERS = 4
-_POLL_SEC = 0.1
 
 
 def program_members(target: Target) -> list[tuple[str, int]]:
@@ -48,7 +45,7 @@ def run(
     target: Target,
     case_names: Sequence[str],
     folder: Path,
-    program: Path = PROGRAM,
+    program: Path = case_cluster.PROGRAM,
 ) -> dict[str, Outcome]:
     """Runs cases in clusters of their own.
 
@@ -63,7 +60,7 @@ def run(
       the end of the processes' outputs, and of those that were not reached, one with
       the reason.
     """
-    outcomes = OutcomeFolder(folder, len(program_members(target)))
+    results = ResultFolder(folder, len(program_members(target)))
     found: dict[str, Outcome] = {}
     left = list(case_names)
     why = ""
@@ -72,8 +69,9 @@ def run(
             break
         log_dir = folder / f"logs_{attempt}"
         has_failed, text = _run_one(target, left, folder, log_dir, program)
-        done = [name for name in left if outcomes.has_all(name)]
-        found |= {name: runner.join(outcomes.read(name)) for name in done}
+        done = [name for name in left if results.has_all(name)]
+        for name in done:
+            found[name] = runner.join([_outcome(r) for r in results.read_all(name)])
         left = [name for name in left if name not in found]
         why = f"{done[-1]} ended the cluster before" if done else why
         if left and (has_failed or not done):
@@ -92,6 +90,15 @@ def run(
     return found
 
 
+def _outcome(result: CaseResult) -> Outcome:
+    """What came of a case in one process, if it could be written."""
+    if not result.error:
+        return result.value
+    return runner.Outcome(
+        error_kinds=("Unwritten",), message=result.error, trace=result.trace
+    )
+
+
 def _run_one(
     target: Target,
     case_names: Sequence[str],
@@ -102,28 +109,22 @@ def _run_one(
     """Runs one cluster to its end: whether it failed, and the end of its outputs."""
     members = program_members(target)
     has_chief = ("chief", 0) in members
-    cluster = local_cluster.LocalCluster(
-        [sys.executable, str(program), target.name, str(folder), *case_names],
+    with case_cluster.started(
+        "conformance_cases.in_cluster",
+        folder,
+        path=FOLDER,
+        cases=case_names,
+        options={"target_name": target.name},
+        runners=members,
+        num_cpu_devices=target.num_devices_per_worker,
+        case_timeout_sec=in_cluster.CASE_TIMEOUT_SEC,
+        log_dir=log_dir,
+        program=program,
         num_workers=target.num_workers,
         num_ps=int(has_chief),
         has_chief=has_chief,
-        env={
-            "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": os.pathsep.join(
-                [str(PROGRAM.parents[2]), os.environ.get("PYTHONPATH", "")]
-            ),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-        },
-        log_dir=log_dir,
-    )
-    deadline = (
-        time.monotonic() + START_TIMEOUT_SEC + TIMEOUT_PER_CASE_SEC * len(case_names)
-    )
-    with cluster:
-        codes: list[int | None] = [None]
-        # A process that fails takes the others with it: they could only wait for it.
-        while None in codes and not any(codes) and time.monotonic() < deadline:
-            time.sleep(_POLL_SEC)
-            codes = [cluster.exit_code(*member) for member in members]
-        text = "\n".join(cluster.output(*member)[-3000:] for member in members)
-    return any(code != 0 for code in codes), text
+    ) as running:
+        has_failed = not running.ends_well(
+            START_TIMEOUT_SEC + TIMEOUT_PER_CASE_SEC * len(case_names)
+        )
+        return has_failed, running.last_output()

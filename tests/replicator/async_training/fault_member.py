@@ -1,38 +1,23 @@
-"""Every process of a cluster with faults; the chief prints what it saw as JSON lines.
+"""What the chief of a cluster with faults does, and says after every call.
 
-    python fault_member.py FOLDER
-
-The chief goes on from the last checkpoint, trains until somebody is killed, and says
-after every call what it finds. The others serve.
+It goes on from the last checkpoint, and trains until somebody is killed.
 """
 
 from __future__ import annotations
 
-import json
-import sys
-import time
-from pathlib import Path
-
 import keras
+import messages
 import numpy as np
 import tensorflow as tf
 
 import replicator
-from replicator import server
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
-from replicator.cluster import environment
 
 NUM_DISPATCHES = 2
 NUM_STEPS = 20
 SAVE_EVERY = 5
 NUM_BIG = 4_000_000
 WORKER_TIMEOUT_SEC = 60.0
-
-
-def tell(**fields):
-    """Writes one line."""
-    sys.stdout.write(json.dumps({"time": time.time(), **fields}) + "\n")
-    sys.stdout.flush()
 
 
 def by_pipeline(ctx):
@@ -90,13 +75,13 @@ def train(repl, folder):
     )
     restored = manager.restore()
     call = restored.step if restored else 0
-    tell(restored=call)
+    messages.send(restored=call)
     while True:
         for _ in range(NUM_DISPATCHES):
             repl.schedule(step, inputs, num_steps=NUM_STEPS)
         repl.join()
         call += 1
-        tell(
+        messages.send(
             call=call,
             redone=repl.num_redone,
             plain=distinct(module.plain),
@@ -105,22 +90,24 @@ def train(repl, folder):
             num_counted=repl.staleness().num_updates,
         )
         if call % SAVE_EVERY == 0:
-            tell(saving=call)
+            messages.send(saving=call)
             manager.save(call)
-            tell(saved=call)
+            messages.send(saved=call)
 
 
-def main():
-    """Serves, or trains and says how it ended."""
-    if environment.detect().config().kind != "chief":
-        server.run([])
+def set_up(folder):
+    """Where checkpoints are."""
+    return (folder,)
+
+
+def end(folder):
+    """Trains, and says how it ended."""
     try:
         repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)
-        train(repl, Path(sys.argv[1]))
+        train(repl, folder)
     except replicator.ReplicatorError as error:
-        tell(error=type(error).__name__, message=str(error))
+        messages.send(error=type(error).__name__, message=str(error))
         raise
 
 
-if __name__ == "__main__":
-    main()
+CASES = {"end": end}

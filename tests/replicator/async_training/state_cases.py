@@ -6,9 +6,9 @@ import gc
 import tempfile
 import weakref
 
-import keras
 import numpy as np
 import tensorflow as tf
+import tiny_models
 
 import replicator
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
@@ -29,29 +29,10 @@ def by_pipeline(ctx):
 
 def _trained(repl, *, num_steps):
     """A model with all that a checkpoint holds, after some steps."""
-    keras.utils.set_random_seed(3)
-    with repl.context():
-        model = keras.Sequential(
-            [
-                keras.Input((2,)),
-                keras.layers.Dense(3),
-                keras.layers.BatchNormalization(),
-            ]
-        )
-        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.1))
-        optimizer.build(model.trainable_variables)
-
-    def step(value):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(tf.fill([4, 2], value), training=True))
-        weights = model.trainable_variables
-        grads = tape.gradient(loss, weights)
-        optimizer.apply_gradients(zip(grads, weights, strict=True))
-
-    inputs = repl.make_input_iterator(by_pipeline)
+    training = tiny_models.Training(repl, "batch norm")
     if num_steps:
-        repl.run(step, inputs, num_steps=num_steps)
-    return model, optimizer, inputs
+        training.run(num_steps, num_steps_per_run=num_steps)
+    return training.model, training.optimizer, training.inputs
 
 
 def _values(model, optimizer):

@@ -14,7 +14,7 @@ STEPS_PER_WORKER = 180
 
 def test_sums_of_whole_gradients_come_out_exactly(two_servers):
     """Two workers hammer four variables on two servers."""
-    found = two_servers.result("sums")
+    found = two_servers.value("sums")
 
     assert [[-STEPS_PER_WORKER * (1.0 + 2.0)]] * 4 == found["weights"]
     assert 2 * STEPS_PER_WORKER == found["num_updates"]
@@ -25,7 +25,7 @@ def test_sums_of_whole_gradients_come_out_exactly(two_servers):
 
 def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
     """Row 0 stands twice in every gradient."""
-    found = two_servers.result("sparse_sums")
+    found = two_servers.value("sparse_sums")
     expected = [-STEPS_PER_WORKER * 3.0 * times for times in (2, 1)]
 
     assert [expected] * 4 == found["weights"]
@@ -34,7 +34,7 @@ def test_sums_of_sparse_gradients_come_out_exactly(two_servers):
 
 def test_an_embedding_in_shards_loses_nothing(two_servers):
     """Two workers of 60 steps; each of the two servers has rows of it."""
-    found = two_servers.result("sharded_embedding")
+    found = two_servers.value("sharded_embedding")
     expected = [[-120.0 * times] * 2 for times in (2, 1, 0, 0, 1)]
 
     assert expected == found["table"]
@@ -43,7 +43,7 @@ def test_an_embedding_in_shards_loses_nothing(two_servers):
 
 def test_gradients_are_averaged_within_a_worker_only(two_servers):
     """Replicas 0 and 1 feed 1 and 2, replicas 2 and 3 feed 3 and 4."""
-    found = two_servers.result("group_sums")
+    found = two_servers.value("group_sums")
 
     assert [[-STEPS_PER_WORKER * (1.5 + 3.5)]] * 4 == found["weights"]
     assert 2 * STEPS_PER_WORKER == found["num_updates"]
@@ -55,17 +55,17 @@ def test_every_update_is_counted_on_every_server(two_servers):
     per_worker = [STEPS_PER_WORKER, STEPS_PER_WORKER]
     expected = [2 * STEPS_PER_WORKER, [per_worker, per_worker]]
 
-    assert [*expected, *expected] == two_servers.result("momentum_and_adam")
+    assert [*expected, *expected] == two_servers.value("momentum_and_adam")
 
 
 def test_slots_lose_nothing_either(two_servers):
     """The slot is minus the sum of all gradients."""
-    assert [-60.0 * (1 + 2)] == two_servers.result("linear_momentum")
+    assert [-60.0 * (1 + 2)] == two_servers.value("linear_momentum")
 
 
 def test_staleness_counts_every_update_once(two_servers):
     """And sees that a worker was behind."""
-    found = [two_servers.result(case) for case in ("sums", "sparse_sums")]
+    found = [two_servers.value(case) for case in ("sums", "sparse_sums")]
 
     # On both servers.
     counts = [sum(result["staleness"].values()) for result in found]
@@ -84,7 +84,7 @@ def test_an_update_that_would_race_is_refused(two_servers):
 
 def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
     """Moving averages of 1 and of 2; 8 reaches both."""
-    values, outside, after = two_servers.result("overwritten_state")
+    values, outside, after = two_servers.value("overwritten_state")
 
     assert pytest.approx([1.0, 2.0], abs=1e-5) == values
     assert pytest.approx(1.5, abs=1e-5) == outside
@@ -152,7 +152,7 @@ def test_misuse_raises_an_actionable_error(two_servers, case, message):
 
 def test_run_returns_the_last_result_of_every_replica(two_servers):
     """Collectives join the replicas of one worker; ids count over all."""
-    found = two_servers.result("results")
+    found = two_servers.value("results")
 
     assert [0, 1, 2, 3] == found["ids"]
     assert [1.0, 2.0, 3.0, 4.0] == found["values"]
@@ -163,15 +163,13 @@ def test_run_returns_the_last_result_of_every_replica(two_servers):
 
 def test_workers_draw_different_random_numbers(two_servers):
     """And other ones in the next step."""
-    assert [True, True] == two_servers.result("random_streams")
+    assert [True, True] == two_servers.value("random_streams")
 
 
 @pytest.mark.parametrize("name", ["single", "in_graph", "async"])
 def test_checkpoints_go_from_and_to_other_backends(two_servers, name):
     """Weights, slots, counters and statistics, number for number."""
-    step, position, is_same_there, is_same_back = two_servers.result("checkpoints")[
-        name
-    ]
+    step, position, is_same_there, is_same_back = two_servers.value("checkpoints")[name]
 
     assert 2 * 4 == step
     assert position.startswith("by skipping the 4 steps that were read")
@@ -181,17 +179,17 @@ def test_checkpoints_go_from_and_to_other_backends(two_servers, name):
 
 def test_a_step_function_is_not_kept(two_servers):
     """Its programs go with it, once nothing that was scheduled needs them."""
-    assert [True, 1, 0, 4.0] == two_servers.result("dropped_step")
+    assert [True, 1, 0, 4.0] == two_servers.value("dropped_step")
 
 
 def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
     """Nothing of the failed step is applied."""
-    assert [-4.0, 4] == two_servers.result("end_of_data")
+    assert [-4.0, 4] == two_servers.value("end_of_data")
 
 
 def test_explain_says_what_travels(two_servers):
     """Four weights and the learning rate come from two servers in two transfers."""
-    text = two_servers.result("explanation")
+    text = two_servers.value("explanation")
 
     assert "2 workers with 1 replicas in sync each" in text
     assert "reads: 5 variables in 2 transfers" in text
@@ -204,14 +202,14 @@ def test_explain_says_what_travels(two_servers):
 )
 def test_one_worker_trains_exactly_as_one_device(one_worker, name):
     """Every loss, weight and statistic is the same number."""
-    ours, reference = one_worker.result(name)
+    ours, reference = one_worker.value(name)
 
     assert reference == ours
 
 
 def test_one_worker_trains_sparse_sgd_as_one_device_to_rounding(one_worker):
     """Not bit by bit: from the fifth step on, losses differ in the last digit."""
-    (losses, _, num_updates), (expected, _, num_expected) = one_worker.result(
+    (losses, _, num_updates), (expected, _, num_expected) = one_worker.value(
         "sparse_sgd"
     )
 
@@ -221,7 +219,7 @@ def test_one_worker_trains_sparse_sgd_as_one_device_to_rounding(one_worker):
 
 def test_one_worker_is_never_stale(one_worker):
     """Ten updates, each from fresh values."""
-    num_before, mean_before, text, histogram = one_worker.result("staleness")
+    num_before, mean_before, text, histogram = one_worker.value("staleness")
 
     assert (0, 0.0) == (num_before, mean_before)
     assert {"0": 10} == histogram
@@ -230,7 +228,7 @@ def test_one_worker_is_never_stale(one_worker):
 
 def test_the_stock_strategy_trains_behind_the_same_contract(two_servers):
     """It takes every step, but may count fewer: its updates are not atomic."""
-    found = two_servers.result("stock")
+    found = two_servers.value("stock")
 
     assert [2, 2] == found["num_results"]
     assert 2 * (1 + 10 + 10 + 1) == found["num_steps"]

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
 import re
-import sys
 import time
 from pathlib import Path
 
+import case_cluster
+import messages
 import pytest
-
-from replicator.cluster.local_cluster import LocalCluster
+from loading import load
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).with_name("fault_member.py")
-SPEC = importlib.util.spec_from_file_location("fault_member", SCRIPT)
-fault_member = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(fault_member)
+FOLDER = Path(__file__).parent
+fault_member = load(FOLDER / "fault_member.py")
 
 STEPS_PER_CALL = fault_member.NUM_DISPATCHES * fault_member.NUM_STEPS
+CHIEF = ("chief", 0)
+STORY_SEC = 1800.0
 START_SEC = 300.0
 # A lost server is told by its closed port within seconds; servers without a client end
 # after 2 s.
@@ -29,49 +27,29 @@ NUM_SERVERS = 2
 NUM_WORKERS = 2
 
 
-def whole_lines(text):
-    """The lines of a log that is being written, without one that is not finished."""
-    return text[: text.rfind("\n") + 1].splitlines()
-
-
 class Job:
-    """A cluster, and what its chief told."""
+    """A cluster, and what its chief has said."""
 
-    def __init__(self, folder):
-        """Plans it; entering the ``with`` block starts it."""
-        self.folder = folder
-        self.cluster = LocalCluster(
-            [sys.executable, str(SCRIPT), str(folder)],
-            num_workers=NUM_WORKERS,
-            num_ps=NUM_SERVERS,
-            has_chief=True,
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
-            log_dir=folder / "logs",
-        )
-        self._num_before = 0
+    def __init__(self, cluster):
+        """Nothing has been said yet."""
+        self.cluster = cluster
+        self._num_lines_before = 0
 
     def reported(self, name):
-        """The last value of a field that the chief told since it was started last."""
-        lines = whole_lines(self.cluster.output("chief", 0))[self._num_before :]
-        values = [
-            line[name]
-            for line in map(json.loads, filter(lambda x: x.startswith("{"), lines))
-            if name in line
-        ]
-        return values[-1] if values else None
+        """The last value of a field that the chief sent since it was started last."""
+        sent = messages.received(
+            self.cluster, CHIEF, num_lines_before=self._num_lines_before
+        )
+        return messages.last(sent, name)
 
     def last(self):
-        """All that the chief told of its last call."""
-        lines = whole_lines(self.cluster.output("chief", 0))
-        calls = [json.loads(line) for line in lines if '"call"' in line]
-        return calls[-1]
+        """All that the chief said of its last call."""
+        sent = messages.received(self.cluster, CHIEF)
+        return [message for message in sent if "call" in message][-1]
 
     def wait_until(self, condition, timeout_sec=START_SEC):
         """Waits for a condition, at most so long."""
-        deadline = time.monotonic() + timeout_sec
-        while not condition():
-            assert time.monotonic() < deadline, self.cluster.tails()
-            time.sleep(0.01)
+        messages.wait_until(condition, self.cluster, timeout_sec)
 
     def wait_for_calls(self, number):
         """Waits until the chief has made so many calls more."""
@@ -106,7 +84,7 @@ class Job:
 
     def restart(self):
         """Starts all processes again."""
-        self._num_before = len(self.cluster.output("chief", 0).splitlines())
+        self._num_lines_before = len(self.cluster.output(*CHIEF).splitlines())
         for member in self.cluster.members:
             self.cluster.restart(*member)
 
@@ -124,9 +102,17 @@ class Job:
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
     """What one job saw: workers, its chief and servers were killed, one by one."""
-    job = Job(tmp_path_factory.mktemp("faults"))
-    seen = {"job": job}
-    with job.cluster as cluster:
+    with case_cluster.started(
+        "fault_member",
+        tmp_path_factory.mktemp("faults"),
+        path=FOLDER,
+        case_timeout_sec=STORY_SEC,
+        num_workers=NUM_WORKERS,
+        num_ps=NUM_SERVERS,
+        has_chief=True,
+    ) as running:
+        cluster, job = running.cluster, Job(running.cluster)
+        seen = {"job": job}
         job.wait_for_calls(1)
         for worker in (1, 0):
             cluster.kill("worker", worker)
@@ -135,7 +121,7 @@ def story(tmp_path_factory):
         seen["lost workers"] = job.last()
         job.wait_until(lambda: job.reported("saved"))
         job.wait_for_calls(1)
-        cluster.kill("chief", 0)
+        cluster.kill(*CHIEF)
         seen["lost chief"] = {"saved": job.reported("saved")}
         seen["lost chief"]["left"] = job.wait_for_end()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tiny_models import Training
 
 import replicator
 from replicator import errors
@@ -37,49 +37,9 @@ def _whole():
     )
 
 
-def _net(repl):
-    """Two dense layers, each on its own logical device, and their optimizer."""
-    keras.utils.set_random_seed(3)
-    with repl.context():
-        with replicator.logical_device(0):
-            first = keras.layers.Dense(5, activation="relu")
-            first.build([None, 3])
-        with replicator.logical_device(1):
-            second = keras.layers.Dense(1)
-            second.build([None, 5])
-        optimizer = repl.wrap_optimizer(keras.optimizers.Adam(0.05))
-        variables = first.trainable_variables + second.trainable_variables
-        optimizer.build(variables)
-
-    def step(batch):
-        x, y = batch
-        with tf.GradientTape() as tape:
-            with replicator.logical_device(0):
-                h = first(x)
-            with replicator.logical_device(1):
-                loss = tf.reduce_mean((second(h) - y) ** 2)
-        grads = tape.gradient(loss, variables)
-        optimizer.apply_gradients(zip(grads, variables, strict=True))
-        return loss
-
-    return variables, step
-
-
 def _train(repl):
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=[STEPS, 8, 3]).astype(np.float32)
-    y = rng.normal(size=[STEPS, 8, 1]).astype(np.float32)
-    variables, step = _net(repl)
-    losses = []
-    for t in range(STEPS):
-        batch = tuple(
-            replicator.PerReplica(
-                [tf.constant(part) for part in np.split(a[t], repl.num_replicas)]
-            )
-            for a in (x, y)
-        )
-        losses.append(float(repl.reduce("mean", repl.run(step, batch))))
-    return losses, [v.numpy() for v in variables]
+    training = Training(repl, "split")
+    return training.run(STEPS), [w.numpy() for w in training.model.weights]
 
 
 @pytest.mark.parametrize("placement_option", ["auto", "mirrored"])
@@ -106,13 +66,12 @@ def test_one_split_replica_is_the_baseline():
 def test_variables_and_slots_are_on_the_part_that_made_them():
     """The user's variables and, mirrored, the copies of every replica."""
     repl = _make("in_graph", 2, variable_placement="mirrored")
-    variables, step = _net(repl)
-    batch = replicator.PerReplica([tf.ones([2, 3])] * 2)
+    training = Training(repl, "split")
 
-    repl.run(step, (batch, replicator.PerReplica([tf.ones([2, 1])] * 2)))
+    training.run(1)
 
     assert [f"{HOST}{part}" for part in (0, 0, 1, 1)] == [
-        v.value.device for v in variables
+        weight.value.device for weight in training.model.weights
     ]
     placed = {
         entry.variable.name.partition(":")[0]: [copy.device for copy in entry.copies]
@@ -264,15 +223,14 @@ def test_backends_that_do_not_split_have_part_0_only():
 def test_no_stand_in_device_is_left_in_the_linked_function():
     """The runtime knows no such device type, and every node has a real one."""
     repl = _make("in_graph", 2)
-    _, step = _net(repl)
+    training = Training(repl, "split")
     added = []
     original = _tf_compat.add_function
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             _tf_compat, "add_function", lambda f: (added.append(f), original(f))
         )
-        x = replicator.PerReplica([tf.ones([2, 3])] * 2)
-        repl.run(step, (x, replicator.PerReplica([tf.ones([2, 1])] * 2)))
+        training.run(1)
 
     devices = {node.device for function in added for node in function.node_def}
     assert not [d for d in devices if logical.index_of(d) is not None]

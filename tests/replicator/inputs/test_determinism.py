@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from loading import load
 
 import replicator
 
@@ -18,10 +18,7 @@ PROGRAM = pathlib.Path(__file__).with_name("determined_training.py")
 @pytest.fixture
 def train():
     """Trains four replicas from a seed; determinism is off again afterwards."""
-    spec = importlib.util.spec_from_file_location(PROGRAM.stem, PROGRAM)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module.train
+    yield load(PROGRAM).train
     replicator.set_determinism(None)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import pathlib
 from typing import Any
 
 import numpy as np
 import pytest
+from loading import load
 
 FOLDER = pathlib.Path(__file__).parent
 
@@ -16,13 +16,7 @@ FOLDER = pathlib.Path(__file__).parent
 @pytest.fixture(scope="session")
 def golden_features() -> Any:
     """The module ``golden_features.py``."""
-    path = FOLDER / "golden_features.py"
-    spec = importlib.util.spec_from_file_location("golden_features", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load(FOLDER / "golden_features.py")
 
 
 @pytest.fixture(scope="session")

@@ -1,21 +1,13 @@
-"""What the workers of a cluster do with sharded updates; results as JSON.
-
-python sharded_worker.py FOLDER
+"""What the workers of a cluster do with sharded updates.
 
 The trainings run on ``single`` in the test's own process too, for comparison.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import traceback
-from pathlib import Path
-
 import keras
-import numpy as np
 import tensorflow as tf
+from tiny_models import Training
 
 import replicator
 from replicator.placement import devices
@@ -23,59 +15,14 @@ from replicator.placement import devices
 NUM_STEPS = 20
 HALF = NUM_STEPS // 2
 TIMEOUT_SEC = 60.0
-OPTIMIZERS = {
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "keras adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
-}
+OPTIMIZERS = ("momentum", "adam", "clipped adamw")
 
 
-class Training:
-    """A model, its optimizer and a step; the batch of a step is always the same."""
-
-    def __init__(self, repl, optimizer="adam", folder=None, **options):
-        # Workers other than 0 start from other weights, and must not notice.
-        keras.utils.set_random_seed(1 + repl.worker_id)
-        self.repl = repl
-        with repl.context():
-            layers = [keras.layers.Dense(n, activation="tanh") for n in (16, 8, 3)]
-            self.model = keras.Sequential([keras.Input((12,)), *layers])
-            self.optimizer = repl.wrap_optimizer(OPTIMIZERS[optimizer](), **options)
-        self.optimizer.build(self.model.trainable_variables)
-        if folder is not None:
-            self.manager = repl.make_checkpoint_manager(
-                folder, model=self.model, optimizer=self.optimizer
-            )
-
-    def step(self, x):
-        """One step on one device."""
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((self.model(x) - 1.0) ** 2)
-        weights = self.model.trainable_variables
-        grads = tape.gradient(loss, weights)
-        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
-        return loss
-
-    def run(self, first=0, last=NUM_STEPS):
-        """Trains; returns the weights."""
-        repl = self.repl
-        here = range(
-            repl.first_replica_id, repl.first_replica_id + repl.num_local_replicas
-        )
-        for step in range(first, last):
-            rng = np.random.default_rng(step)
-            x = rng.normal(size=(8, 12)).astype(np.float32)
-            parts = np.split(x, repl.num_replicas)
-            repl.run(
-                self.step, replicator.PerReplica([tf.constant(parts[r]) for r in here])
-            )
-        repl.assert_in_sync()
-        return [w.numpy().tolist() for w in self.model.weights]
-
-    def slots(self):
-        """The optimizer's state per variable."""
-        scalars = ("iteration", "learning_rate")
-        return [v.value for v in self.optimizer.variables if v.name not in scalars]
+def train(repl, optimizer="adam", **options):
+    """The weights after all steps."""
+    training = Training(repl, "deep", optimizer, **options)
+    training.run_between(0, NUM_STEPS)
+    return training.weights()
 
 
 def equal(repl, folder):
@@ -83,8 +30,8 @@ def equal(repl, folder):
     del folder
     return {
         name: {
-            "unsharded": Training(repl, name).run(),
-            "sharded": Training(repl, name, sharded_update=True).run(),
+            "unsharded": train(repl, name),
+            "sharded": train(repl, name, sharded_update=True),
         }
         for name in OPTIMIZERS
     }
@@ -124,16 +71,16 @@ def copies(repl, folder):
         variable_placement="mirrored",
         timeout_sec=TIMEOUT_SEC,
     )
-    training = Training(four, sharded_update=True)
-    return {"weights": training.run(), "explained": four.explain()}
+    weights = train(four, sharded_update=True)
+    return {"weights": weights, "explained": four.explain()}
 
 
 def memory(repl, folder):
     """Bytes of slots that this process has, and those of all slots."""
     del repl, folder
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC)
-    training = Training(repl, sharded_update=True)
-    training.run(0, 2)
+    training = Training(repl, "deep", sharded_update=True)
+    training.run_between(0, 2)
     return {
         "here": sum(slot.numpy().nbytes for slot in training.slots()),
         "all": sum(slot.shape.num_elements() * 4 for slot in training.slots()),
@@ -141,26 +88,31 @@ def memory(repl, folder):
     }
 
 
+def second_half(training):
+    """Bytes of the slots that are here, and the weights after the other steps."""
+    here = sum(slot.numpy().nbytes for slot in training.slots())
+    training.run_between(HALF, NUM_STEPS)
+    return {"weights": training.weights(), "here": here}
+
+
 def saved(repl, folder):
     """Ten steps, a checkpoint, ten more."""
-    training = Training(repl, folder=folder / "by_two", sharded_update=True)
-    training.run(0, HALF)
-    training.manager.save()
-    here = sum(slot.numpy().nbytes for slot in training.slots())
-    return {"weights": training.run(HALF), "here": here}
+    training = Training(repl, "deep", sharded_update=True)
+    training.run_between(0, HALF)
+    training.make_manager(folder / "by_two").save()
+    return second_half(training)
 
 
 def restored(repl, folder):
     """Ten steps of one replica, restored by all."""
     if repl.is_chief:
-        one = Training(replicator.create("single"), folder=folder / "by_one")
-        one.run(0, HALF)
-        one.manager.save()
+        one = Training(replicator.create("single"), "deep")
+        one.run_between(0, HALF)
+        one.make_manager(folder / "by_one").save()
     repl.gather_bytes(b"")  # there is a checkpoint now
-    training = Training(repl, folder=folder / "by_one", sharded_update=True)
-    training.manager.restore()
-    here = sum(slot.numpy().nbytes for slot in training.slots())
-    return {"weights": training.run(HALF), "here": here}
+    training = Training(repl, "deep", sharded_update=True)
+    training.make_manager(folder / "by_one").restore()
+    return second_half(training)
 
 
 def refused(repl, folder):
@@ -195,7 +147,7 @@ def refused(repl, folder):
 
     return {
         "accumulation": said(
-            lambda: Training(repl, sharded_update=True, accumulation_steps=2)
+            lambda: Training(repl, "deep", sharded_update=True, accumulation_steps=2)
         ),
         "branch": said(in_a_branch),
         "read": said(read_in_the_step),
@@ -213,23 +165,8 @@ CASES = {
 }
 
 
-def main():
-    """Runs all cases and writes what they returned."""
-    folder = Path(sys.argv[1])
+def set_up(folder):
+    """The replicator of most cases, and where checkpoints go."""
     devices.split_cpu(2)
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=TIMEOUT_SEC)
-    results = {}
-    for name, case in CASES.items():
-        sys.stdout.write(f"case {name}\n")
-        sys.stdout.flush()
-        try:
-            results[name] = {"value": case(repl, folder)}
-        except Exception:  # noqa: BLE001 (the test shows it)
-            results[name] = {"trace": traceback.format_exc()}
-    path = folder / f"results_{repl.worker_id}.json"
-    path.write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    main()
+    return repl, folder

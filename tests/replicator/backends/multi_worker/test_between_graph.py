@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_models
+from loading import load
 
 import replicator
 
 pytestmark = pytest.mark.processes
 
-
-def _load(name):
-    """A module of this folder, which workers import as well."""
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-worker_training = _load("worker_training")
-worker_types = _load("worker_types")
-worker_programs = _load("worker_programs")
+FOLDER = Path(__file__).parent
+worker_types = load(FOLDER / "worker_types.py")
+worker_programs = load(FOLDER / "worker_programs.py")
 CLUSTERS = [("two_workers", 2), ("two_workers_of_two", 4)]
 
 
 @pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
 def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
     """Each replica adds up its own gradients; the scale is the same everywhere."""
-    expected = worker_training.train(
-        replicator.create("single"), "embedding", "adam", **worker_training.ACCUMULATED
-    )
+    expected = worker_programs.accumulated(replicator.create("single"))
 
-    for result in request.getfixturevalue(fixture).of("accumulated"):
+    for result in request.getfixturevalue(fixture).values("accumulated"):
         for mine, reference in zip(result["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
 
@@ -51,7 +40,7 @@ def test_rows_of_all_workers_are_those_of_one_process(
     repl = replicator.create("in_graph", num_replicas=num_replicas)
     expected = worker_programs.CASES[case](repl)
 
-    for result in request.getfixturevalue(fixture).of(case):
+    for result in request.getfixturevalue(fixture).values(case):
         for mine, reference in zip(result, expected, strict=True):
             for got, want in zip(mine, reference, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5)
@@ -65,7 +54,7 @@ def test_derivatives_over_workers_are_those_of_one_process(
     repl = replicator.create("in_graph", num_replicas=num_replicas)
     expected = worker_programs.derivatives(repl)
 
-    results = request.getfixturevalue(fixture).of("derivatives")
+    results = request.getfixturevalue(fixture).values("derivatives")
 
     found = {replica: value for result in results for replica, value in result.items()}
     assert set(expected) == set(found)
@@ -76,27 +65,29 @@ def test_derivatives_over_workers_are_those_of_one_process(
 
 def test_accumulated_gradients_travel_when_they_are_used(two_workers):
     """Of eight calls two update, and two collectives run."""
-    assert [2, 2] == two_workers.of("number of collectives")
+    assert [2, 2] == two_workers.values("number of collectives")
 
 
 def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
     """Two workers with one replica of two logical devices each."""
-    expected = worker_training.train_split(
+    alone = tiny_models.Training(
         replicator.create(
             "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
-        )
+        ),
+        "split",
     )
+    alone.run_between(0, worker_programs.NUM_STEPS)
 
-    for result in two_workers.of("logical devices"):
+    for result in two_workers.values("logical devices"):
         assert ["0", "0", "1", "1"] == result["places"]
-        for mine, reference in zip(result["weights"], expected["weights"], strict=True):
+        for mine, reference in zip(result["weights"], alone.weights(), strict=True):
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
 
 
 def test_several_steps_in_one_dispatch_are_the_same(two_workers):
     """Collectives in a loop: bit for bit what single steps give."""
-    single = two_workers.of("single steps")
-    several = two_workers.of("several steps")
+    single = two_workers.values("single steps")
+    several = two_workers.values("several steps")
 
     assert single[0]["weights"] == several[0]["weights"]
     assert single[1]["losses"][3::4] == several[1]["losses"]
@@ -104,7 +95,7 @@ def test_several_steps_in_one_dispatch_are_the_same(two_workers):
 
 def test_workers_know_their_place(two_workers_of_two):
     """Replica ids count over the job; worker 0 is the chief."""
-    first, second = two_workers_of_two.of("topology")
+    first, second = two_workers_of_two.values("topology")
 
     assert {"ids": [0, 1], "facts": [4, 2, 0, 2, 0, True]} == first
     assert {"ids": [2, 3], "facts": [4, 2, 2, 2, 1, False]} == second
@@ -127,7 +118,7 @@ def test_every_type_crosses(request, name, num_replicas):
             reduce = getattr(tf, f"reduce_{op}")
         expected[op] = reduce(stacked, axis=0)
 
-    for result in results.of("every type"):
+    for result in results.values("every type"):
         assert set(expected) == set(result[name])
         for key, value in expected.items():
             assert worker_types.plain(value) == result[name][key], key
@@ -135,7 +126,7 @@ def test_every_type_crosses(request, name, num_replicas):
 
 def test_empty_tensors_are_no_danger(two_workers):
     """TensorFlow's own collectives crash on some of them."""
-    assert [[[2, 0, 2], [0, 2], [2, 0]]] * 2 == two_workers.of("empty tensors")
+    assert [[[2, 0, 2], [0, 2], [2, 0]]] * 2 == two_workers.values("empty tensors")
 
 
 def test_shapes_that_the_trace_does_not_know_cross(two_workers):
@@ -143,12 +134,12 @@ def test_shapes_that_the_trace_does_not_know_cross(two_workers):
     batches = [[1, 2, 3], [4, 5, 6], [7, 8], [1, 2, 3]]
     expected = [[[b, b], [2 * x for x in b], b] for b in batches]
 
-    assert [expected] * 2 == two_workers.of("unknown shapes")
+    assert [expected] * 2 == two_workers.values("unknown shapes")
 
 
 def test_local_and_random_state_is_that_of_the_job(two_workers):
     """Outside, local variables read as mean or sum over all replicas."""
-    results = two_workers.of("state")
+    results = two_workers.values("state")
     first, second = results
     draws = [*first["draws"], *second["draws"]]
 
@@ -164,17 +155,17 @@ def test_compressed_sums_have_the_same_bits_everywhere(two_workers):
     values = tf.constant([1.001, 2.001], tf.float32)
     expected = float(tf.reduce_sum(tf.cast(values / 2, tf.bfloat16)))
 
-    assert [[expected]] * 2 == two_workers.of("compressed")
+    assert [[expected]] * 2 == two_workers.values("compressed")
 
 
 def test_bytes_of_any_length_are_exchanged(two_workers):
     """What checkpoints need; beyond the usual limit of a message."""
-    assert [[0, 5_000_000]] * 2 == two_workers.of("exchange")
+    assert [[0, 5_000_000]] * 2 == two_workers.values("exchange")
 
 
 def test_the_plan_shows_the_leg_between_workers(two_workers):
     """explain() names it for every kind of collective."""
-    text = two_workers.of("plans")[0]
+    text = two_workers.values("plans")[0]
 
     for line in (
         r"#0 all_reduce\(sum\): 3 tensors, 2400008 bytes .* 2 transfers .* 1 fused;",
@@ -187,7 +178,9 @@ def test_the_plan_shows_the_leg_between_workers(two_workers):
 
 def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
     """The next step runs."""
-    assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.of("alike failures")
+    assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.values(
+        "alike failures"
+    )
 
 
 @pytest.mark.parametrize(
@@ -211,13 +204,13 @@ def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
 )
 def test_different_programs_are_refused_on_all_workers(two_workers, case, message):
     """Before anything runs; the message has both sides."""
-    for result in two_workers.of("disagreements"):
+    for result in two_workers.values("disagreements"):
         assert re.search(message, result[case]), result[case]
 
 
 def test_a_step_that_fails_to_trace_on_one_worker_ends_the_wait_of_others(two_workers):
     """They are told; the failing worker has its own error; both go on."""
-    first, second = two_workers.of("disagreements")
+    first, second = two_workers.values("disagreements")
 
     assert re.search(
         r"DisagreementError: .*failure is None on worker 0 .*KeyError: 'only here'",
@@ -229,7 +222,7 @@ def test_a_step_that_fails_to_trace_on_one_worker_ends_the_wait_of_others(two_wo
 
 def test_drift_between_workers_is_found(two_workers):
     """assert_in_sync() compares digests over workers; all of them raise."""
-    for message in two_workers.of("drift"):
+    for message in two_workers.values("drift"):
         assert re.search(
             r"1 mirrored variables differ between worker 0 .* and worker 1 .*: weight",
             message,
@@ -256,5 +249,5 @@ def test_drift_between_workers_is_found(two_workers):
 )
 def test_misuse_is_explained(two_workers, index, message):
     """Each has a message of its own, on every worker."""
-    for messages in two_workers.of("refused"):
+    for messages in two_workers.values("refused"):
         assert re.search(message, messages[index]), messages[index]

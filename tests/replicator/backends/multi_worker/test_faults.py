@@ -2,87 +2,59 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import contextlib
 import re
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
+import case_cluster
+import messages
 import pytest
-import tensorflow as tf
+from loading import load
+from messages import wait_until
 
 import replicator
-from replicator.cluster.local_cluster import LocalCluster
 
 pytestmark = pytest.mark.processes
 
-SCRIPT = Path(__file__).with_name("fault_worker.py")
-SPEC = importlib.util.spec_from_file_location("fault_worker", SCRIPT)
-fault_worker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(fault_worker)
+FOLDER = Path(__file__).parent
+fault_worker = load(FOLDER / "fault_worker.py")
 
 START_SEC = 300.0
 # The heartbeat is 5 where a worker is stopped; diagnosis may take 7 more.
 ERROR_SEC = 120.0
 
 
+@contextlib.contextmanager
 def cluster_of(tmp_path, mode, num_workers=2, victim=1):
     """A cluster of workers that train until the fault."""
-    return LocalCluster(
-        [sys.executable, str(SCRIPT), str(tmp_path), mode, str(victim)],
+    with case_cluster.started(
+        "fault_worker",
+        tmp_path,
+        path=FOLDER,
+        options={"mode": mode, "victim": victim, "num_workers": num_workers},
         num_workers=num_workers,
-        env={
-            "NUM_WORKERS": str(num_workers),
-            "TF_CPP_MIN_LOG_LEVEL": "3",
-            "CUDA_VISIBLE_DEVICES": "",
-        },
-        log_dir=tmp_path / "logs",
-    )
-
-
-def reported(cluster, worker):
-    """What a worker has written as JSON lines."""
-    text = cluster.output("worker", worker)
-    # The last line may still be being written.
-    lines = text[: text.rfind("\n") + 1].splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    ) as running:
+        yield running.cluster
 
 
 def field(cluster, worker, name):
-    """The last value of a field that a worker told, or None."""
-    values = [line[name] for line in reported(cluster, worker) if name in line]
-    return values[-1] if values else None
-
-
-def wait_until(condition, cluster, timeout_sec):
-    """Waits for a condition, at most so long."""
-    deadline = time.monotonic() + timeout_sec
-    while not condition():
-        assert time.monotonic() < deadline, cluster.tails()
-        time.sleep(0.05)
+    """The last value of a field that a worker has sent, or None."""
+    return messages.last(messages.received(cluster, ("worker", worker)), name)
 
 
 def losses(cluster, worker=0):
     """Loss by step; a step that was run again counts as it was last."""
-    return {x["step"]: x["loss"] for x in reported(cluster, worker) if "step" in x}
+    sent = messages.received(cluster, ("worker", worker))
+    return {x["step"]: x["loss"] for x in sent if "step" in x}
 
 
 def undisturbed():
-    """The losses without workers and without a fault, on the joined batches."""
-    repl = replicator.create("single")
-    _, _, train_step = fault_worker.make_training(repl)
-    batches = [
-        [fault_worker.values_of(step, worker) for worker in range(2)]
-        for step in range(fault_worker.NUM_STEPS)
-    ]
-    runs = [
-        repl.run(train_step, replicator.PerReplica([tf.concat(batch, axis=0)]))
-        for batch in batches
-    ]
-    return {step: float(loss[0]) for step, loss in enumerate(runs)}
+    """The losses without workers and without a fault."""
+    training = fault_worker.make_training(replicator.create("single"))
+    return dict(enumerate(training.run(fault_worker.NUM_STEPS)))
 
 
 @pytest.mark.parametrize(
@@ -177,8 +149,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 
 def test_a_port_in_use_is_told(tmp_path):
     """Before TensorFlow's server fails in its own words."""
-    cluster = cluster_of(tmp_path, "none", num_workers=1)
-    with cluster:
+    with cluster_of(tmp_path, "none", num_workers=1) as cluster:
         cluster.kill("worker", 0)
         port = int(cluster.addresses["worker"][0].rpartition(":")[2])
         with socket.create_server(("", port)):

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import load
+from tiny_models import Training
 
 import replicator
 
 pytestmark = pytest.mark.processes
 
-SPEC = importlib.util.spec_from_file_location(
-    "sharded_worker", Path(__file__).with_name("sharded_worker.py")
-)
-sharded_worker = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(sharded_worker)
-Training = sharded_worker.Training
+sharded_worker = load(Path(__file__).with_name("sharded_worker.py"))
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +26,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def workers(folder, run_workers):
     """Two workers that ran all cases of ``sharded_worker``."""
-    return run_workers(folder, "sharded_worker.py")
+    return run_workers(folder, "sharded_worker")
 
 
 def _check_close(expected, got):
@@ -41,8 +37,8 @@ def _check_close(expected, got):
 @pytest.mark.parametrize("name", sharded_worker.OPTIMIZERS)
 def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
     """Bit for bit on both workers, and to rounding those of one device."""
-    first, second = workers.of("equal")
-    alone = Training(replicator.create("single"), name).run()
+    first, second = workers.values("equal")
+    alone = sharded_worker.train(replicator.create("single"), name)
 
     assert first[name]["unsharded"] == first[name]["sharded"]
     assert first[name]["sharded"] == second[name]["sharded"]
@@ -51,23 +47,23 @@ def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
 
 def test_updates_that_need_one_another_cross_in_turn(workers):
     """None travels together with what it has to wait for; steps in a loop too."""
-    for unsharded, sharded in workers.of("in turn"):
+    for unsharded, sharded in workers.values("in turn"):
         assert unsharded == sharded
 
 
 def test_replicas_with_copies_on_every_worker(workers):
     """Four owners on two workers."""
-    first, second = workers.of("copies")
+    first, second = workers.values("copies")
 
     assert first["weights"] == second["weights"]
-    _check_close(Training(replicator.create("single")).run(), first["weights"])
+    _check_close(sharded_worker.train(replicator.create("single")), first["weights"])
     for owner in ("device:CPU:0 ", "device:CPU:1 ", "worker 1, device 0, "):
         assert re.search(rf"{owner}updates \d variables", first["explained"])
 
 
 def test_state_is_shared_out(workers):
     """Each process has its share, together there is all of it; explain() says so."""
-    first, second = workers.of("memory")
+    first, second = workers.values("memory")
 
     assert first["all"] == first["here"] + second["here"]
     assert max(first["here"], second["here"]) <= 0.6 * first["all"]
@@ -78,26 +74,26 @@ def test_state_is_shared_out(workers):
 
 def test_a_checkpoint_of_two_workers_goes_on_with_one(workers, folder):
     """The chief writes all state; after that each worker has its share again."""
-    results = workers.of("saved")
+    results = workers.values("saved")
     expected = results[0]["weights"]
 
-    one = Training(replicator.create("single"), folder=folder / "by_two")
-    restored = one.manager.restore()
+    one = Training(replicator.create("single"), "deep")
+    restored = one.make_manager(folder / "by_two").restore()
 
     assert sharded_worker.HALF == restored.step
-    _check_close(expected, one.run(sharded_worker.HALF))
-    shares = [result["here"] for result in workers.of("memory")]
+    _check_close(expected, sharded_worker.second_half(one)["weights"])
+    shares = [result["here"] for result in workers.values("memory")]
     assert shares == [result["here"] for result in results]
 
 
 def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
     """Every worker keeps its share of what is restored."""
-    results = workers.of("restored")
-    alone = Training(replicator.create("single")).run()
+    results = workers.values("restored")
+    alone = sharded_worker.train(replicator.create("single"))
 
     for result in results:
         _check_close(alone, result["weights"])
-    shares = [result["here"] for result in workers.of("memory")]
+    shares = [result["here"] for result in workers.values("memory")]
     assert shares == [result["here"] for result in results]
 
 
@@ -117,5 +113,5 @@ def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
 )
 def test_what_cannot_be_shared_out_is_refused(workers, case, message):
     """On all workers, before anything runs."""
-    for result in workers.of("refused"):
+    for result in workers.values("refused"):
         assert re.search(message, result[case], re.DOTALL), result[case]

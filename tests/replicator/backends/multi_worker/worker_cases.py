@@ -1,6 +1,4 @@
-"""What every worker of a test cluster runs: named cases, results as JSON.
-
-python worker_cases.py FOLDER NUM_REPLICAS [CASE...]
+"""What every worker of a test cluster runs.
 
 What every backend promises is asked by the conformance suite; here is what only worker
 processes do.
@@ -9,19 +7,16 @@ processes do.
 from __future__ import annotations
 
 import collections
-import json
-import os
-import sys
 import tempfile
-import traceback
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+import tiny_models
 import worker_mistakes
 import worker_programs
-from worker_training import ACCUMULATED, share, train, train_split
+from tiny_models import share
 from worker_types import TYPES, of_type, ops_of, plain
 
 import replicator
@@ -33,18 +28,22 @@ TIMEOUT_SEC = 60.0
 def logical_devices(repl):
     """Replicas of two devices each, one on every worker."""
     del repl  # this one has whole replicas
-    return train_split(
+    training = tiny_models.Training(
         replicator.create(
             "multi_worker",
             num_replicas=2,
             devices=["CPU:0", "CPU:1"],
             logical_devices_per_replica=2,
             timeout_sec=TIMEOUT_SEC,
-        )
+        ),
+        "split",
     )
+    training.run_between(0, worker_programs.NUM_STEPS)
+    places = [w.value.device.rpartition(":")[2] for w in training.model.weights]
+    return {"weights": training.weights(), "places": places}
 
 
-def num_collectives(repl, folder):
+def num_collectives(repl):
     """Collectives between workers that eight accumulating calls really ran."""
     with repl.context():
         weight = tf.Variable(tf.ones([300]))
@@ -57,11 +56,12 @@ def num_collectives(repl, folder):
     # The last call communicates nothing: what it began might end after the profile.
     for _ in range(5):
         repl.run(step, x)
-    tf.profiler.experimental.start(str(folder))
-    for _ in range(8):
-        repl.run(step, x)
-    tf.profiler.experimental.stop()
-    return counted_ops(folder)["CollectiveReduceV2"]
+    with tempfile.TemporaryDirectory() as folder:
+        tf.profiler.experimental.start(folder)
+        for _ in range(8):
+            repl.run(step, x)
+        tf.profiler.experimental.stop()
+        return counted_ops(Path(folder))["CollectiveReduceV2"]
 
 
 def counted_ops(folder):
@@ -219,37 +219,20 @@ CASES = {
     "plans": plans,
     **worker_mistakes.CASES,
     **worker_programs.CASES,
-    "single steps": lambda repl: train(repl, "convolution", "momentum"),
-    "several steps": lambda repl: train(repl, "convolution", "momentum", num_steps=4),
-    "accumulated": lambda repl: train(repl, "embedding", "adam", **ACCUMULATED),
-    "logical devices": logical_devices,
-    "number of collectives": lambda repl: num_collectives(
-        repl, Path(tempfile.mkdtemp(dir=sys.argv[1]))
+    "single steps": worker_programs.convolution_training,
+    "several steps": lambda repl: worker_programs.convolution_training(
+        repl, num_steps_per_run=4
     ),
+    "logical devices": logical_devices,
+    "number of collectives": num_collectives,
 }
 
 
-def main():
-    """Runs all cases and writes what they returned."""
-    folder, num_replicas = Path(sys.argv[1]), int(sys.argv[2])
+def set_up(_folder, *, num_replicas):
+    """The replicator of all cases."""
     devices.split_cpu(2)
-    repl = replicator.create(
-        "multi_worker", num_replicas=num_replicas, timeout_sec=TIMEOUT_SEC
+    return (
+        replicator.create(
+            "multi_worker", num_replicas=num_replicas, timeout_sec=TIMEOUT_SEC
+        ),
     )
-    results = {}
-    for name, case in CASES.items():
-        if name not in (sys.argv[3:] or CASES):
-            continue
-        sys.stdout.write(f"case {name}\n")
-        sys.stdout.flush()
-        try:
-            results[name] = {"value": case(repl)}
-        except Exception:  # noqa: BLE001 (the test shows it)
-            results[name] = {"trace": traceback.format_exc()}
-    path = folder / f"results_{repl.worker_id}.json"
-    path.write_text(json.dumps(results))
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    main()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import tensorflow as tf
-from worker_training import share
+from tiny_models import share
 
 import replicator
 

@@ -5,17 +5,37 @@ from __future__ import annotations
 import keras
 import numpy as np
 import tensorflow as tf
+import tiny_models
+from tiny_models import share
 
 import replicator
 
+NUM_STEPS = 8
 # Rows of each replica's slices, in turn: also none at all, on one and on all of them.
 ROW_COUNTS = ((3, 1, 0, 2), (0, 0, 0, 0), (0, 3, 3, 3), (2, 2, 2, 2))
 
 
-def _share(repl, values):
-    first = repl.first_replica_id
-    mine = values[first : first + repl.num_local_replicas]
-    return replicator.PerReplica([tf.constant(v) for v in mine])
+def accumulated(repl):
+    """Gradients of two steps in one update, with a loss scale."""
+    return tiny_models.trajectory(
+        repl,
+        "embedding",
+        "adam",
+        num_steps=NUM_STEPS,
+        accumulation_steps=2,
+        loss_scale="dynamic",
+    )
+
+
+def convolution_training(repl, num_steps_per_run=1):
+    """With cross-replica batch norm."""
+    return tiny_models.trajectory(
+        repl,
+        "convolution",
+        "momentum",
+        num_steps=NUM_STEPS,
+        num_steps_per_run=num_steps_per_run,
+    )
 
 
 def joined_rows(repl):
@@ -33,7 +53,7 @@ def joined_rows(repl):
     found = []
     for counts in ROW_COUNTS:
         arguments = (values, indices, np.array(counts))
-        outputs = repl.run(step, tuple(_share(repl, a) for a in arguments))
+        outputs = repl.run(step, tuple(share(repl, a) for a in arguments))
         found.append([output[0].numpy().tolist() for output in outputs])
     return found
 
@@ -54,7 +74,7 @@ def sparse_training(repl):
         optimizer.apply_gradients([(tape.gradient(loss, table), table)])
 
     for ids, count in zip(batches, counts, strict=True):
-        repl.run(step, (_share(repl, ids), _share(repl, count)))
+        repl.run(step, (share(repl, ids), share(repl, count)))
     return table.numpy().tolist()
 
 
@@ -80,7 +100,7 @@ def derivatives(repl):
             tangent,
         )
 
-    outputs = repl.run(step, _share(repl, values))
+    outputs = repl.run(step, share(repl, values))
     first = repl.first_replica_id
     return {
         str(first + place): [output[place].numpy().tolist() for output in outputs]
@@ -89,6 +109,7 @@ def derivatives(repl):
 
 
 CASES = {
+    "accumulated": accumulated,
     "joined rows": joined_rows,
     "sparse training": sparse_training,
     "derivatives": derivatives,

@@ -1,14 +1,20 @@
-"""Cases that run in the client of the test cluster, in this order."""
+"""Cases that run in the client of the test cluster, in this order.
+
+Once they have ended and there is a file ``go_on``, the client runs steps until it is
+killed.
+"""
 
 from __future__ import annotations
 
 import functools
+import time
 
-import cases
 import tensorflow as tf
+import tiny_models
 
 import replicator
 
+NUM_STEPS = 12
 CASES = {}
 
 
@@ -26,32 +32,56 @@ def make(num_replicas):
     )
 
 
-def run_forever(tell):
-    """Steps, so that the client can be killed in one; tells when they have begun."""
-    training = cases.Training(make(2))
-    training.run(num_steps_per_run=4)
-    tell()
+def set_up(_folder):
+    """Connects: without servers, no case can run."""
+    make(2)
+    return ()
+
+
+def afterwards(folder):
+    """Steps, so that the client can be killed in one; says when they have begun."""
+    while not (folder / "go_on").exists():  # the cores are left to other tests
+        time.sleep(0.1)
+    training = tiny_models.Training(make(2), "wide")
+    training.run(4, num_steps_per_run=4)
+    (folder / "stepping").touch()
     while True:
-        training.run(num_steps_per_run=4)
+        training.run(4, num_steps_per_run=4)
+
+
+def wide_training(repl, **options):
+    """Losses and weights of a net with a layer that is not small."""
+    return tiny_models.trajectory(
+        repl, "wide", "momentum", num_steps=NUM_STEPS, **options
+    )
+
+
+def accumulated_training(repl):
+    """Three steps per update, two steps per dispatch."""
+    return tiny_models.trajectory(
+        repl,
+        "embedding",
+        "momentum",
+        num_steps=NUM_STEPS,
+        num_steps_per_run=2,
+        accumulation_steps=3,
+    )
 
 
 @case
 def input_modes():
     """Every mode feeds the same examples; several steps in one dispatch too."""
     modes = {
-        mode: cases.trajectory(make(4), "dense", "momentum", mode)
-        for mode in ("PER_REPLICA", "SINGLE")
+        mode: wide_training(make(4), mode=mode) for mode in ("PER_REPLICA", "SINGLE")
     }
-    loop = cases.trajectory(make(4), "dense", "momentum", num_steps_per_run=4)
+    loop = wide_training(make(4), num_steps_per_run=4)
     return {**modes, "loop": loop}
 
 
 @case
 def accumulation():
     """Gradients cross in every third step, the second of a dispatch or the first."""
-    return cases.trajectory(
-        make(4), "embedding", "momentum", num_steps_per_run=2, accumulation_steps=3
-    )
+    return accumulated_training(make(4))
 
 
 def _message(function):

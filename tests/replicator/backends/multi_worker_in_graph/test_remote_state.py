@@ -14,7 +14,7 @@ WORKER_1 = "/job:worker/replica:0/task:1/device:CPU:0"
 
 def test_pipelines_live_on_the_workers_that_they_feed(client):
     """In every mode; each is told its place in the job."""
-    found = client.result("places")
+    found = client.value("places")
 
     assert {
         "SINGLE": [[0, 1]],
@@ -40,7 +40,7 @@ def test_pipelines_live_on_the_workers_that_they_feed(client):
 
 def test_a_pipeline_of_another_worker_cannot_call_python(client):
     """It would run in the client's process; one SINGLE pipeline may."""
-    found = client.result("python_in_a_pipeline")
+    found = client.value("python_in_a_pipeline")
     lesson = r"RemoteInputError: input pipeline 1 belongs to worker 1, but it calls Pyt"
 
     assert re.match(lesson, found["from_generator"])
@@ -51,7 +51,7 @@ def test_a_pipeline_of_another_worker_cannot_call_python(client):
 
 def test_users_read_and_write_their_variables_on_the_client(client):
     """Changes reach the copies of other workers before the next step."""
-    found = client.result("variables")
+    found = client.value("variables")
 
     assert [[5.0, 6.0]] * 4 == found["first"]["weight"]
     assert [5.0, 6.0] == found["read"]["weight"]
@@ -62,7 +62,7 @@ def test_users_read_and_write_their_variables_on_the_client(client):
 
 def test_replica_local_state_is_kept_per_replica(client):
     """It reads as the mean outside; what is set outside is set on every replica."""
-    found = client.result("variables")
+    found = client.value("variables")
 
     assert [0.0, 1.0, 2.0, 3.0] == found["first"]["statistic"]
     assert 1.5 == found["read"]["statistic"]
@@ -71,7 +71,7 @@ def test_replica_local_state_is_kept_per_replica(client):
 
 def test_replicas_draw_different_numbers(client):
     """Each from its own stream, wherever it lives."""
-    found = client.result("variables")
+    found = client.value("variables")
     drawn = found["first"]["random"] + found["second"]["random"]
 
     assert 8 == len(set(drawn))
@@ -81,13 +81,13 @@ def test_copies_that_drifted_are_named(client):
     """assert_in_sync fetches the copies of all workers."""
     assert re.match(
         r"ReplicasOutOfSyncError: 1 mirrored variables differ between replicas: Vari",
-        client.result("variables")["drift"],
+        client.value("variables")["drift"],
     )
 
 
 def test_the_plan_says_where_replicas_are_and_what_travels(client):
     """The sum goes there and back; of the gather, two slices there and four back."""
-    text = client.result("explained")
+    text = client.value("explained")
 
     assert re.search(r"worker 0 \(localhost:\d+\), client: replicas \[0, 1\]", text)
     assert re.search(r"worker 1 \(localhost:\d+\), server: replicas \[2, 3\]", text)

@@ -12,16 +12,16 @@ from replicator.cluster.local_cluster import free_ports
 
 
 @pytest.mark.processes
-def test_a_server_ends_when_its_client_is_killed(client):
+def test_a_server_ends_when_its_client_is_killed(stepping_client):
     """Within seconds, in the middle of a step, and by itself."""
-    client.make_it_step()
+    cluster = stepping_client.cluster
     start = time.monotonic()
-    client.cluster.kill("worker", 0)
-    codes = client.cluster.wait(timeout_sec=60)
+    cluster.kill("worker", 0)
+    codes = cluster.wait(timeout_sec=60)
 
     assert 0 == codes["worker", 1]
     assert time.monotonic() - start < 60
-    output = client.cluster.output("worker", 1)
+    output = cluster.output("worker", 1)
     assert "worker 1 serves at localhost:" in output
     assert output.rstrip().endswith("replicator.server: the client left")
 

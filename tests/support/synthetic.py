@@ -10,7 +10,8 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from benchmarks import synthetic_trial
+import synthetic_trial
+
 from results import identity
 from results.records import (
     Budget,

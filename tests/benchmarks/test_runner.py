@@ -1,0 +1,188 @@
+"""The runner of benchmarks: fresh pinned processes, in turns, one form of figures."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MODULE = """
+import json, os, sys, time
+
+def place(word):
+    print("talk that nobody asked for")
+    return [word, os.getpid(), sorted(os.sched_getaffinity(0)), "numpy" in sys.modules]
+
+def in_two_steps(seconds):
+    time.sleep(seconds)
+    yield time.monotonic()
+    yield time.monotonic()
+
+def fail():
+    raise ValueError("nothing to measure")
+
+def fail_late():
+    yield 1
+    yield 2
+    sys.exit(3)
+
+def index():
+    own = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+    return own if own else None
+"""
+
+
+@pytest.fixture
+def runner(monkeypatch):
+    """The module, of a package that is not installed."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.runner")
+
+
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+    """A module with functions that measure, which child processes find, too."""
+    path = tmp_path / "timed_functions.py"
+    path.write_text(MODULE, encoding="utf-8")
+    paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.processes
+def test_a_function_measures_in_a_fresh_process_on_its_cores(runner, timed):
+    """What else it writes is no result."""
+    core = max(os.sched_getaffinity(0))
+
+    word, pid, cores, has_numpy = runner.measure(
+        timed.place, arguments={"word": "first"}, cores=[core]
+    )
+
+    assert ("first", [core], False) == (word, cores, has_numpy)
+    assert os.getpid() != pid
+
+
+@pytest.mark.processes
+def test_processes_measure_together_when_all_are_ready(runner, timed):
+    """The quick one waits for the slow one."""
+    found = runner.measure_together(
+        [
+            runner.Process(function=timed.in_two_steps, arguments={"seconds": seconds})
+            for seconds in (0.0, 0.5)
+        ]
+    )
+
+    assert max(ready for ready, _ in found) <= min(start for _, start in found)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("measure", "function", "message"),
+    [
+        (
+            "measure",
+            "fail",
+            r"process of timed_functions.fail ended with exit code 1 before it had",
+        ),
+        (
+            "measure_together",
+            "fail_late",
+            r"timed_functions.fail_late ended with exit code 3 after it had measured",
+        ),
+    ],
+)
+def test_a_process_that_fails_is_an_error(runner, timed, measure, function, message):
+    """Whatever it has measured."""
+    function = getattr(timed, function)
+    asked = function if measure == "measure" else [runner.Process(function=function)]
+
+    with pytest.raises(runner.BenchmarkError, match=message):
+        getattr(runner, measure)(asked)
+
+
+@pytest.mark.processes
+def test_one_process_of_a_cluster_has_the_result(runner, timed):
+    """The others return None."""
+    process = runner.Process(function=timed.index, cores=())
+
+    found = runner.measure_cluster(
+        process, timeout_sec=60, kinds=["worker"], num_workers=2
+    )
+
+    assert 1 == found
+
+
+def test_ways_take_turns_in_reversed_order_every_other_time(runner, capsys):
+    """Warm-ups run, but do not count, and figures are printed when they are there."""
+    order = []
+
+    def way(name):
+        def measure():
+            order.append(name)
+            return len(order)
+
+        return measure
+
+    found = runner.take_turns(
+        {name: way(name) for name in "ab"}, 2, num_warmups=1, show="{} s".format
+    )
+
+    assert ["b", "a", "a", "b", "b", "a"] == order
+    assert {"a": [3, 6], "b": [4, 5]} == found
+    assert re.search(r"repeat 0 a +3 s\nrepeat 0 b +4 s\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("values", "target", "is_reached", "text"),
+    [
+        ([2.0, 2.0], {"at_least": 1.9}, True, "2 [2, 2] s, n = 2; target at least 1.9"),
+        ([2.0, 2.0], {"at_most": 1.9}, False, "target at most 1.9: MISSED\n"),
+        ([2.0], {}, True, "2 [no interval] s, n = 1\n"),
+    ],
+)
+def test_a_figure_has_its_interval_its_n_and_its_target(
+    runner, capsys, values, target, is_reached, text
+):
+    """One repeat has no interval, and says so."""
+    assert is_reached == runner.print_value("title", values, "s", **target)
+    assert text in capsys.readouterr().out
+
+
+def test_a_ratio_is_that_of_pairs(runner, capsys):
+    """What drifts between repeats does not widen the interval."""
+    assert runner.print_ratio("ours / theirs", [2.0, 20.0], [1.0, 10.0], at_least=1.9)
+    assert "ours / theirs" in (text := capsys.readouterr().out)
+    assert "2 [2, 2], n = 2; target at least 1.9: reached\n" in text
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "x", ""])
+def test_a_number_of_repeats_is_at_least_one(runner, text):
+    """The message has what was passed."""
+    message = rf"'{text}' is not an integer of at least 1"
+    with pytest.raises(argparse.ArgumentTypeError, match=message):
+        runner.positive(text)
+
+
+def test_scripts_share_the_runner_and_nothing_else():
+    """A script that imports a helper of another would change with it."""
+    for path in sorted((ROOT / "benchmarks").glob("bench_*.py")):
+        imported = re.findall(
+            r"^\s*(?:from|import) (benchmarks\S*)(?: import (\w+))?",
+            path.read_text(encoding="utf-8"),
+            re.MULTILINE,
+        )
+        others = {
+            f"{package}.{name}".removeprefix("benchmarks.")
+            for package, name in imported
+        }
+        assert others <= {"runner", "runner.CORES"}, path.name

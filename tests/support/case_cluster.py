@@ -1,0 +1,179 @@
+"""Runs the cases of a module in the processes of a real cluster; results by case.
+
+``cluster_member.py`` is what every process runs, and says what a module of cases has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from case_results import ResultFolder
+
+from replicator.cluster.local_cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from case_results import CaseResult
+
+PROGRAM = Path(__file__).with_name("cluster_member.py")
+CASE_TIMEOUT_SEC = 600.0
+ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
+_POLL_SEC = 0.05
+_NUM_LAST_CHARACTERS = 3000
+
+
+class CaseCluster:
+    """A cluster that runs cases, and their results as soon as they are there.
+
+    Attributes:
+      cluster: Its processes.
+      results: Where they leave what came of each case.
+      runners: Kind and index of those that run the cases, in the order of their number.
+    """
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        results: ResultFolder,
+        runners: Sequence[tuple[str, int]],
+        case_timeout_sec: float,
+    ) -> None:
+        self.cluster = cluster
+        self.results = results
+        self.runners = tuple(runners)
+        self._case_timeout_sec = case_timeout_sec
+
+    def outcome(self, case: str, process: int = 0) -> CaseResult:
+        """What came of a case in the process of a number; waits for it."""
+        self.wait_until(lambda: self.results.has(case, process), case, process)
+        return self.results.read(case, process)
+
+    def value(self, case: str, process: int = 0) -> Any:
+        """What a case returned; fails with what it raised."""
+        outcome = self.outcome(case, process)
+        if outcome.error:
+            pytest.fail(f"{case} in process {process}:\n{outcome.trace}")
+        return outcome.value
+
+    def values(self, case: str) -> list[Any]:
+        """What a case returned in every process that runs cases."""
+        return [self.value(case, process) for process in range(len(self.runners))]
+
+    def error(self, case: str, process: int = 0) -> str:
+        """Type and message of the error that a case raised."""
+        outcome = self.outcome(case, process)
+        if not outcome.error:
+            pytest.fail(f"{case} raised nothing, but returned {outcome.value!r}")
+        return outcome.error
+
+    def wait_until(
+        self, condition: Callable[[], bool], what: str, process: int = 0
+    ) -> None:
+        """Waits as long as a case may take; fails at the end of the process, too."""
+        deadline = time.monotonic() + self._case_timeout_sec
+        while not condition():
+            is_running = self.cluster.is_running(*self.runners[process])
+            if not is_running and not condition():
+                pytest.fail(
+                    f"process {process} ended before {what}\n{self.cluster.tails()}"
+                )
+            if time.monotonic() > deadline:
+                pytest.fail(f"{what} took too long\n{self.cluster.tails()}")
+            time.sleep(_POLL_SEC)
+
+    def ends_well(self, timeout_sec: float) -> bool:
+        """Waits until all that run cases have ended; whether each did with code 0.
+
+        A process that fails takes the others with it: they could only wait for it.
+        """
+        deadline = time.monotonic() + timeout_sec
+        codes: list[int | None] = [None]
+        while None in codes and not any(codes) and time.monotonic() < deadline:
+            time.sleep(_POLL_SEC)
+            codes = [self.cluster.exit_code(*member) for member in self.runners]
+        return all(code == 0 for code in codes)
+
+    def last_output(self) -> str:
+        """The end of what each process that runs cases has written."""
+        return "\n".join(
+            self.cluster.output(*member)[-_NUM_LAST_CHARACTERS:]
+            for member in self.runners
+        )
+
+
+@contextlib.contextmanager
+def started(
+    module: str,
+    folder: Path,
+    *,
+    path: Path,
+    cases: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    runners: Sequence[tuple[str, int]] = (),
+    num_cpu_devices: int = 1,
+    case_timeout_sec: float = CASE_TIMEOUT_SEC,
+    log_dir: Path | None = None,
+    program: Path = PROGRAM,
+    **counts: Any,
+) -> Iterator[CaseCluster]:
+    """Runs a cluster in a ``with`` statement.
+
+    Args:
+      module: Has the cases; see ``cluster_member.py``.
+      folder: For results; handed to the module, too.
+      path: Folder in which the processes find the module.
+      cases: Which ones, in this order; all by default.
+      options: Keyword arguments of the module's ``set_up``.
+      runners: Kind and index of the processes that run the cases: all workers by
+        default, or the chief if there is one. The others serve.
+      num_cpu_devices: Virtual devices of each process that serves.
+      case_timeout_sec: The longest that one case may take, with the start of its
+        process if it is the first.
+      log_dir: For the outputs of the processes; ``logs`` in the folder by default.
+      program: What every process runs.
+      **counts: Of ``LocalCluster``.
+    """
+    if not runners:
+        runners = [("worker", index) for index in range(counts["num_workers"])]
+        if counts.get("has_chief"):
+            runners = [("chief", 0)]
+    plan = {
+        "module": module,
+        "folder": str(folder),
+        "path": str(path),
+        "cases": list(cases),
+        "options": dict(options or {}),
+        "runners": [list(member) for member in runners],
+        "num_cpu_devices": num_cpu_devices,
+        "case_timeout_sec": case_timeout_sec,
+    }
+    argv = [sys.executable, str(program), json.dumps(plan)]
+    with LocalCluster(
+        argv, env=ENV, log_dir=log_dir or folder / "logs", **counts
+    ) as cluster:
+        results = ResultFolder(folder, len(runners))
+        yield CaseCluster(cluster, results, runners, case_timeout_sec)
+
+
+def ran(
+    module: str, folder: Path, *, timeout_sec: float = CASE_TIMEOUT_SEC, **how: Any
+) -> CaseCluster:
+    """Runs a cluster to its end, and fails if a process did.
+
+    Args:
+      module: Has the cases.
+      folder: For results and outputs.
+      timeout_sec: The longest that all cases may take.
+      **how: Of ``started``.
+    """
+    with started(module, folder, **how) as running:
+        if not running.ends_well(timeout_sec):
+            pytest.fail(f"{module} failed in a process\n{running.cluster.tails()}")
+    return running

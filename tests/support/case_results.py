@@ -1,0 +1,108 @@
+"""The folder in which the processes of a cluster leave what came of each case."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+import pickle
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_POLL_SEC = 0.02
+_PICKLED = "__pickled__"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """What came of a case in one process.
+
+    Attributes:
+      value: What it returned; tuples have become lists.
+      error: Type and message of what it raised; empty if it returned.
+      trace: Where that was raised.
+      duration_sec: Time that the case took.
+    """
+
+    value: Any = None
+    error: str = ""
+    trace: str = ""
+    duration_sec: float = 0.0
+
+    def to_json(self) -> str:
+        """As text; what JSON does not know, such as arrays, is pickled in it."""
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return json.dumps(fields, default=_pickled)
+
+    @classmethod
+    def from_json(cls, text: str) -> CaseResult:
+        """Reads what ``to_json`` made."""
+        return cls(**json.loads(text, object_hook=_unpickled))
+
+
+def _pickled(value: Any) -> dict[str, str]:
+    return {_PICKLED: base64.b64encode(pickle.dumps(value)).decode("ascii")}
+
+
+def _unpickled(found: dict[str, Any]) -> Any:
+    if set(found) != {_PICKLED}:
+        return found
+    return pickle.loads(base64.b64decode(found[_PICKLED]))
+
+
+@dataclasses.dataclass(frozen=True)
+class ResultFolder:
+    """One file per case and process; a file is there when it is complete.
+
+    Attributes:
+      path: The folder.
+      num_processes: Processes that run the cases.
+    """
+
+    path: Path
+    num_processes: int
+
+    def write(self, case_name: str, process: int, result: CaseResult) -> None:
+        """Leaves what came of a case in a process, by its number."""
+        part = self._file(case_name, process).with_suffix(".part")
+        part.write_text(result.to_json(), encoding="utf-8")
+        part.rename(part.with_suffix(".json"))
+
+    def has(self, case_name: str, process: int) -> bool:
+        """Whether a process has left a result."""
+        return self._file(case_name, process).exists()
+
+    def has_all(self, case_name: str) -> bool:
+        """Whether every process has left a result."""
+        return all(self.has(case_name, p) for p in range(self.num_processes))
+
+    def read(self, case_name: str, process: int) -> CaseResult:
+        """What a process has left."""
+        text = self._file(case_name, process).read_text(encoding="utf-8")
+        return CaseResult.from_json(text)
+
+    def read_all(self, case_name: str) -> list[CaseResult]:
+        """What every process has left, in their order."""
+        return [self.read(case_name, p) for p in range(self.num_processes)]
+
+    def wait_for_all(self, case_name: str, timeout_sec: float) -> list[CaseResult]:
+        """Waits until every process has left a result.
+
+        Raises:
+          TimeoutError: Some did not in time.
+        """
+        deadline = time.monotonic() + timeout_sec
+        while not self.has_all(case_name):
+            if time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"not every process came out of {case_name} in {timeout_sec:g} s"
+                )
+            time.sleep(_POLL_SEC)
+        return self.read_all(case_name)
+
+    def _file(self, case_name: str, process: int) -> Path:
+        # No suffix is taken off a name with a dot in it.
+        return self.path / f"{case_name}.{process}.json"

@@ -1,0 +1,268 @@
+"""Tiny models and their training, the same in tests and in their processes."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+GLOBAL_BATCH_SIZE = 12  # two, three and four replicas share it evenly
+NUM_BATCHES = 4
+NUM_EXAMPLES = NUM_BATCHES * GLOBAL_BATCH_SIZE
+NUM_FEATURES = 12
+NUM_OUTPUTS = 3
+NUM_WORDS = 11
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipnorm=1.0),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, use_ema=True),
+    "clipped adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
+}
+
+
+def _sequential(*layers):
+    return keras.Sequential([keras.Input((NUM_FEATURES,)), *layers])
+
+
+def dense(*widths):
+    """Layers of these widths."""
+    return _sequential(*(keras.layers.Dense(n, activation="tanh") for n in widths))
+
+
+def _wide():
+    return _sequential(
+        keras.layers.Dense(300, activation="tanh"), keras.layers.Dense(NUM_OUTPUTS)
+    )
+
+
+def _convolution():
+    """Convolutions with cross-replica batch norm between them."""
+    return _sequential(
+        keras.layers.Reshape((2, 2, 3)),
+        # Normalization takes a bias out again.
+        keras.layers.Conv2D(4, 2, padding="same", use_bias=False),
+        replicator.CrossReplicaBatchNormalization(),
+        keras.layers.ReLU(),
+        keras.layers.Conv2D(4, 2, padding="same"),
+        keras.layers.Flatten(),
+        keras.layers.Dense(NUM_OUTPUTS),
+    )
+
+
+def _words():
+    """An embedding of the features as words: its gradients are tf.IndexedSlices."""
+    return [
+        keras.layers.Lambda(lambda x: tf.cast(tf.abs(x * 5), tf.int32) % NUM_WORDS),
+        keras.layers.Embedding(NUM_WORDS, 5),
+        keras.layers.Flatten(),
+    ]
+
+
+def _embedding():
+    return _sequential(*_words(), keras.layers.Dense(NUM_OUTPUTS))
+
+
+def _normed():
+    return _sequential(
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(NUM_OUTPUTS),
+    )
+
+
+def _local():
+    """Layers whose state differs between replicas."""
+    return [
+        keras.layers.Dense(8, activation="tanh"),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.3, seed=1),
+        keras.layers.Dense(NUM_OUTPUTS),
+    ]
+
+
+class _Split:
+    """Two layers on two logical devices."""
+
+    def __init__(self):
+        self._layers = []
+        widths = (NUM_FEATURES, 5, NUM_OUTPUTS)
+        for place in range(2):
+            with replicator.logical_device(place):
+                layer = keras.layers.Dense(widths[place + 1], activation="tanh")
+                layer.build([None, widths[place]])
+            self._layers.append(layer)
+        self.weights = [w for one in self._layers for w in one.trainable_variables]
+        self.trainable_variables = self.weights
+
+    def __call__(self, x, *, training):
+        """Each layer runs where its variables are."""
+        del training
+        for place, layer in enumerate(self._layers):
+            with replicator.logical_device(place):
+                x = layer(x)
+        return x
+
+
+MODELS = {
+    "dense": lambda: dense(16, NUM_OUTPUTS),
+    "deep": lambda: dense(16, 8, NUM_OUTPUTS),
+    "wide": _wide,
+    "convolution": _convolution,
+    "embedding": _embedding,
+    "batch norm": _normed,
+    "batch norm and dropout": lambda: _sequential(*_local()),
+    "embedding, batch norm and dropout": lambda: _sequential(*_words(), *_local()),
+    "split": _Split,
+}
+
+
+def examples():
+    """Features and targets of a regression, the same in every process."""
+    rng = np.random.default_rng(7)
+    return (
+        rng.normal(size=(NUM_EXAMPLES, NUM_FEATURES)).astype(np.float32),
+        rng.normal(size=(NUM_EXAMPLES, NUM_OUTPUTS)).astype(np.float32),
+    )
+
+
+def share(repl, values):
+    """The part of one value per replica of all that is for this process."""
+    first = repl.first_replica_id
+    mine = values[first : first + repl.num_local_replicas]
+    return replicator.PerReplica([tf.constant(value) for value in mine])
+
+
+class Training:
+    """A tiny model in training on a replicator.
+
+    Attributes:
+      repl: The replicator.
+      model: The model.
+      optimizer: Its wrapped optimizer, with all its variables.
+      inputs: Global batches without end, in turn.
+    """
+
+    def __init__(
+        self,
+        repl,
+        model="dense",
+        optimizer="adam",
+        *,
+        mode="PER_WORKER",
+        is_shuffled=False,
+        **options,
+    ):
+        """Makes them, always the same.
+
+        Args:
+          repl: What to train on.
+          model: Of ``MODELS``, or a function that makes one.
+          optimizer: Of ``OPTIMIZERS``, or a function that makes one.
+          mode: Of ``inputs``.
+          is_shuffled: Whether ``inputs`` shuffles every epoch.
+          **options: Of ``wrap_optimizer``.
+        """
+        # Workers other than 0 start from other weights, and must not notice.
+        keras.utils.set_random_seed(1 + repl.worker_id)
+        self.repl = repl
+        with repl.context():
+            self.model = MODELS.get(model, model)()
+            self.optimizer = repl.wrap_optimizer(
+                OPTIMIZERS.get(optimizer, optimizer)(), **options
+            )
+            self.optimizer.build(self.model.trainable_variables)
+        self.inputs = repl.make_input_iterator(
+            self._input_fn(is_shuffled=is_shuffled),
+            replicator.InputReplicationMode[mode],
+        )
+
+    def _input_fn(self, *, first=0, is_shuffled=False):
+        """Deals each global batch from a step on, in order, to all pipelines."""
+
+        def input_fn(ctx):
+            # Made here: iterators of one data set would shuffle it differently.
+            data = tf.data.Dataset.from_tensor_slices(examples())
+            if is_shuffled:
+                data = data.shuffle(NUM_EXAMPLES, seed=5)
+            per_pipeline = self.repl.num_replicas // ctx.num_input_pipelines
+            return (
+                data.repeat()
+                .skip(first * GLOBAL_BATCH_SIZE)
+                .batch(ctx.get_per_replica_batch_size(GLOBAL_BATCH_SIZE))
+                .batch(per_pipeline)
+                .shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
+                .unbatch()
+            )
+
+        return input_fn
+
+    def step(self, batch):
+        """One step on one device."""
+        x, y = batch
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(x, training=True) - y))
+            scaled = self.optimizer.scale_loss(loss)
+        weights = self.model.trainable_variables
+        grads = tape.gradient(scaled, weights)
+        self.optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return loss
+
+    def run(self, num_steps, *, num_steps_per_run=1, inputs=None):
+        """Trains on the next global batches; returns the mean loss of each run."""
+        inputs = self.inputs if inputs is None else inputs
+        losses = []
+        for _ in range(num_steps // num_steps_per_run):
+            out = self.repl.run(self.step, inputs, num_steps=num_steps_per_run)
+            losses.append(float(self.repl.reduce("mean", out)))
+        return losses
+
+    def run_between(self, first, last, *, num_steps_per_run=1):
+        """Trains on the global batches of some steps, and checks that all agree."""
+        inputs = self.repl.make_input_iterator(self._input_fn(first=first))
+        losses = self.run(
+            last - first, num_steps_per_run=num_steps_per_run, inputs=inputs
+        )
+        self.repl.assert_in_sync()
+        return losses
+
+    def batch(self, step):
+        """The global batch of a step, as ``run`` takes it without an iterator."""
+        start = step % NUM_BATCHES * GLOBAL_BATCH_SIZE
+        return tuple(
+            share(
+                self.repl,
+                np.split(
+                    array[start : start + GLOBAL_BATCH_SIZE], self.repl.num_replicas
+                ),
+            )
+            for array in examples()
+        )
+
+    def weights(self):
+        """The weights as numbers."""
+        return [w.numpy().tolist() for w in self.model.weights]
+
+    def slots(self):
+        """The optimizer's state per variable."""
+        scalars = ("iteration", "learning_rate")
+        return [v.value for v in self.optimizer.variables if v.name not in scalars]
+
+    def make_manager(self, folder, **more):
+        """Checkpoints of model and optimizer, and of what is given besides."""
+        return self.repl.make_checkpoint_manager(
+            folder, model=self.model, optimizer=self.optimizer, **more
+        )
+
+
+def trajectory(repl, *args, num_steps, num_steps_per_run=1, **options):
+    """Losses and final weights of a training, whose arguments follow."""
+    training = Training(repl, *args, **options)
+    losses = training.run(num_steps, num_steps_per_run=num_steps_per_run)
+    repl.assert_in_sync()
+    return {"losses": losses, "weights": training.weights()}
