@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(ReplicatedOptimizer):
-    """A Keras optimizer whose updates none of the workers can lose.
+    """A Keras optimizer whose updates are never lost.
 
     The average is over the replicas in sync, those of one worker; workers update one
     after the other, each from the values that it has read.
@@ -123,7 +123,7 @@ class ServerOptimizer(ReplicatedOptimizer):
         servers = {*found, *map(self._server_of, others)}
         if len(servers) > 1:
             raise OptimizerOptionError(
-                f"{type(self.wrapped).__name__} as it is configured has no atomic "
+                f"{type(self.wrapped).__name__} in this configuration has no atomic "
                 "update kernel, so its whole update must run on one parameter server, "
                 f"but its variables are on {len(servers)}: use keras.optimizers.SGD "
                 "(with or without momentum) or Adam without clipping, decay or "
@@ -151,8 +151,8 @@ class ServerOptimizer(ReplicatedOptimizer):
         server: int | None = self._placement.server_of(variable)
         if server is None:
             raise DeviceError(
-                f"variable {variable.name!r} is on {variable.device!r}, which is no "
-                "parameter server; make models and optimizers inside `with "
+                f"variable {variable.name!r} is on {variable.device!r}, which is not a "
+                "parameter server; create models and optimizers inside `with "
                 "repl.context():`"
             )
         return server

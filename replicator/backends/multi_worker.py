@@ -2,7 +2,7 @@
 
 Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
 runs the user's program and links the replicas on its own devices; TensorFlow's
-collective ops join the workers. The processes learn from ``TF_CONFIG`` who they are.
+collective ops connect the workers. ``TF_CONFIG`` gives each process its role.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
     """Replicas on the devices of several worker processes, one program in each.
 
     Every worker runs the same program: the same calls of this object in the same order.
-    Before a new step runs, workers compare what they are about to run. Variables start
-    with the values of worker 0; replica-local ones read, outside steps, as the mean
+    Before a new step runs, workers check that their programs agree. Variables start
+    with the values of worker 0; outside steps, replica-local variables read as the mean
     over all replicas of the job.
 
     Attributes:
       cluster: The workers, and which of them this process is.
       num_workers: Worker processes.
-      worker_id: Which of them this process is.
+      worker_id: Index of this process.
     """
 
     def __new__(cls, *, pattern: str = "between_graph", **options: Any) -> Any:
@@ -79,19 +79,19 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
           num_replicas: Replicas of the whole job, of which each worker runs an equal
             share; by default one per worker.
           pattern: ``between_graph``; with ``in_graph``, a
-            ``MultiWorkerInGraphReplicator`` is made, which takes other arguments.
+            ``MultiWorkerInGraphReplicator`` is created, which takes other arguments.
           cluster: The workers; None reads ``TF_CONFIG``.
           devices: Devices of this worker's replicas; see ``InGraphReplicator``.
           logical_devices_per_replica: Devices that one replica is split over.
           variable_placement: Within this worker; see ``InGraphReplicator``.
           timeout_sec: Longest wait for another worker: at start, in a step, in an
             exchange.
-          heartbeat_timeout_sec: After this time without a sign of life a worker is
-            lost, wherever the others are.
+          heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
+            whatever the others are doing.
 
         Raises:
           ClusterError: The cluster cannot be joined; subclasses say why.
-          DeviceError: Replicas do not divide by workers, or devices are missing.
+          DeviceError: Replicas are not divisible by workers, or devices are missing.
         """
         del pattern  # checked before
         self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
@@ -135,7 +135,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
             weakref.WeakKeyDictionary()
         )
         self._runtime.agree(
-            "making the replicator",
+            "the creation of the replicator",
             {
                 "num_replicas": num_replicas,
                 "logical_devices_per_replica": logical_devices_per_replica,
@@ -150,7 +150,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
     def _build(
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
-        """Builds a program, and lets all workers compare theirs before one runs."""
+        """Builds a program; all workers compare theirs before any runs."""
         if self._group is None:
             return super()._build(step_fn, specs, num_steps)
         before = self._group.keys.value
@@ -159,8 +159,8 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         try:
             program = Program(step_fn, specs, self.topology, self._table, self._group)
         except Exception as error:
-            # The others must not wait for a worker that failed here; where all fail
-            # alike, nothing is lost.
+            # The others must not wait for a worker that failed here; if all fail in
+            # the same way, the job can continue.
             self._group.keys.value = before
             lines = str(error).strip().splitlines() or [""]
             failure = f"{type(error).__name__}: {lines[-1].strip()}"
@@ -197,7 +197,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
                 self._equal[id(variable)] = weakref.ref(variable), number
 
     def _number(self, variable: Any) -> int | None:
-        """The same for a variable on all workers; None before it was made equal."""
+        """Number of a variable, the same on all workers; None before its broadcast."""
         known, number = self._equal.get(id(variable), (None, None))
         return number if known is not None and known() is variable else None
 
@@ -207,7 +207,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
         if self._group is None:
             return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
-        # The first run also compiles, for which the others need not wait.
+        # The first run also compiles, so it gets additional time.
         is_first = program not in self._started
         self._started.add(program)
         if num_steps not in self._agreed[program]:
@@ -220,7 +220,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
             return program.run(source, num_steps, may_end=may_end)
 
     def _may_end(self, inputs: Any) -> bool:
-        """Whether the data of any worker may end; asked once per iterator."""
+        """Whether the data of any worker may end; exchanged once per iterator."""
         if not isinstance(inputs, InputIterator):
             return False
         if inputs not in self._endings:
@@ -261,7 +261,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
             owned.release(variables)
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Lets each worker keep its own; see ``Replicator.restored``."""
+        """Frees state that other workers own; see ``Replicator.restored``."""
         self._table.ownership.release(variables)
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
@@ -271,7 +271,7 @@ class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
                 yield number, entry.variable
 
     def explain(self) -> str:
-        """Prints the plan of every traced step, the leg between workers included."""
+        """Describes the plan of every traced step, with cross-worker communication."""
         place = (
             f"worker {self.worker_id} of {self.num_workers}, replicas "
             f"{self.first_replica_id} to "
@@ -284,13 +284,13 @@ def local_share(num_replicas: int, num_workers: int) -> int:
     """Returns how many of a job's replicas each worker runs.
 
     Raises:
-      DeviceError: The division leaves a rest.
+      DeviceError: The replicas are not divisible by the workers.
     """
     share, rest = divmod(num_replicas, num_workers)
     if rest or share < 1:
         raise DeviceError(
-            f"num_replicas {num_replicas!r} counts the whole job and must divide by "
-            f"its {num_workers} workers; use a multiple of {num_workers}"
+            f"num_replicas {num_replicas!r} counts the whole job and is not divisible "
+            f"by its {num_workers} workers; use a multiple of {num_workers}"
         )
     return share
 

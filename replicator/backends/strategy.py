@@ -1,7 +1,7 @@
 """The stock strategies of ``tf.distribute`` behind the replicator contract.
 
-They are peers for comparison, so they run as their own documentation shows: datasets
-through ``distribute_datasets_from_function``, steps through ``strategy.run`` inside a
+They are peers for comparison, so they follow their own documentation: datasets through
+``distribute_datasets_from_function``, steps through ``strategy.run`` inside a
 ``tf.function``, gradients reduced by the Keras optimizer.
 """
 
@@ -151,9 +151,9 @@ class StrategyReplicator(base.Replicator):
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
         if num_accumulated:
             raise ValueError(
-                f"gradient_accumulation_steps={num_accumulated!r} does not work under "
-                f"{type(self.strategy).__name__}: Keras reduces gradients in a branch "
-                "there, which tf.distribute refuses; use the in_graph backend, or "
+                f"gradient_accumulation_steps={num_accumulated!r} does not work with "
+                f"{type(self.strategy).__name__}: Keras reduces gradients in a branch, "
+                "which tf.distribute does not support; use the in_graph backend, or "
                 "gradient_accumulation_steps=None"
             )
         return StrategyOptimizer(
@@ -270,7 +270,7 @@ class StrategyReplicator(base.Replicator):
         return tuple(self.strategy.experimental_local_results(variable))
 
     def summary(self) -> str:
-        """Describes the strategy's devices and what each device holds."""
+        """Describes the strategy's devices and the bytes of variables on each."""
         devices = self.strategy.extended.worker_devices
         on_read = tf.VariableSynchronization.ON_READ
         return summary.describe(
@@ -314,11 +314,11 @@ class StrategyReplicator(base.Replicator):
 
 
 def _lacks(options: OptimizerOptions) -> dict[str, str]:
-    """Options that stock strategies cannot do, and why."""
-    branch = "Keras communicates in its update, which tf.distribute refuses in a branch"
+    """Options that stock strategies do not support, with the reasons."""
+    branch = "Keras communicates in its update, which tf.distribute cannot in a branch"
     lacks = {
         "accumulation_steps": branch,
-        "sharded_update": "its variables are updated by all replicas",
+        "sharded_update": "all replicas update its variables",
     }
     return lacks | ({"loss_scale": branch} if options.loss_scale == DYNAMIC else {})
 

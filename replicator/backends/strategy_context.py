@@ -44,14 +44,14 @@ class StrategyReplicaContext(context.ReplicaContext):
         wire_dtype: tf.DType | None = None,
         needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum by way of a gather.
+        """Reduces by the strategy; minimum and maximum through a gather.
 
-        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits. It
+        A strategy sums in the type that is sent: with ``wire_dtype``, in 16 bits. It
         always communicates.
         """
         del needed_if
         if self.num_replicas == 1:
-            return list(tensors)  # a stock strategy of one replica refuses to reduce
+            return list(tensors)  # a stock strategy of one replica cannot reduce
         tensors = [_fence(tensor) for tensor in tensors]
         if wire_dtype is not None:
             narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
@@ -129,12 +129,12 @@ class StrategyReplicaContext(context.ReplicaContext):
         return self.all_reduce(masked, "sum")
 
     def collective_of(self, marker: str) -> Any:
-        """Refuses collectives in vectorized loops: the stock ones are not rewritten."""
+        """Rejects collectives in vectorized loops: stock ones cannot be rewritten."""
         if _FENCE in marker:
             raise CollectiveControlFlowError(
                 "a collective was called inside tf.vectorized_map, tape.jacobian or "
-                "tape.batch_jacobian, which rewrite the graph of one replica; the "
-                "collectives of tf.distribute would be lost: pass "
+                "tape.batch_jacobian, which rewrite the graph of one replica, so the "
+                "collectives of tf.distribute would be lost; pass "
                 "experimental_use_pfor=False to the Jacobian, move the collective out "
                 "of the loop, or use the in_graph backend"
             )

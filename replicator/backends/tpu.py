@@ -66,8 +66,8 @@ class TpuReplicaContext(StrategyReplicaContext):
         """
         if tensors[0].shape[0] is None:
             raise StaticShapeError(
-                "a sparse gradient has a number of rows that is not known when the "
-                "step is traced, but steps are compiled for the TPU; batch with "
+                "the number of rows of a sparse gradient is not known when the step is "
+                "traced, but TPU steps are compiled with static shapes; batch with "
                 "drop_remainder=True, pad ids to a fixed length, or use "
                 "tf.convert_to_tensor on the gradient"
             )

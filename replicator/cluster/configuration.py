@@ -1,8 +1,8 @@
-"""Clusters: which processes take part, which of them this one is, who answers.
+"""Cluster configuration: all processes, which one this is, and which are reachable.
 
-TensorFlow's convention is kept: the environment variable ``TF_CONFIG`` holds the
+It follows TensorFlow's convention: the environment variable ``TF_CONFIG`` has the
 addresses of all processes by kind (``chief``, ``worker``, ``ps``, ``evaluator``), and
-the kind and index of this one. Free of TensorFlow, so that launchers can use it.
+the kind and index of this one. It does not import TensorFlow, so launchers can use it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class ClusterConfig:
     Attributes:
       addresses: ``name:port`` of every process, by kind.
       kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``.
-      index: Its place among those of its kind.
-      i_trust_this_network: Whether something else, such as a firewall, keeps strangers
-        from the ports of the cluster; see ``replicator.cluster.network``.
+      index: Its index among the processes of its kind.
+      i_trust_this_network: Whether something else, such as a firewall, blocks untrusted
+        hosts from the cluster's ports; see ``replicator.cluster.network``.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -73,7 +73,7 @@ class ClusterConfig:
           The cluster.
 
         Raises:
-          ClusterConfigError: ``TF_CONFIG`` is missing, partial or wrong; the message
+          ClusterConfigError: ``TF_CONFIG`` is missing, incomplete or wrong; the message
             says what to write.
         """
         text = (os.environ if environ is None else environ).get("TF_CONFIG")
@@ -124,7 +124,7 @@ class ClusterConfig:
           i_trust_this_network: See the attribute.
 
         Raises:
-          ClusterConfigError: It does not know the cluster, or its own place in it.
+          ClusterConfigError: It does not know the cluster or this process's index.
         """
         addresses = resolver.cluster_spec().as_dict()
         return cls(
@@ -150,20 +150,20 @@ class ClusterConfig:
 
     @property
     def num_workers(self) -> int:
-        """Processes that train, a chief included."""
+        """Processes that train, including a chief."""
         return len(self.workers)
 
     @property
     def worker_id(self) -> int:
-        """Place of this process among the workers.
+        """Index of this process among the workers.
 
         Raises:
-          ClusterConfigError: This process is no worker.
+          ClusterConfigError: This process is not a worker.
         """
         own = (self.kind, self.index)
         if own not in self.workers:
             raise ClusterConfigError(
-                f"this process is {self.kind}:{self.index}, which is no worker; start "
+                f"this process is {self.kind}:{self.index}, not a worker; start "
                 "it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
             )
         return self.workers.index(own)
@@ -179,7 +179,7 @@ class ClusterConfig:
         return self.addresses[kind][index]
 
     def name_of(self, worker_id: int) -> str:
-        """How messages call a worker: its id and its address."""
+        """Name of a worker in messages: its id and address."""
         return f"worker {worker_id} ({self.address_of(worker_id)})"
 
 
@@ -194,7 +194,7 @@ def wait_for(
       own: The address of this process, which is not waited for.
 
     Raises:
-      UnreachableError: Some do not answer; the message names them.
+      UnreachableError: Some do not respond; the message names them.
     """
     missing = {
         f"{kind} {index}": address
@@ -215,10 +215,10 @@ def wait_for(
         if time.monotonic() >= deadline:
             names = ", ".join(f"{n} at {address}" for n, address in missing.items())
             raise UnreachableError(
-                f"{len(missing)} of {num_all} processes did not answer within "
+                f"no response from {len(missing)} of {num_all} processes within "
                 f"{timeout_sec:g} s: {names}; check that they were started, that "
-                "TF_CONFIG has the same addresses everywhere, and that no firewall is "
-                "between; a larger timeout_sec waits longer"
+                "TF_CONFIG has the same addresses everywhere, and that no firewall "
+                "blocks them; a larger timeout_sec waits longer"
             )
         time.sleep(_POLL_SEC)
 
@@ -239,8 +239,8 @@ def check_port_is_free(address: str) -> None:
         except OSError as error:
             raise PortInUseError(
                 f"port {port} of this process ({address}) is in use: {error.strerror}; "
-                "end the process that listens there (perhaps an earlier run), or put "
-                "another port into TF_CONFIG on every process"
+                "stop the process that listens there (perhaps an earlier run), or set "
+                "another port in TF_CONFIG on every process"
             ) from error
 
 
@@ -261,15 +261,15 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class ConnectionAttempt(enum.Enum):
-    """What comes of a try to connect."""
+    """The result of a connection attempt."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
-    NO_RESPONSE = "silent"
+    NO_RESPONSE = "no response"
 
 
 def attempt_connection(address: str, timeout_sec: float) -> ConnectionAttempt:
-    """Tries to connect: nobody listens there, or the machine does not answer at all."""
+    """Tries to connect; tells a closed port from a machine that does not respond."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
             return ConnectionAttempt.ACCEPTED
@@ -309,21 +309,21 @@ def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:
             )
     if len(addresses.get("chief", ())) > 1:
         raise ClusterConfigError(
-            f"the cluster has {len(addresses['chief'])} chiefs, but there can be one; "
-            "list the others as 'worker'"
+            f"the cluster has {len(addresses['chief'])} chiefs, but at most one is "
+            "allowed; list the others as 'worker'"
         )
     if not addresses.get("worker") and not addresses.get("chief"):
         raise ClusterConfigError(
             f"the cluster has no 'worker': {dict(addresses)!r}; list every worker's "
-            "address, this process included"
+            "address, including this process"
         )
     everyone = [address for of_kind in addresses.values() for address in of_kind]
     for address in everyone:
         split_address(address)
         if everyone.count(address) > 1:
             raise ClusterConfigError(
-                f"address {address!r} stands twice in the cluster; every process needs "
-                "its own"
+                f"address {address!r} is listed twice in the cluster; every process "
+                "needs its own"
             )
 
 

@@ -1,4 +1,4 @@
-"""Remote devices: making this process the client of a cluster of TensorFlow servers."""
+"""Remote devices: makes this process the client of a cluster of TensorFlow servers."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _TRAINING_KINDS = ("chief", "worker")
 
 
 class _Connection:
-    """What this process is the client of; TensorFlow has one cluster per process.
+    """The cluster whose client this process is; TensorFlow allows one per process.
 
     Attributes:
       addresses: The cluster; empty before the first replicator connects.
-      watch: Over its servers; None before.
+      watch: The watch over its servers; None before.
     """
 
     addresses: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
@@ -43,13 +43,13 @@ def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
       timeout_sec: Longest wait for the servers.
 
     Returns:
-      The watch over the servers, which has begun.
+      The running watch over the servers.
 
     Raises:
       ClusterConfigError: This process is not worker 0, or it is the client of another
-        cluster, or it has made variables already.
+        cluster, or it has already created variables.
       PortInUseError: Another process listens at this one's address.
-      UnreachableError: Servers do not answer; the message names them.
+      UnreachableError: Servers do not respond; the message names them.
     """
     _check_client(config)
     addresses = {
@@ -62,8 +62,8 @@ def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
     elif _Connection.addresses != addresses:
         raise ClusterConfigError(
             f"this process is already the client of {dict(_Connection.addresses)!r}, "
-            f"but TF_CONFIG now lists {addresses!r}; TensorFlow has one cluster per "
-            "process: start another process"
+            f"but TF_CONFIG now lists {addresses!r}; TensorFlow allows one cluster per "
+            "process: start a new process"
         )
     return _Connection.watch
 
@@ -84,12 +84,12 @@ def replica_devices(
       num_logical_devices: Devices that one replica is split over.
 
     Returns:
-      Full device names by replica, then by logical device, worker by worker: GPUs of
-      their own where workers have GPUs, else the CPU. A replica whose parts do not fit
-      on one worker goes on on the next.
+      Full device names by replica, then by logical device, worker by worker: separate
+      GPUs if workers have GPUs, else the CPU. A replica whose parts do not fit on one
+      worker continues on the next.
 
     Raises:
-      DeviceError: The devices do not divide by the workers, or some are missing.
+      DeviceError: The devices are not divisible by the workers, or some are missing.
     """
     num_workers, num_parts = len(workers), num_replicas * num_logical_devices
     share, rest = divmod(num_parts, num_workers)
@@ -100,9 +100,8 @@ def replica_devices(
             else ""
         )
         raise DeviceError(
-            f"num_replicas {num_replicas!r} is the number over the whole job and"
-            f"{parts} must be a multiple of its num_workers {num_workers!r}; use for "
-            "example "
+            f"num_replicas {num_replicas!r} counts the whole job and{parts} must be a "
+            f"multiple of its num_workers {num_workers!r}; use for example "
             f"{max(share, 1) * num_workers}"
         )
     listed = [device.name for device in tf.config.list_logical_devices()]
@@ -134,7 +133,7 @@ def _too_few(
         else ("CPU devices", f"start its server with --num-cpu-devices {share}")
     )
     return (
-        f"{share} replicas or parts of them per worker need {share} {kind} on each, "
+        f"{share} replicas or logical devices per worker need {share} {kind} on each, "
         f"but worker {worker_id} ({worker}) has {len(mine)}; use fewer, or {help_text}"
     )
 
@@ -159,7 +158,7 @@ def _connect(
         cluster.wait_for(addresses, timeout_sec, own=config.address)
     except UnreachableError as error:
         raise UnreachableError(
-            f"{error}; every worker but 0 runs `python -m replicator.server`"
+            f"{error}; every worker except 0 runs `python -m replicator.server`"
         ) from None
     with port_filter.guarded(config):
         _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
@@ -174,11 +173,11 @@ def _connect(
 
 
 def check_nothing_is_made() -> None:
-    """Refuses variables: TensorFlow loses them when a process joins a cluster."""
+    """Rejects variables: TensorFlow loses them when a process joins a cluster."""
     names = _tf_compat.live_variables()
     if names:
         raise ClusterConfigError(
-            f"{len(names)} variables exist already ({', '.join(names[:3])}), and they "
-            "would be lost when this process joins its cluster; make the replicator "
-            "first, and models, optimizers and random generators afterwards"
+            f"{len(names)} variables exist already ({', '.join(names[:3])}) and would "
+            "be lost when this process joins its cluster; create the replicator first, "
+            "and models, optimizers and random generators afterwards"
         )

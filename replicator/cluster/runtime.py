@@ -1,8 +1,8 @@
-"""What worker processes of between-graph replication share besides their collectives.
+"""Coordination of worker processes in between-graph replication.
 
-TensorFlow's servers and its coordination service do the work. Here is the exchange of
-small texts by which workers agree before they run, and what is found out when a
-collective fails. Every wait is bounded.
+TensorFlow's servers and its coordination service do the work. This module has the
+exchange of short strings by which workers agree before they run, and the diagnosis
+after a collective has failed. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
     from replicator.cluster.configuration import ClusterConfig
 
 _POLL_SEC = 1.0
-# How long those who lost a worker wait for word from the others.
+# How long workers wait for reports of the others after a worker was lost.
 _GRACE_SEC = 5.0
 _PEER_CHECK_SEC = 2.0
 
 
 class WorkerRuntime:
-    """This process as a worker of a cluster; there is one per process.
+    """This process as a worker of a cluster; one per process.
 
     Attributes:
       config: The cluster.
       timeout_sec: Longest duration of a step or an exchange that waits for others.
-      doing: What this worker does or did last, for the errors of others.
+      doing: The current or last operation of this worker, for the errors of others.
     """
 
     def __init__(self, config: ClusterConfig, timeout_sec: float) -> None:
@@ -68,28 +68,28 @@ class WorkerRuntime:
 
     @property
     def worker_id(self) -> int:
-        """Which of them this is."""
+        """Index of this process."""
         return self.config.worker_id
 
     def name_of(self, worker_id: int) -> str:
-        """What to call a worker in messages."""
+        """Name of a worker in messages."""
         return self.config.name_of(worker_id)
 
     def exchange(self, what: str, text: str) -> list[str]:
-        """Gives a text to all workers and gets theirs.
+        """Sends a string to all workers and returns theirs.
 
         All workers call this in the same order.
 
         Args:
-          what: What this is about, in a few words, for errors.
-          text: What the others get.
+          what: Description of the exchange in a few words, for errors.
+          text: The string to send.
 
         Returns:
-          The texts by worker id.
+          The strings by worker id.
 
         Raises:
-          DisagreementError: Another worker came with something else.
-          WorkerLostError: Another worker did not come in time, or has ended.
+          DisagreementError: Another worker is at a different exchange.
+          WorkerLostError: Another worker timed out or has exited.
         """
         self._check_not_lost()
         self.doing = what
@@ -111,7 +111,7 @@ class WorkerRuntime:
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(self._key("fault", self.worker_id))
         if number > 1:
-            # All have come to this exchange, so all have read the one before the last.
+            # All workers are at this exchange, so all have read the last but one.
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(
                     self._key(f"exchange/{number - 2}", self.worker_id)
@@ -123,15 +123,15 @@ class WorkerRuntime:
         return [answer["text"] for answer in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
-        """Makes sure that all workers are about to run the same.
+        """Checks that all workers are about to run the same program.
 
         Args:
-          what: What this is about, for errors.
-          description: What must be equal on all workers, as JSON.
+          what: Description of the program, for errors.
+          description: JSON that must be identical on all workers.
 
         Raises:
-          DisagreementError: It is not; the message has both sides. Raised on all
-            workers, before anything ran.
+          DisagreementError: It is not; the message has both values. Raised on all
+            workers, before anything runs.
           WorkerLostError: See ``exchange``.
         """
         texts = self.exchange(what, json.dumps(description))
@@ -148,7 +148,7 @@ class WorkerRuntime:
             )
 
     def report_failure(self, what: str, failure: str) -> None:
-        """Lets the others know that this worker failed before a run.
+        """Reports to the others that this worker failed before a run.
 
         They raise ``DisagreementError``, unless they failed in the same way.
         """
@@ -156,9 +156,9 @@ class WorkerRuntime:
             self.agree(what, {"failure": failure})
 
     def group(self) -> Group:
-        """What the collectives of this process's programs need to know.
+        """The worker group of the collectives of this process's programs.
 
-        Waits for all workers once, to learn in which order gathers have their parts.
+        Waits for all workers once, to find the order of the parts in a gather.
         """
         if self._group is None:
             what = "the first collective"
@@ -180,15 +180,15 @@ class WorkerRuntime:
 
     @contextlib.contextmanager
     def guard(self, what: str, num_steps: int = 1) -> Iterator[None]:
-        """Turns the failure of a collective into an error that says who was lost.
+        """Turns the failure of a collective into an error that names the lost worker.
 
         Args:
-          what: What is run inside, in a few words, for errors here and elsewhere.
+          what: The operation inside, in a few words, for errors here and elsewhere.
           num_steps: Steps that are run inside, each of which may take ``timeout_sec``.
 
         Raises:
-          WorkerLostError: A worker ended, or did not come in time.
-          DisagreementError: Workers came with different shapes.
+          WorkerLostError: A worker exited or timed out.
+          DisagreementError: Workers passed different shapes.
         """
         self._check_not_lost()
         self.doing = what
@@ -208,34 +208,34 @@ class WorkerRuntime:
             raise self._lose(self._diagnose(message)) from error
 
     def _end_collectives(self) -> None:
-        """Ends a wait for others; called from another thread."""
+        """Aborts a wait for others; called from another thread."""
         _tf_workers.abort_collectives(
             f"Collective has timed out waiting for other workers in {self.doing}"
         )
 
     def _end_of_input(self, what: str) -> None:
-        """Makes sure that the data of all workers ended in the same step."""
+        """Checks that the data of all workers ended in the same step."""
         what = f"the end of its input in {what}"
         with contextlib.suppress(DisagreementError):
             try:
                 self.exchange(what, "")
             except WorkerLostError as error:
-                self._abort(f"came to {what}, and other workers did not")
+                self._abort(f"reached {what}, but other workers did not")
                 raise WorkerLostError(
-                    f"{self.config.name_of(self.worker_id)} came to {what}, but not "
-                    "every worker did: pipelines of different lengths; repeat() the "
+                    f"{self.config.name_of(self.worker_id)} reached {what}, but not "
+                    "every worker did: pipelines have different lengths; repeat() the "
                     "datasets, or give all workers the same number of batches "
                     f"({error})"
                 ) from error
 
     def _abort(self, why: str) -> None:
-        """Tells the others at once, instead of letting them wait for this worker."""
+        """Aborts the collectives of all workers, which would wait for this one."""
         if self._lost is None and self.num_workers > 1:
             name = self.config.name_of(self.worker_id)
             _tf_workers.abort_collectives(f"{name} {why}")
             self._lost = WorkerLostError(
-                f"{name} {why}; its collectives were ended, so that other workers do "
-                "not wait for it; restart the job, from its last checkpoint"
+                f"{name} {why}; its collectives were aborted, so that other workers do "
+                "not wait for it; restart the job from its last checkpoint"
             )
 
     def _check_not_lost(self) -> None:
@@ -243,7 +243,7 @@ class WorkerRuntime:
             raise type(self._lost)(*self._lost.args) from self._lost
 
     def _lose(self, error: ReplicatorError) -> ReplicatorError:
-        """Remembers why this process can communicate no more."""
+        """Records why this process cannot communicate any more."""
         self._lost = error
         return error
 
@@ -258,12 +258,13 @@ class WorkerRuntime:
                 name = self.config.name_of(worker)
                 self._report_position()
                 if self._has_ended(worker):
-                    raise self._lose(self._diagnose(f"no word from {name}")) from error
+                    message = f"no response from {name}"
+                    raise self._lose(self._diagnose(message)) from error
                 if left_sec > _POLL_SEC:
                     continue
                 raise self._lose(
                     WorkerLostError(
-                        f"{name} did not come to {what} within {self.timeout_sec:g} s; "
+                        f"{name} did not reach {what} within {self.timeout_sec:g} s; "
                         "every worker must make the same calls in the same order; if "
                         "it is only slow, use a larger timeout_sec"
                     )
@@ -272,7 +273,7 @@ class WorkerRuntime:
                 raise self._lose(self._diagnose(str(error.message))) from error
 
     def _diagnose(self, message: str) -> ReplicatorError:
-        """Finds out which workers are lost, after a collective failed."""
+        """Finds out which workers are lost, after a collective has failed."""
         others = [w for w in range(self.num_workers) if w != self.worker_id]
         reported: dict[int, str] = {}
         has_leader = self._report_position()
@@ -289,14 +290,12 @@ class WorkerRuntime:
         lost = [
             f"{self.config.name_of(worker)} {states[worker]}"
             for worker in others
-            # One that told what it was doing ended because of what this is about.
+            # A worker that reported its position failed because of the lost one.
             if states[worker] and worker not in reported
         ]
         silent = [w for w in others if not states[w] and w not in reported]
         if not lost and has_leader:
-            lost = [
-                f"{self.config.name_of(w)} is alive, but did not come" for w in silent
-            ]
+            lost = [f"{self.config.name_of(w)} is alive, but timed out" for w in silent]
         elsewhere = [
             f"{self.config.name_of(w)} was at {doing}"
             for w, doing in reported.items()
@@ -304,14 +303,14 @@ class WorkerRuntime:
         ]
         reason = "; ".join([*lost, *elsewhere]) or failures.root_cause(message)
         return WorkerLostError(
-            f"{self.doing} cannot go on on {self.config.name_of(self.worker_id)}: "
-            f"{reason}; a synchronous step needs every worker: restart the job, from "
-            "its last checkpoint (a worker that is only slow needs a larger "
-            f"timeout_sec, which is {self.timeout_sec:g} s)"
+            f"{self.config.name_of(self.worker_id)} failed during {self.doing}: "
+            f"{reason}; a synchronous step needs every worker: restart the job from "
+            "its last checkpoint (if a worker is only slow, increase timeout_sec, "
+            f"which is {self.timeout_sec:g} s)"
         )
 
     def _report_position(self) -> bool:
-        """Tells the others what this worker waits for; whether that was possible."""
+        """Reports to the others what this worker waits for; False if it cannot."""
         if not self._has_reported:
             try:
                 _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
@@ -323,20 +322,20 @@ class WorkerRuntime:
     def _state(self, worker: int) -> str:
         """What is wrong with a worker, or nothing."""
         if self._has_ended(worker):
-            return "has ended"
+            return "has exited"
         kind, index = self.config.workers[worker]
         try:
             _tf_workers.check_peer(kind, index, _PEER_CHECK_SEC)
         except tf.errors.DeadlineExceededError:
-            return f"did not answer within {_PEER_CHECK_SEC:g} s"
+            return f"did not respond within {_PEER_CHECK_SEC:g} s"
         except tf.errors.FailedPreconditionError:
-            return "has been started again"
+            return "has been restarted"
         except tf.errors.OpError:
-            return "has ended"
+            return "has exited"
         return ""
 
     def _has_ended(self, worker: int) -> bool:
-        """Whether a worker's process is gone, whoever listens at its address now."""
+        """Whether a worker's process has exited, even if another uses its address."""
         return worker != self.worker_id and self._peers[worker].has_ended()
 
     @staticmethod

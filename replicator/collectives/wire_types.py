@@ -78,7 +78,7 @@ def _look_up(
 ) -> tuple[str, tf.DType]:
     if dtype not in table:
         raise CollectiveTypeError(
-            f"{kind} of {dtype.name} cannot cross between worker processes: "
+            f"{kind} of {dtype.name} cannot be sent between worker processes: "
             "TensorFlow's collective ops carry numbers and bool only; encode the value "
             "as numbers first (such as tf.io.decode_raw of a string), or use the "
             "in_graph backend"

@@ -40,7 +40,7 @@ _NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Tensors of one collective that travel together.
+    """Tensors of one collective that are sent together.
 
     Attributes:
       positions: Which tensors of the call.
@@ -131,7 +131,7 @@ def make_plan(
 
 
 def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
-    """Prints a plan: one line per collective, then the bytes per owner device."""
+    """Describes a plan: one line per collective, then the bytes per owner device."""
     if not plans:
         return "no collectives"
     devices = topology.replica_devices
@@ -186,7 +186,7 @@ def _compression(collective: Collective, topology: Topology) -> str:
     if collective.wire_dtype is None:
         return ""
     if len(set(topology.memories)) == 1 and topology.num_programs == 1:
-        return ", in one memory: nothing travels, so nothing is compressed"
+        return ", in one memory: nothing is sent, so nothing is compressed"
     return f", {collective.wire_dtype.name} between memories"
 
 
@@ -202,7 +202,7 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
         return "wire"
     if collective.op in ("min", "max"):
         return "pairwise"
-    # The kernel meets in the memory of one process.
+    # NCCL's kernel synchronizes within one process.
     is_one_process = len({device.rpartition("/")[0] for device in devices}) == 1
     distinct_gpus = (
         is_one_process
@@ -219,7 +219,7 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
 
 
 def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
-    """Positions of a call's tensors in the order in which they should travel."""
+    """Positions of a call's tensors in the order in which they should be sent."""
     positions = list(range(len(collective.markers)))
     if depths is None:
         return positions

@@ -113,7 +113,7 @@ def check(
     program_id: int,
     names: Mapping[str, str],
 ) -> None:
-    """Refuses steps that need, in one program, what exists in another only.
+    """Rejects steps that need state in one program that exists in another one only.
 
     Args:
       body: The single-device graph.
@@ -129,11 +129,11 @@ def check(
         handles = [ref.node for ref in node.inputs if ref.node in slots]
         if len({slots[handle] for handle in handles}) > 1:
             raise OptimizerOptionError(
-                "sharded_update=True keeps the optimizer's state on several workers, "
-                f"but one {node.op} node of the step uses that of many variables: an "
-                "update in a branch (such as Keras' gradient_accumulation_steps) is "
-                "computed in one place; use sharded_update=False, or an optimizer "
-                "that updates in every call"
+                "sharded_update=True distributes the optimizer's state over several "
+                f"workers, but one {node.op} node of the step uses the state of many "
+                "variables: an update in a branch (such as Keras' "
+                "gradient_accumulation_steps) is computed on one worker; use "
+                "sharded_update=False, or an optimizer that updates in every call"
             )
         where = (
             {live.writers[node.name]}
@@ -147,7 +147,7 @@ def check(
             if others:
                 raise OptimizerOptionError(
                     f"sharded_update=True keeps {names[handle]!r} on worker "
-                    f"{slots[handle]} only, but the step uses it (by {node.op}) on "
-                    "others; let only apply_gradients() use the optimizer's state, or "
+                    f"{slots[handle]} only, but the step uses it (in {node.op}) on "
+                    "others; use the optimizer's state in apply_gradients() only, or "
                     "use sharded_update=False"
                 )

@@ -76,7 +76,7 @@ def analyze(
 def check_trainable(
     invariance: Invariance, variables: Mapping[str, Any], num_replicas: int
 ) -> None:
-    """Refuses steps that train each replica's copy apart without saying so.
+    """Rejects steps that would make trainable variables diverge between replicas.
 
     Raises:
       UnsynchronisedUpdateError: Names the variables and the way out.
@@ -92,12 +92,12 @@ def check_trainable(
         more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
         raise UnsynchronisedUpdateError(
             f"trainable variable {drifting[0]!r}{more} would be updated with a value "
-            "that differs between replicas, so the copies would drift apart; wrap the "
+            "that differs between replicas, so the copies would diverge; wrap the "
             "optimizer with repl.wrap_optimizer(), or all_reduce the gradients; if it "
-            "is no weight (a metric, a counter, a statistic), make it with "
-            "trainable=False, which tf.Variable is not by default: then each replica "
-            "keeps its own (or with synchronization="
-            "tf.VariableSynchronization.ON_READ, if it is trained apart on purpose)"
+            "is not a weight (a metric, a counter, a statistic), create it with "
+            "trainable=False (tf.Variable is trainable by default): then each replica "
+            "keeps its own copy; if replicas shall train separate copies, create it "
+            "with synchronization=tf.VariableSynchronization.ON_READ"
         )
 
 

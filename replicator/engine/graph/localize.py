@@ -59,7 +59,7 @@ class Localizer:
         if requested:
             spec = tf.DeviceSpec.from_string(requested)
             if spec.job not in (None, mine.job):
-                return requested  # a parameter server, which is no replica's device
+                return requested  # a parameter server, which is not a replica's device
             if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
                 place = spec.device_index or 0

@@ -217,9 +217,9 @@ class TraceContext(context.ReplicaContext):
         else:
             where = "a nested tf.function or a dataset function"
         raise CollectiveControlFlowError(
-            f"{kind} was called inside {where}; replicas could take different paths, "
-            "so it cannot be linked to the other replicas: move it out (compute "
-            "inside, communicate outside), write the loop as a Python loop, or drop "
+            f"{kind} was called inside {where}, where replicas could take different "
+            "paths, so it cannot be linked across replicas; move it out (compute "
+            "inside, communicate outside), write the loop as a Python loop, or remove "
             "the inner @tf.function"
         )
 

@@ -1,4 +1,4 @@
-"""The leg between workers: TensorFlow's collective ops, one per transfer and worker.
+"""Cross-worker communication: TensorFlow's collective ops, one per transfer and worker.
 
 In between-graph replication every worker process links its own replicas first; what is
 left is one tensor per worker, which the nodes emitted here combine over all workers:
@@ -50,7 +50,7 @@ class CrossWorker:
 
     @property
     def emit(self) -> Emitter:
-        """Emits nodes that belong to this leg."""
+        """The emitter of the nodes of cross-worker communication."""
         return self._emit
 
     @property

@@ -60,7 +60,7 @@ class UnevenRows:
         """
         if shape.rank is None:
             raise CollectiveTypeError(
-                f"{dtype.name} rows of unknown rank cannot cross between worker "
+                f"{dtype.name} rows of unknown rank cannot be sent between worker "
                 "processes; give the values of tf.IndexedSlices a static rank"
             )
         rest = shape[1:]

@@ -106,7 +106,7 @@ def test_a_sharded_update_is_refused(alone):
     [
         (1, None, None),
         (2, None, r"local rank 2 has no GPU: this machine has 2"),
-        (0, RuntimeError("started"), r"already taken all GPUs"),
+        (0, RuntimeError("started"), r"already initialized all GPUs"),
     ],
 )
 def test_each_process_takes_the_gpu_of_its_local_rank(

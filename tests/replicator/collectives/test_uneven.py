@@ -132,7 +132,7 @@ def test_pipelines_must_feed_equal_numbers_of_replicas():
     ctx = InputContext(num_input_pipelines=2, num_replicas_in_sync=3)
 
     with pytest.raises(
-        errors.SplitBatchError, match=r"3 replicas cannot be fed evenly by 2 input"
+        errors.SplitBatchError, match=r"3 replicas are not divisible by 2 input"
     ):
         replicator.split_global_batches(tf.data.Dataset.range(3), ctx, 3)
 

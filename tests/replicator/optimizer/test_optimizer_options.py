@@ -312,7 +312,7 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
         (
             {"loss_scale_factor": 8.0},
             {"loss_scale": "dynamic"},
-            r"SGD has loss_scale_factor=8.0 itself, so it would be done twice",
+            r"SGD itself has loss_scale_factor=8.0, so it would be applied twice",
         ),
     ],
 )
@@ -331,7 +331,7 @@ def test_an_option_that_cannot_be_is_refused_at_once(
     [
         (
             {"accumulation_steps": 2},
-            r"accumulation_steps=2 does not work under Mirrored",
+            r"accumulation_steps=2 does not work with Mirrored",
         ),
         (
             {"loss_scale": "dynamic"},

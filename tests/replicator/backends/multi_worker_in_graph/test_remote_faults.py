@@ -66,7 +66,7 @@ def test_training_survives_the_loss_of_workers(tmp_path, cases):
 
         assert "WorkerLostError" == error["kind"]
         assert error["time"] - killed < 60
-        assert_matches(rf"^{worker} was lost during a step; start the whole", error)
+        assert_matches(rf"^{worker} was lost during a step; restart the whole", error)
 
         before = read_steps(tmp_path)
         (tmp_path / "steps.jsonl").unlink()
@@ -81,7 +81,7 @@ def test_training_survives_the_loss_of_workers(tmp_path, cases):
 
         assert "WorkerLostError" == error["kind"]
         assert error["time"] - stopped < 120
-        assert_matches(rf"^{worker} gave no sign of life for 4 s; start the", error)
+        assert_matches(rf"^no response from {worker} for 4 s; restart the", error)
         os.kill(found.pid("worker", 1), signal.SIGCONT)
         codes = found.wait(timeout_sec=120)
 
@@ -112,8 +112,9 @@ def test_workers_that_do_not_answer_are_named(config, monkeypatch):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=rf"1 of 1 processes did not answer within 0.3 s: worker 1 at {address};.*"
-        r"every worker but 0 runs `python -m replicator.server`",
+        match=rf"no response from 1 of 1 processes within 0.3 s: worker 1 at "
+        rf"{address};.*"
+        r"every worker except 0 runs `python -m replicator.server`",
     ):
         remote.connect(config, timeout_sec=0.3)
 

@@ -99,8 +99,8 @@ def test_servers_end_with_their_client_whoever_takes_its_port(
         for member in others:
             assert 0 == cluster.exit_code(*member)
             assert re.search(
-                r"replicator.server: the client left, and another process listens at "
-                r"its address$",
+                r"replicator.server: the client has exited, and another process "
+                r"listens at its address$",
                 cluster.output(*member).rstrip(),
             )
 
@@ -118,7 +118,7 @@ def test_workers_know_a_dead_worker_from_a_stranger(tmp_path, stranger):
 
         assert error, output
         assert float(error[1]) < END_SEC
-        assert re.search(r": worker 1 \(localhost:\d+\) has ended; a sync", error[0])
+        assert re.search(r": worker 1 \(localhost:\d+\) has exited; a sync", error[0])
 
 
 def test_ports_of_a_local_cluster_answer_this_machine_only(tmp_path):
