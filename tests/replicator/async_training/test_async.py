@@ -123,8 +123,8 @@ def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
         (
             "loop_over_inputs",
             (
-                r"ReplicatorError: next\(\) and get_next\(\) cannot read in this process, "
-                r".* on the workers; pass the iterator to run\(\)"
+                r"ReplicatorError: next\(\) and get_next\(\) cannot read in this "
+                r"process.* on the workers; pass the iterator to run\(\)"
             ),
         ),
         (

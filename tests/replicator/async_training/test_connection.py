@@ -38,7 +38,7 @@ def set_config(monkeypatch, cluster, kind="chief"):
             "chief",
             r"has 1 'chief', 1 'worker', but no 'ps': .* a par",
         ),
-        (without("worker"), "chief", r"has no 'worker' but 1 'chief', 1 'ps', and "),
+        (without("worker"), "chief", r"has 1 'chief', 1 'ps', but no 'worker'"),
         (WHOLE, "worker", r"this process is 'worker' 0, but only the chief runs"),
         (WHOLE, "ps", r"this process is 'ps' 0, but .*run `python -m replicator.serv"),
         (without("chief"), "worker", r"this process is 'worker' 0, but .* the chief"),
