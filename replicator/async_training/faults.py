@@ -1,7 +1,7 @@
 """Faults: detects that a parameter server is lost, and which one.
 
-A worker that is lost can come back, because it holds nothing that counts. What a
-parameter server held is gone with it, so the job has to start again from a checkpoint.
+A lost worker can come back, because it has no state of its own. The variables of a lost
+parameter server are lost, so the job has to restart from a checkpoint.
 """
 
 from __future__ import annotations

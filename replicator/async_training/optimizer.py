@@ -1,8 +1,8 @@
 """wrap_optimizer for parameter servers: every update is a commit.
 
-Gradients are averaged over the replicas in sync first, as everywhere; the update then
-runs on the servers, by TensorFlow's atomic kernels where there is one with the result
-of the Keras update, else by the Keras optimizer itself inside the locked section.
+Gradients are first averaged over the replicas in sync, as in all backends. The update
+then runs on the servers: by TensorFlow's atomic kernels if there is one with the result
+of the Keras update, otherwise by the Keras optimizer itself inside the locked section.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _slots_follow(optimizer: Any, placement: Placement) -> Iterator[None]:
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
-    """Takes gradients apart into dense tensors; returns them and how to go back."""
+    """Flattens gradients into dense tensors; returns them and the inverse."""
     parts: list[tf.Tensor] = []
     for grad in grads:
         is_sparse = isinstance(grad, tf.IndexedSlices)
@@ -197,6 +197,6 @@ def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
 
 
 def _shape_of(grad: tf.IndexedSlices) -> Any:
-    """The dense shape, as a constant where it is known: it need not travel."""
+    """The dense shape, as a constant if it is known, which need not be sent."""
     static = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
     return None if static is None else tf.constant(static)

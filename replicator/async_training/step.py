@@ -86,7 +86,7 @@ def trace_step(
     )
 
     def step(*args: Any) -> Any:
-        # Read before everything else, so that staleness is never told too small.
+        # Read before everything else, so that staleness is never underestimated.
         commits.clocks = [
             commit_state.clock.read_value() for commit_state in commit_states
         ]

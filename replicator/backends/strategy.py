@@ -59,8 +59,8 @@ class StrategyInputIterator(InputIterator):
         if len(pipelines) == 1:
             merged = pipelines[0]
         else:
-            # The strategy deals one dataset to its replicas in turn, so taking turns
-            # between the pipelines hands replica r the batches of pipeline r.
+            # The strategy feeds one dataset to its replicas round-robin, so choosing
+            # the pipelines round-robin gives replica r the batches of pipeline r.
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
             merged = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(

@@ -42,7 +42,7 @@ class TpuReplicaContext(StrategyReplicaContext):
     def _reduce_one_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
     ) -> list[tf.Tensor]:
-        """Integers travel as int32; TPUs sum no wider ones, so those go in parts."""
+        """Integers are sent as int32; TPUs cannot sum wider ones, which go in parts."""
         dtype = tensors[0].dtype
         if not dtype.is_integer:
             return super()._reduce_one_type(tensors, op)
@@ -129,7 +129,7 @@ class TpuReplicator(StrategyReplicator):
 
 
 def check_static(element_spec: Any) -> None:
-    """Refuses batches whose shapes a compiled step cannot know.
+    """Rejects batches without static shapes, which a compiled step needs.
 
     Raises:
       StaticShapeError: Names the first such component and what to do.

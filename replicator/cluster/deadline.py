@@ -35,7 +35,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def limit(self, sec: float) -> Iterator[None]:
-        """Lets the block inside take at most ``sec`` seconds."""
+        """Limits the block inside to ``sec`` seconds."""
         end = time.monotonic() + sec
         with self._condition:
             self._end = end

@@ -33,7 +33,7 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     """Applies a function to work items, each on one replica, and reduces the results.
 
     Call it in replica context. A replica reduces the results of its own items first, so
-    one value per replica travels, however many items there are.
+    one value per replica is sent, however many items there are.
 
     Args:
       fn: Takes an item, returns a nest of dense tensors: the same structure, types and

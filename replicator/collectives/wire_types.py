@@ -45,7 +45,7 @@ def added(dtype: tf.DType) -> tuple[str, tf.DType]:
     """How a type is reduced over workers.
 
     Returns:
-      The op that converts it (empty for none), and the type that travels.
+      The op that converts it (empty for none), and the type that is sent.
 
     Raises:
       CollectiveTypeError: It cannot.
@@ -63,7 +63,7 @@ def moved(dtype: tf.DType, kind: str) -> tuple[str, tf.DType]:
       kind: The collective, for the message.
 
     Returns:
-      The op that converts it (empty for none), and the type that travels.
+      The op that converts it (empty for none), and the type that is sent.
 
     Raises:
       CollectiveTypeError: It cannot.

@@ -264,7 +264,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
 
         Args:
           op: ``sum``, ``mean``, ``min`` or ``max``.
-          value: A nest of ``PerReplica``; other leaves are returned as they are.
+          value: A nest of ``PerReplica``; other leaves are returned unchanged.
 
         Returns:
           A nest of tensors of the per-replica shapes.

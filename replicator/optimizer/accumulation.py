@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     # (sums, whether this call updates) -> sums, averaged over replicas if it does
     Combine = Callable[[list[tf.Tensor], tf.Tensor], list[tf.Tensor]]
-    # averages -> whether all of them are finite, or None if nobody asks
+    # averages -> whether all of them are finite, or None if it is not needed
     Observe = Callable[[list[tf.Tensor]], tf.Tensor | None]
 
 

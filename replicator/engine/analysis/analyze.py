@@ -104,7 +104,7 @@ def analyze(
       is_in_group: Whether programs of other workers run side by side.
 
     Raises:
-      ReplicatorError: Misuse inside the step; the message says how to mend it.
+      ReplicatorError: Misuse inside the step; the message says how to fix it.
     """
     traced = trace(step_fn, specs, topology.num_replicas, topology.num_logical_devices)
     body = to_body(traced, name, topology)

@@ -1,14 +1,14 @@
 """Plan: how each collective of a step is carried out, decided before linking.
 
-The linker sees every collective of a step at once. Reductions are balanced over owner
-devices, largest first, so that no device sums more than its share. Where a transfer
-costs more than a copy (between devices with their own memory, and more so between
-worker processes), small tensors of one call are fused into buckets; where replicas
-share memory there is nothing to transfer, and fusing would only add copies.
+The linker has all collectives of a step at once. Reductions are balanced over owner
+devices, largest first, so that no device sums more than its share. If a transfer
+costs more than a copy (between devices with separate memories, and more so between
+worker processes), small tensors of one call are fused into buckets; if replicas
+share memory, nothing is transferred, and fusing would only add copies.
 
-Between workers, transfers are put into the order in which a backward pass has their
-operands: by their distance from the inputs of the step. All workers then have the same
-order, and the first transfers run while the rest is computed.
+Between workers, transfers are ordered as a backward pass produces their operands: by
+distance from the inputs of the step. All workers then have the same order, and the
+first transfers overlap with the rest of the computation.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Bucket:
 
     Attributes:
       positions: Which tensors of the call.
-      num_bytes: Their size on one replica, in the type in which they travel; 0 where
+      num_bytes: Their size on one replica, in the type in which they are sent; 0 where
         shapes are unknown.
       owner: Replica whose device combines them.
     """

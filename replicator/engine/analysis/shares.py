@@ -1,10 +1,10 @@
 """Shares: what the owner of a variable sends to the programs of other workers.
 
-With a sharded update over worker processes, a variable is updated in one program. The
-others receive its new value, before anything there reads it again. Small variables of
-one owner travel together. These transfers take their place in the chain of the step's
-collectives, which is the same in every program: each goes before the first collective
-that depends on the update, or to the end.
+With a sharded update over worker processes, one program updates a variable. The others
+receive its new value before anything there reads it again. Small variables of one owner
+are sent together. These transfers are part of the chain of the step's collectives,
+which is the same in every program: each comes before the first collective that depends
+on the update, or at the end.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def schedule(
       shares: Of all programs, in the order of the graph.
 
     Returns:
-      By index of a call, the shares that travel before it; those after all calls have
+      By index of a call, the shares that are sent before it; those after all calls have
       the number of calls as their index.
     """
     last = len(collectives)
@@ -79,7 +79,7 @@ def schedule(
 def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
     """How many updates in a row lead to each node.
 
-    What travels together must not wait for what travels after it, so only updates of
+    Shares that are sent together must not wait for later ones, so only updates of
     one level do.
     """
     updates = {share.node for share in shares}

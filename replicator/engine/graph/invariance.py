@@ -1,11 +1,11 @@
 """Invariance: which parts of a step have the same value on every replica.
 
-A mirrored variable stays mirrored exactly if every value written to it is the same on
-every replica. That is a property of the graph: batches, random numbers and the replica
-id vary; results of reductions do not; a node whose inputs are all invariant is
-invariant. So the engine proves which variables are mirrored instead of trusting a flag,
-finds replica-local ones (batch-norm statistics) by itself, and knows which work need be
-done only once where replicas share memory.
+A mirrored variable stays mirrored if and only if every value written to it is the same
+on every replica. That is a property of the graph: batches, random numbers and the
+replica id vary; results of reductions do not; a node whose inputs are all invariant is
+invariant. So the engine proves which variables are mirrored instead of relying on a
+flag, detects replica-local ones (batch-norm statistics), and knows which work has to be
+done only once if replicas share memory.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class _Known:
         return ref.node if ref.node in self._handles else self._alias.get(ref)
 
     def look_through(self, node: Node) -> None:
-        """Lets identities pass on what is known: output i is input i.
+        """Propagates facts through identities: output i is input i.
 
         Gradients of collectives pass results and operands through one ``IdentityN``,
         and only the former are the same on every replica.

@@ -1,7 +1,7 @@
-"""Localize: make a copied node that of one replica.
+"""Localize: adapts a copied node to one replica.
 
-A replica has its own devices, its own streams of random numbers, and its own copies of
-the functions in which either of them matters.
+A replica has its own devices, its own random streams, and its own copies of the
+functions that use either of them.
 """
 
 from __future__ import annotations
