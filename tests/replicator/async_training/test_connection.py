@@ -36,7 +36,7 @@ def set_config(monkeypatch, cluster, kind="chief"):
         (
             without("ps"),
             "chief",
-            r"has 1 'chief', 1 'worker', but no 'ps': .* a par",
+            r"has 1 'chief', 1 'worker', but no 'ps': .* one par",
         ),
         (without("worker"), "chief", r"has 1 'chief', 1 'ps', but no 'worker'"),
         (WHOLE, "worker", r"this process is 'worker' 0, but only the chief runs"),

@@ -147,6 +147,7 @@ def test_processes_that_are_not_at_the_same_place(alone):
     alone.allgather_object = lambda value, *, name: [value, other]
 
     with pytest.raises(
-        replicator.ReplicatorError, match=r"rank 0 is at an exchange.*rank 1 at assert"
+        replicator.ReplicatorError,
+        match=r"rank 0 is at an exchange.*rank 1 is at assert",
     ):
         repl.gather_bytes(b"")

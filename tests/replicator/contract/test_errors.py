@@ -70,7 +70,7 @@ def test_a_limited_backend_gives_its_range(monkeypatch):
 def test_the_single_device_has_one_replica():
     """Made by its class, it points to the replicator for several."""
     with pytest.raises(
-        errors.DeviceError, match=r"not num_replicas=2, devices=None; use InGraphRep"
+        errors.DeviceError, match=r"but got num_replicas=2, devices=None; use InGra"
     ):
         replicator.SingleDeviceReplicator(num_replicas=2)
 
@@ -176,7 +176,7 @@ def test_a_stock_strategy_does_not_accumulate_gradients():
     optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
 
     with pytest.raises(
-        ValueError, match=r"gradient_accumulation_steps=2 does not work under Mirrored"
+        ValueError, match=r"gradient_accumulation_steps=2 does not work with Mirrored"
     ):
         repl.wrap_optimizer(optimizer)
 

@@ -92,7 +92,9 @@ def test_values_of_different_shapes_or_types_are_refused(in_graph):
     shapes = replicator.PerReplica([tf.zeros([1]), tf.zeros([2])])
     types = replicator.PerReplica([tf.constant(1), tf.constant(1.0)])
 
-    with pytest.raises(ValueError, match=r"differ .* float32\(1,\), float32\(2,\), is"):
+    with pytest.raises(
+        ValueError, match=r"differs .* float32\(1,\), float32\(2,\), is"
+    ):
         in_graph.reduce("sum", shapes)
     with pytest.raises(ValueError, match=r"differs between replicas, .*int32\(\), flo"):
         in_graph.reduce("sum", types)

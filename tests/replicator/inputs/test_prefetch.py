@@ -128,7 +128,7 @@ def test_a_stock_strategy_prefetches_in_its_own_way():
 @pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_a_number_of_batches_that_makes_no_sense(on_two_devices, wrong):
     """The message says what the number counts."""
-    with pytest.raises(ValueError, match=r"prefetch_to_device .* batches to prefetch"):
+    with pytest.raises(ValueError, match=r"prefetch_to_device .* .batches to prefetch"):
         on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
 
 
