@@ -296,7 +296,7 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="horovod",
             target="replicator.backends.horovod:HorovodReplicator",
-            description="Horovod behind the same contract, where it is installed",
+            description="Horovod behind the same contract, if it is installed",
             kind="peer",
             processes=WORKERS,
             lacks={

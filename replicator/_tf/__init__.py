@@ -1,1 +1,1 @@
-"""Private interfaces of TensorFlow, each behind a function of its own."""
+"""Private interfaces of TensorFlow, each wrapped in its own function."""

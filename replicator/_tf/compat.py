@@ -54,7 +54,7 @@ _CONTROL_FLOW_GRAPHS = (CondBranchFuncGraph, WhileBodyFuncGraph, WhileCondFuncGr
 def handle(variable: Any) -> tf.Tensor:
     """The resource handle of a Keras or TensorFlow variable (test_fused).
 
-    Raw ops do not tell the graph which variable a handle belongs to; this does.
+    Raw ops do not record in the graph which variable a handle belongs to; this does.
     """
     inner = unwrap(variable)
     graph = current_graph()
@@ -153,7 +153,7 @@ def set_global_seed_generator(generator: Any) -> None:
 
 
 def make_global_seed_generator() -> Any:
-    """Lets Keras make it from its own seed (test_randomness)."""
+    """Makes Keras create it from its own seed (test_randomness)."""
     set_global_seed_generator(None)
     return sys.modules[_KERAS_SEEDS].global_seed_generator()
 
@@ -177,7 +177,7 @@ def trace_to_graph(function: Callable[..., Any], specs: Sequence[Any]) -> Any:
     """Traces a Python function once, with AutoGraph (test_state).
 
     ``tf.function`` traces a second time when the first trace made variables, and then
-    converts the graph to a function that nobody would call.
+    converts the graph to a function that is never called.
     """
     converted = autograph_util.py_func_from_autograph(function)
     return func_graph_from_py_func("replica", converted, tuple(specs), {})
@@ -283,7 +283,7 @@ def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:
 
 
 def run_independently(op: Any) -> None:
-    """Lets an op of a step wait for nothing but its inputs (test_faults).
+    """Makes an op of a step wait for its inputs only (test_faults).
 
     Ops with side effects that name no resource otherwise run in the order of the trace.
     """

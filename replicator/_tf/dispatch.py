@@ -1,8 +1,8 @@
 """Private interfaces of TensorFlow that start functions.
 
-``tf.function`` looks at its arguments in every call, to find the trace that fits them.
-A program of ours is traced for arguments that its cache has looked at already, so its
-function is started by name. Each function names in brackets the test of
+``tf.function`` inspects its arguments in every call to find the matching trace. The
+program cache of this library has already inspected the arguments of a program, so its
+function is called by name. Each function names in brackets the test of
 tests/replicator that notices when it breaks. Written for TensorFlow 2.21.
 """
 
@@ -87,7 +87,7 @@ class Dispatch:
         traced = function.get_concrete_function(source)
         self._name = traced._inference_function.name.decode()  # noqa: SLF001
         self._num_outputs = len(traced.outputs)
-        # Stock strategies number their collectives anew in every call.
+        # Stock strategies number their collectives again in every call.
         if not traced.graph.deferred_external_captures:
             self._captures = list(traced.captured_inputs)
         for is_soft in (False, True):
@@ -135,7 +135,7 @@ def call_function(
 
 @contextlib.contextmanager
 def graph_optimizer_off() -> Iterator[None]:
-    """Calls functions as they are, without optimizing their graph again.
+    """Calls functions unchanged, without optimizing their graph again.
 
     The function's graph was optimized before it was replicated; doing it again costs
     time that grows with the number of replicas (test_engine_optimize).

@@ -22,7 +22,7 @@ def marker(value: tf.Tensor, shape: tf.TensorShape, name: str) -> tf.Tensor:
     Its type keeps TensorFlow from inferring the value when it traces, and is one for
     which ``vectorize_markers`` can say what a vectorized loop makes of it.
     """
-    # Forward mode cannot read the attributes of this type, so it is told the gradient.
+    # Forward mode cannot read the attributes of this op type, so it gets the gradient.
     with record.stop_recording():
         result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=name)
     record.record_operation("Identity", [result], [value], lambda gradient: [gradient])

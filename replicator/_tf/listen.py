@@ -1,8 +1,8 @@
-"""A say in how TensorFlow listens: its calls of ``listen`` go through a function here.
+"""Intercepts TensorFlow's calls of ``listen``.
 
-TensorFlow opens its port and answers there in one call, in C++ and with Python's lock
-held, and offers no place in between. So the pointers through which its libraries call
-``listen`` (their linkage tables, ELF) are replaced for that call. Linux on 64 bits.
+TensorFlow opens its port and accepts connections in one call, in C++ and with Python's
+lock held, without a hook in between. So the pointers through which its libraries call
+``listen`` (their linkage tables, ELF) are replaced for that call. 64-bit Linux only.
 test_port_filter notices when this breaks. Written for TensorFlow 2.21.
 """
 

@@ -76,15 +76,15 @@ def join_workers(
 
 
 def put_value(key: str, value: str) -> None:
-    """Tells all workers something (test_between_graph)."""
+    """Puts a value for all workers to read (test_between_graph)."""
     eager_context.context().set_config_key_value(key, value)
 
 
 def get_value(key: str, timeout_sec: float) -> str:
-    """Reads what a worker told, waiting for it (test_between_graph).
+    """Reads a value that a worker has put, waiting for it (test_between_graph).
 
     Raises:
-      tf.errors.DeadlineExceededError: Nobody told it in time.
+      tf.errors.DeadlineExceededError: No worker has put it in time.
       tf.errors.OpError: The worker that keeps the values is not there.
     """
     wait = max(int(timeout_sec * 1000), 1)
@@ -92,7 +92,7 @@ def get_value(key: str, timeout_sec: float) -> str:
 
 
 def delete_value(key: str) -> None:
-    """Forgets what was told (test_between_graph)."""
+    """Deletes a value (test_between_graph)."""
     eager_context.context().delete_config_key_value(key)
 
 

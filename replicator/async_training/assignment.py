@@ -1,4 +1,4 @@
-"""Assignment: steps that one worker was given, and which of them run together."""
+"""Assignment: the steps of one worker, and which of them run in one dispatch."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def make_batch(
     queued: Sequence[Assignment],
     first_sequence_numbers: tuple[int, ...],
 ) -> Batch:
-    """Puts an assignment together with those that wait right behind it.
+    """Joins an assignment with those that queue directly after it.
 
     Args:
       first: The one whose turn it is.

@@ -1,4 +1,4 @@
-"""Commit: a worker's update of the variables on one server, all of it or nothing.
+"""Commit: a worker's atomic update of the variables on one server.
 
 The update runs in a locked section of the server, which starts when everything that it
 needs has arrived there; from then on it depends on no other process. So updates of
@@ -61,7 +61,7 @@ _CURRENT = _Current()
 
 @contextmanager
 def tracing(trace: CommitTrace) -> Iterator[None]:
-    """Lets optimizers find the trace that they are in."""
+    """Makes the current trace available to optimizers."""
     before, _CURRENT.trace = _CURRENT.trace, trace
     try:
         yield
@@ -96,7 +96,7 @@ def commit(
     sequence_number = trace.sequence_numbers[server] + trace.num_commits[server]
     with tf.device(commit_state.device):
         clock = tf.identity(trace.clocks[server])
-        # As two floats, so that it travels in the same message as small gradients.
+        # As two floats, so that it is sent in the same message as small gradients.
         unpack = send(
             [tf.bitcast(sequence_number, tf.float32), *needed], commit_state.device
         )
@@ -109,7 +109,7 @@ def commit(
         with tf.control_dependencies(done):
             release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     # TensorFlow would make it wait for the releases before it, on other servers: two
-    # workers, each with the lock that the other one needs first, would wait for ever.
+    # workers, each with the lock that the other one needs first, would wait forever.
     _tf_compat.run_independently(release)
 
 

@@ -67,24 +67,24 @@ def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
     for kind, what in (("worker", "worker"), ("ps", "parameter server")):
         if not cluster.addresses.get(kind):
             raise ClusterConfigError(
-                f"TF_CONFIG has no {kind!r} but {_counts(cluster.addresses)}, and "
-                f"training over parameter servers needs a {what} at least; write it "
+                f"TF_CONFIG has {_counts(cluster.addresses)}, but no {kind!r}: "
+                f"training with parameter servers needs at least one {what}; write it "
                 f"like '{_EXAMPLE}', and run `python -m replicator.server` there"
             )
     if cluster.kind != _CLIENT_KIND:
         raise ClusterConfigError(
-            f"this process is {cluster.kind!r} {cluster.index}, but the program that "
-            "uses parameter servers is run by the chief alone (TF_CONFIG['task'] = "
+            f"this process is {cluster.kind!r} {cluster.index}, but only the chief "
+            "runs the training program with parameter servers (TF_CONFIG['task'] = "
             "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
         )
     return cluster
 
 
 def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
-    """Refuses a number of replicas that the stock strategy does not have.
+    """Rejects a number of replicas that the stock strategy does not have.
 
     Raises:
-      DeviceError: With the number that it has, and why.
+      DeviceError: The number differs; the message has the right one and the reason.
     """
     if num_replicas not in (None, share * num_workers):
         raise DeviceError(
@@ -109,7 +109,7 @@ def connect(
 
     Raises:
       ClusterConfigError: The cluster is not one for parameter servers.
-      UnreachableError: Some processes do not answer; names them.
+      UnreachableError: Some processes do not respond; the message names them.
     """
     cluster = check_cluster(environment.config_of(cluster))
     return membership.join_once(

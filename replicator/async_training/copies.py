@@ -1,7 +1,7 @@
 """Copies: the user's variables agree with the copies of replicas, between dispatches.
 
-What ``variables.coherence`` does in the graph of each run is done here before the first
-and after the last of the dispatches that run at once.
+It does the same as ``variables.coherence`` in the graph of each run, but before the
+first and after the last of concurrent dispatches.
 """
 
 from __future__ import annotations

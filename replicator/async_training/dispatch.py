@@ -130,9 +130,9 @@ class Dispatcher:
                 address = self._connection.cluster.addresses["worker"][worker]
                 self._lost_worker = WorkerLostError(
                     f"worker {worker} ({address}) was lost and did not come back "
-                    f"within {self._recovery_timeout_sec:g} s; start `python -m "
-                    "replicator.server` there again, or make the replicator with a "
-                    "larger recovery_timeout_sec; then restore the last checkpoint"
+                    f"within {self._recovery_timeout_sec:g} s; restart `python -m "
+                    "replicator.server` there, or create the replicator with a larger "
+                    "recovery_timeout_sec; then restore the last checkpoint"
                 )
                 return self._lost_worker
             time.sleep(_POLL_SEC)

@@ -1,7 +1,7 @@
-"""Faults: telling that a parameter server is lost, and which.
+"""Faults: detects that a parameter server is lost, and which one.
 
-A worker that is lost can come back, because it holds nothing that counts. What a
-parameter server held is gone with it, so the job has to start again from a checkpoint.
+A lost worker can come back, because it has no state of its own. The variables of a lost
+parameter server are lost, so the job has to restart from a checkpoint.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class ServerWatch:
             raise lost from error
 
     def check(self) -> None:
-        """Raises again what was found before.
+        """Raises the error of a server that was found to be lost.
 
         Raises:
           ServerLostError: A server was lost.
@@ -70,16 +70,14 @@ class ServerWatch:
             raise self.error
 
     def find_lost(self) -> ServerLostError | None:
-        """Looks for a server whose process has ended, or hangs for long."""
+        """Looks for a server whose process has exited or hangs."""
         for index, peer in enumerate(self._peers):
             if self.error is None and peer.has_ended():
-                self.error = self._lost(index, "does not answer")
+                self.error = self._lost(index, "does not respond")
         if self.error is None and self._watch.lost:
             lost = self._watch.lost.values()
             name, timeout_sec = min(lost, key=lambda server: int(server[0]))
-            self.error = self._lost(
-                int(name), f"gave no response for {timeout_sec:g} s"
-            )
+            self.error = self._lost(int(name), f"did not respond for {timeout_sec:g} s")
         return self.error
 
     def explain(self, error: BaseException) -> ServerLostError | None:
@@ -95,7 +93,7 @@ class ServerWatch:
 
     def _lost(self, index: int, what: str) -> ServerLostError:
         return ServerLostError(
-            f"parameter server {index} ({self._addresses[index]}) {what}, and the "
-            "variables that it held are gone; start all servers and workers again, "
-            "start the chief again, and restore the last checkpoint"
+            f"parameter server {index} ({self._addresses[index]}) {what}, and its "
+            "variables are lost; restart all servers and workers, restart the chief, "
+            "and restore the last checkpoint"
         )

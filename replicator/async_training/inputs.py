@@ -1,4 +1,4 @@
-"""Inputs: pipelines that live on the workers, and come back with them."""
+"""Inputs: pipelines on the workers, which are restored when a worker comes back."""
 
 from __future__ import annotations
 
@@ -110,9 +110,9 @@ class ServerInputIterator(InputIterator):
         num_workers = connection.num_workers
         if mode is InputReplicationMode.SINGLE:
             raise ReplicatorError(
-                "InputReplicationMode.SINGLE deals one pipeline to all workers, which "
-                "do not wait for each other here; use PER_WORKER or PER_REPLICA and "
-                "let input_fn take its share by ctx.input_pipeline_id"
+                "InputReplicationMode.SINGLE distributes one pipeline to all workers, "
+                "but the workers are asynchronous; use PER_WORKER or PER_REPLICA and "
+                "shard in input_fn by ctx.input_pipeline_id"
             )
         is_per_replica = mode is InputReplicationMode.PER_REPLICA
         self._share = num_replicas_per_worker if is_per_replica else 1
@@ -155,8 +155,9 @@ class ServerInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
-            "next() and get_next() would read here what lives on the workers; pass the "
-            "iterator to run(), and return from the step what you want to see"
+            "next() and get_next() cannot read in this process, because the pipelines "
+            "are on the workers; pass the iterator to run(), and return values of "
+            "interest from the step"
         )
 
 

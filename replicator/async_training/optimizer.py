@@ -1,8 +1,8 @@
 """wrap_optimizer for parameter servers: every update is a commit.
 
-Gradients are averaged over the replicas in sync first, as everywhere; the update then
-runs on the servers, by TensorFlow's atomic kernels where there is one with the result
-of the Keras update, else by the Keras optimizer itself inside the locked section.
+Gradients are first averaged over the replicas in sync, as in all backends. The update
+then runs on the servers: by TensorFlow's atomic kernels if there is one with the result
+of the Keras update, otherwise by the Keras optimizer itself inside the locked section.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class ServerOptimizer(ReplicatedOptimizer):
-    """A Keras optimizer whose updates none of the workers can lose.
+    """A Keras optimizer whose updates are never lost.
 
     The average is over the replicas in sync, those of one worker; workers update one
     after the other, each from the values that it has read.
@@ -125,7 +125,7 @@ class ServerOptimizer(ReplicatedOptimizer):
         servers = {*found, *map(self._server_of, others)}
         if len(servers) > 1:
             raise OptimizerOptionError(
-                f"{type(self.wrapped).__name__} as it is configured has no atomic "
+                f"{type(self.wrapped).__name__} in this configuration has no atomic "
                 "update kernel, so its whole update must run on one parameter server, "
                 f"but its variables are on {len(servers)}: use keras.optimizers.SGD "
                 "(with or without momentum) or Adam without clipping, decay or "
@@ -153,8 +153,8 @@ class ServerOptimizer(ReplicatedOptimizer):
         server: int | None = self._placement.server_of(variable)
         if server is None:
             raise DeviceError(
-                f"variable {variable.name!r} is on {variable.device!r}, which is no "
-                "parameter server; make models and optimizers inside `with "
+                f"variable {variable.name!r} is on {variable.device!r}, which is not a "
+                "parameter server; create models and optimizers inside `with "
                 "repl.context():`"
             )
         return server
@@ -173,7 +173,7 @@ def _slots_follow(
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
-    """Takes gradients apart into dense tensors; returns them and how to go back."""
+    """Flattens gradients into dense tensors; returns them and the inverse."""
     parts: list[tf.Tensor] = []
     for grad in grads:
         is_sparse = isinstance(grad, tf.IndexedSlices)
@@ -192,6 +192,6 @@ def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:
 
 
 def _shape_of(grad: tf.IndexedSlices) -> Any:
-    """The dense shape, as a constant where it is known: it need not travel."""
+    """The dense shape, as a constant if it is known, which need not be sent."""
     static = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
     return None if static is None else tf.constant(static)

@@ -1,4 +1,4 @@
-"""Placement: which parameter server holds which variable."""
+"""Placement: which parameter server stores which variable."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class ServerProgram:
           number of steps; returns one flat list of outputs of all replicas.
         """
         function = self._make_runner(is_loop=is_loop)
-        # With the number of steps behind the sequence numbers: one input less to send.
+        # Sequence numbers and number of steps in one tensor: one input less to send.
         counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
         with _tf_dispatch.graph_optimizer_off():
             concrete = function.get_concrete_function(source_spec, counts)

@@ -1,8 +1,8 @@
-"""Pull: a step's variables travel from a server in one message per type.
+"""Pull: a step reads variables from a server in one message per type.
 
-Every variable that a step reads would be a transfer of its own. The reads that come
-before any write are taken out of the traced graph, and each worker's program reads all
-of a server's small variables there, packs them, and unpacks them on the worker.
+Otherwise every variable that a step reads would be a separate transfer. The reads that
+come before any write are removed from the traced graph; each worker's program reads all
+small variables on their server, packs them there, and unpacks them on the worker.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Pull:
-    """Variables of one type that travel together.
+    """Variables of one type that are sent together.
 
     Attributes:
       server: Where they are.

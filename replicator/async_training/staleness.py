@@ -1,4 +1,4 @@
-"""Staleness: how many updates of others came between a step's read and its update."""
+"""Staleness: the updates of other workers between a step's read and its update."""
 
 from __future__ import annotations
 

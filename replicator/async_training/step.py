@@ -86,7 +86,7 @@ def trace_step(
     )
 
     def step(*args: Any) -> Any:
-        # Read before everything else, so that staleness is never told too small.
+        # Read before everything else, so that staleness is never underestimated.
         commits.clocks = [
             commit_state.clock.read_value() for commit_state in commit_states
         ]
@@ -178,11 +178,11 @@ def _require_local_kinds(
         if variable.trainable:
             raise UnsynchronisedUpdateError(
                 f"trainable variable {variable.name!r} is overwritten (assign) by "
-                f"{table.num_workers} workers that do not wait for each other, so "
-                "updates would be lost; update it through repl.wrap_optimizer(), or "
-                "with assign_add or assign_sub, which are atomic; if it is no weight "
-                "(a metric, a statistic), make it with trainable=False, which "
-                "tf.Variable is not by default"
+                f"{table.num_workers} asynchronous workers, so updates would be lost; "
+                "update it through repl.wrap_optimizer(), or with assign_add or "
+                "assign_sub, which are atomic; if it is not a weight (a metric, a "
+                "statistic), create it with trainable=False, because tf.Variable is "
+                "trainable by default"
             )
         table.require(variable, Kind.LOCAL)
 

@@ -1,4 +1,4 @@
-"""Steps: a step function, built for every worker, and what each is given to run."""
+"""Steps: a step function, built for every worker, and the assignments of each."""
 
 from __future__ import annotations
 

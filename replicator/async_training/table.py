@@ -1,11 +1,11 @@
-"""Table: which variables workers share, and the copies of those that they do not.
+"""Table: which variables workers share, and the copies of all others.
 
-A variable that a step adds to (``assign_add``, ``assign_sub``, scatter) is shared, and
-so is what ``wrap_optimizer`` updates. A variable that a step overwrites (``assign``:
-batch-norm statistics, Keras metrics, states of random generators) has a copy per
-replica of every worker, on the server of the user's own, because overwriting one
-another's values would lose some. Between steps the user's own reads as their mean; see
-``variables.table``.
+Variables that a step adds to (``assign_add``, ``assign_sub``, scatter) are shared, and
+so are those that ``wrap_optimizer`` updates. A variable that a step overwrites
+(``assign``: batch-norm statistics, Keras metrics, states of random generators) has a
+copy per replica of every worker, on the server of the user's own variable, because
+workers that overwrite each other's values would lose some. Between steps the user's own
+variable reads as their mean; see ``variables.table``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Asynchronous training: workers that do not wait for each other (``async``).
+"""Asynchronous training with parameter servers (``async``).
 
 The paper's ``MultiWorkerAsyncReplicator`` (Buchlovsky et al. 2019). Variables live on
 parameter servers; each worker reads them, computes a gradient from its own batch and
@@ -53,17 +53,16 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     """Replicas on workers that share variables on parameter servers.
 
     This process is the client (``chief`` in ``TF_CONFIG``); workers and servers run
-    ``python -m replicator.server``. Make it before any variable.
+    ``python -m replicator.server``. Create it before any variable.
 
-    **No update is lost.** An update that ``wrap_optimizer`` makes runs in a locked
-    section of the server, from gradients that have all arrived there, so workers do not
-    overwrite one another. Should a worker be lost in the middle of a step, the step is
-    done again when it is back, and skips the servers that have its update already. What
-    a step changes without the optimizer (``assign_add``) is atomic, but is done again
-    with its step.
+    **No update is lost.** An update of ``wrap_optimizer`` runs in a locked section of
+    the server, with gradients that have all arrived there, so workers do not overwrite
+    each other. If a worker is lost in the middle of a step, the step is repeated when
+    the worker is back, and skips the servers that have already applied its update.
+    Other changes in a step (``assign_add``) are atomic, but are repeated with the step.
 
-    What a step overwrites (``assign``: batch-norm statistics, states of random
-    generators) has a copy per replica; see ``replicator.async_training.table``.
+    Variables that a step overwrites (``assign``: batch-norm statistics, states of
+    random generators) have a copy per replica; see ``replicator.async_training.table``.
 
     Attributes:
       num_replicas: Replicas of all workers.
@@ -78,18 +77,18 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
         recovery_timeout_sec: float = RECOVERY_TIMEOUT_SEC,
     ) -> None:
-        """Connects to the cluster, unless this process is connected already.
+        """Connects to the cluster, unless this process is already connected.
 
         Args:
           num_replicas: Replicas of all workers; None is one per worker.
-          cluster: Who takes part; by default what ``TF_CONFIG`` says.
-          connect_timeout_sec: Longest wait for workers and servers to answer.
-          recovery_timeout_sec: Longest wait for a worker that was lost to come back.
+          cluster: The processes; by default those of ``TF_CONFIG``.
+          connect_timeout_sec: Longest wait for workers and servers to respond.
+          recovery_timeout_sec: Longest wait for a lost worker to come back.
 
         Raises:
-          ClusterConfigError: The cluster is not one for parameter servers.
-          DeviceError: The workers cannot share the replicas evenly.
-          UnreachableError: Some processes do not answer; names them.
+          ClusterConfigError: The cluster has no parameter servers or no workers.
+          DeviceError: The replicas are not divisible by the workers.
+          UnreachableError: Some processes do not respond; the message names them.
         """
         self.connection = connection_lib.connect(cluster, connect_timeout_sec)
         self.num_workers = self.connection.num_workers
@@ -141,7 +140,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
 
     @contextlib.contextmanager
     def context(self) -> Iterator[MultiWorkerAsyncReplicator]:
-        """Makes variables on the parameter servers."""
+        """The scope for creating variables, on the parameter servers."""
         with super().context(), self._placement.scope():
             yield self
 
@@ -154,11 +153,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """Makes pipelines on the workers; see ``Replicator.make_input_iterator``.
 
         ``ctx.num_replicas_in_sync`` is the number of replicas of one worker, so a
-        global batch is what one update is made from.
+        global batch is the batch of one update.
 
         Raises:
           InputModeError: Prefetching.
-          ReplicatorError: ``SINGLE``, which workers that do not wait cannot share.
+          ReplicatorError: ``SINGLE``, which asynchronous workers cannot share.
         """
         prefetch.refuse(num_prefetched, type(self).__name__)
         return ServerInputIterator(input_fn, mode, self.connection, self._share)
@@ -171,14 +170,15 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         num_steps: int = 1,
         **others: Any,
     ) -> None:
-        """Gives every worker steps to run, and does not wait for them.
+        """Schedules steps on every worker, and does not wait for them.
 
         Args:
           step_fn: As in ``run``.
           inputs: As in ``run``.
-          *more: Refused, with what to write for ``schedule(step, args=...)``.
+          *more: Rejected; the error shows the equivalent of
+            ``schedule(step, args=...)``.
           num_steps: Steps of each worker, in one dispatch.
-          **others: Refused as well.
+          **others: Rejected as well.
 
         Raises:
           ReplicatorError: Misuse inside the step; errors of steps come from ``join``.
@@ -196,16 +196,16 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """Waits until all updates of all scheduled steps are applied.
 
         Raises:
-          ServerLostError: A parameter server does not answer.
+          ServerLostError: A parameter server does not respond.
           WorkerLostError: A worker was lost and did not come back in time.
-          tf.errors.OutOfRangeError: An input pipeline came to its end.
+          tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
         self._dispatcher.join()
         with self.connection.watch.guard():
             self._copies.publish()
 
     def staleness(self) -> staleness.Staleness:
-        """Tells how old the values were that applied updates were computed from."""
+        """Returns how stale the values were from which updates were computed."""
         with self.connection.watch.guard():
             counts_by_server = [
                 commit_state.update_counts.numpy().tolist()
@@ -215,7 +215,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
 
     @property
     def num_redone(self) -> int:
-        """Dispatches that were started again because a worker was lost."""
+        """Dispatches that were repeated because a worker was lost."""
         return self._dispatcher.num_redone
 
     def _run(
@@ -302,7 +302,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         )
 
     def explain(self) -> str:
-        """Says where variables are and what one step of a worker sends where."""
+        """Describes the placement of variables and the transfers of a worker's step."""
         held = ", ".join(
             f"server {index}: {size} bytes"
             for index, size in enumerate(self._placement.num_bytes)
@@ -318,10 +318,10 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         return "\n".join([head, *steps])
 
     def check_alive(self) -> None:
-        """Asks the parameter servers; see ``Replicator.check_alive``.
+        """Polls the parameter servers; see ``Replicator.check_alive``.
 
         Raises:
-          ServerLostError: One has ended.
+          ServerLostError: One has exited.
         """
         self.connection.watch.find_lost()
         self.connection.watch.check()
@@ -336,7 +336,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         self._table.restore(saved)
 
     def assert_in_sync(self) -> None:
-        """Holds always: there is one copy of every shared variable."""
+        """Never raises: there is one copy of every shared variable."""
 
 
 def _spec_of(source: Any) -> Any:

@@ -1,7 +1,8 @@
-"""What backends share whose worker processes each run a program of their own.
+"""The common part of backends in which each worker process runs its own program.
 
-Between-graph replication (Buchlovsky et al. 2019, figure 1): nobody sees all replicas,
-so what concerns the whole job is a call that every worker makes, in the same order.
+Between-graph replication (Buchlovsky et al. 2019, figure 1): no process has all
+replicas, so operations on the whole job are calls that every worker makes in the same
+order.
 """
 
 from __future__ import annotations
@@ -24,16 +25,16 @@ if TYPE_CHECKING:
 
 
 class BetweenGraphReplicator(base.Replicator):
-    """Stands before the class that runs one worker's replicas."""
+    """A base class that comes before the class that runs one worker's replicas."""
 
     @property
     @abc.abstractmethod
     def _peers(self) -> Peers:
-        """The other workers, to exchange texts with."""
+        """The other workers, to exchange strings with."""
 
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
-        """Mirrored variables, each with a number that it has on all workers."""
+        """Mirrored variables, each with a number that is the same on all workers."""
 
     def _make_input_iterator(
         self,
@@ -41,13 +42,13 @@ class BetweenGraphReplicator(base.Replicator):
         mode: InputReplicationMode,
         num_prefetched: int,
     ) -> InputIterator:
-        """Makes the pipelines of this worker, whose ``next`` ends with all others'."""
+        """Makes this worker's pipelines; ``next`` ends on all workers together."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
         inputs.uneven_inputs = _UnevenInputs(self)
         return inputs
 
     def reduce(self, op: str, value: Any) -> Any:
-        """Combines over all replicas of the job what ``run`` returned here.
+        """Reduces the return values of ``run`` over all replicas of the job.
 
         A collective: every worker calls it, in the same order, with values of the same
         structure. See ``Replicator.reduce``.
@@ -55,7 +56,7 @@ class BetweenGraphReplicator(base.Replicator):
         return output_reduction.reduce_over_workers(self, op, value)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+        """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
         return worker_sync.gather_bytes(self._peers, payload)
 
     def assert_in_sync(self) -> None:
@@ -79,9 +80,9 @@ class BetweenGraphReplicator(base.Replicator):
 
 
 class _UnevenInputs:
-    """Ends ``next(inputs)`` with the same step on all workers, as ``run`` ends.
+    """Ends ``next(inputs)`` after the same step on all workers, like ``run``.
 
-    Workers exchange a word per step, where the data of any of them may end.
+    Workers exchange one string per step if the data of any of them may end.
     """
 
     def __init__(self, replicator: BetweenGraphReplicator) -> None:

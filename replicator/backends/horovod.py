@@ -1,17 +1,17 @@
 """Horovod behind the replicator contract (Sergeev and Del Balso 2018).
 
 A peer for comparison: each process has one replica and one GPU, as ``horovodrun`` or
-``mpirun`` started it; its step is one ``tf.function``; Horovod's own operations join
-the processes and fuse what is small. ``wrap_optimizer`` averages the gradients where
-``horovod.tensorflow.DistributedOptimizer`` does, once and before the update.
+``mpirun`` started it; its step is one ``tf.function``; Horovod's own operations connect
+the processes and fuse small tensors. ``wrap_optimizer`` averages the gradients once,
+before the update, like ``horovod.tensorflow.DistributedOptimizer``.
 
-Written against Horovod 0.28's documented interface. What differs from it, and why:
+Written against Horovod 0.28's documented interface. Differences, and reasons:
 
 - gradients of collectives are those of ``collectives/primitives.py``: Horovod averages
   in the gradient of a gather and of a broadcast, where the paper and TensorFlow sum;
-- the replica id is ``rank_op()``: its other operations count as stateless, so that
-  TensorFlow may run one of them once, as a constant, where its operand is one. A
-  constant rank would make an operand constant on some processes only.
+- the replica id is ``rank_op()``: Horovod's other operations count as stateless, so
+  TensorFlow may fold one with a constant operand into a constant. A constant rank
+  would make an operand constant on some processes only.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ _OPS = {"sum": "Sum", "mean": "Average", "min": "Min", "max": "Max"}
 class HorovodReplicaContext(context.ReplicaContext):
     """Collectives by Horovod's operations, each with a name that all processes share.
 
-    Horovod matches the operations of processes by name; those that it makes up follow
-    the tensors' names.
+    Horovod matches the operations of processes by name; the names that it generates
+    depend on the tensors' names.
     """
 
     def __init__(self, hvd: ModuleType) -> None:
@@ -134,12 +134,12 @@ class HorovodReplicaContext(context.ReplicaContext):
         return wire.restore(received, tensor.dtype)
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
-        """Only device 0: a process has one."""
+        """Only device 0: a process has one device."""
         logical.check_index(index, self.num_logical_devices)
         return contextlib.nullcontext()
 
     def _name(self, kind: str) -> str:
-        """The same on all processes, since all trace the same collectives in order."""
+        """A name, the same on all processes, which trace the same collectives."""
         self._num_named += 1
         return f"replicator_{self._num_named}_{kind}"
 
@@ -151,7 +151,7 @@ class _Peers:
         self._hvd = hvd
 
     def exchange(self, what: str, text: str) -> list[str]:
-        """Gives a text to all processes and gets theirs; see ``worker_sync.Peers``."""
+        """Sends a string to all processes and returns theirs; see ``Peers``."""
         message = json.dumps({"what": what, "text": text})
         answers = [
             json.loads(answer)
@@ -161,34 +161,35 @@ class _Peers:
         return [answer["text"] for answer in answers]
 
     def name_of(self, worker_id: int) -> str:
-        """What to call a process in messages."""
+        """Name of a process in messages."""
         return f"rank {worker_id}"
 
 
 class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
     """Horovod, the peer in which every process has one replica (``horovod``).
 
-    Variables start with the values of rank 0. Every process keeps its own afterwards,
-    and outside steps reads its own; seeds are the program's business.
+    Variables start with the values of rank 0. Afterwards every process keeps its own
+    copies, and reads its own outside steps; the program must set seeds per rank.
     """
 
     def __init__(self, *, num_replicas: int | None = None) -> None:
         """Joins the other processes.
 
         Args:
-          num_replicas: Processes of the job; None takes what the launcher started.
+          num_replicas: Processes of the job; None takes the number that the launcher
+            started.
 
         Raises:
           BackendNotInstalledError: Horovod cannot be imported.
           DeviceError: The launcher started another number of processes, or this
-            machine has GPUs and fewer than processes.
+            machine has GPUs, but fewer than processes.
         """
         self._hvd = _import_horovod()
         self._hvd.init()
         size = self._hvd.size()
         if num_replicas not in (None, size):
             raise DeviceError(
-                f"num_replicas={num_replicas!r} does not fit: the launcher started "
+                f"num_replicas={num_replicas!r} does not match: the launcher started "
                 f"{size} processes of one replica each; start {num_replicas} "
                 f"(horovodrun -np {num_replicas} python ...), or leave num_replicas out"
             )
@@ -231,7 +232,7 @@ class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
         """Averages by Horovod; see ``Replicator.wrap_optimizer``.
 
         Raises:
-          OptimizerOptionError: An option that Horovod has not.
+          OptimizerOptionError: An option that Horovod does not support.
         """
         options.refuse("horovod", type(self).__name__)
         if options.compression == "bfloat16":
@@ -239,19 +240,19 @@ class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
         return super()._wrap_optimizer(optimizer, options)
 
     def explain(self) -> str:
-        """Says where Horovod shows what it does."""
+        """Says how Horovod can record its collectives."""
         return (
             f"Horovod, rank {self.worker_id} of {self.num_replicas}: it fuses and "
-            "orders its collectives while it runs; HOROVOD_TIMELINE=file.json "
+            "orders its collectives at run time; HOROVOD_TIMELINE=file.json "
             "records them"
         )
 
 
 def _import_horovod() -> ModuleType:
-    """Imports Horovod, which nothing else here needs.
+    """Imports Horovod, which only this backend needs.
 
     Raises:
-      BackendNotInstalledError: It is not there, or was built for another TensorFlow.
+      BackendNotInstalledError: It is missing, or was built for another TensorFlow.
     """
     try:
         return importlib.import_module("horovod.tensorflow")
@@ -261,16 +262,17 @@ def _import_horovod() -> ModuleType:
             f"but importing horovod.tensorflow failed ({type(error).__name__}: "
             f"{error}); install it with HOROVOD_WITH_TENSORFLOW=1 pip install "
             "--no-cache-dir --no-build-isolation horovod (release 0.28.1 does not "
-            "compile against TensorFlow 2.21: a later source must), or use the "
+            "compile against TensorFlow 2.21; use later sources), or use the "
             "multi_worker backend"
         ) from error
 
 
 def _take_own_gpu(local_rank: int) -> None:
-    """Leaves this process the GPU of its rank on the machine, if there are GPUs.
+    """Restricts this process to the GPU of its local rank, if there are GPUs.
 
     Raises:
-      DeviceError: There are fewer GPUs than processes, or TensorFlow has them already.
+      DeviceError: There are fewer GPUs than processes, or TensorFlow has already
+        initialized them.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
@@ -285,7 +287,7 @@ def _take_own_gpu(local_rank: int) -> None:
         tf.config.experimental.set_memory_growth(gpus[local_rank], enable=True)
     except RuntimeError as error:
         raise DeviceError(
-            "TensorFlow has already taken all GPUs of this machine; make the "
+            "TensorFlow has already initialized all GPUs of this machine; create the "
             "HorovodReplicator first, before any tensor, variable or list of devices"
         ) from error
 
@@ -297,6 +299,6 @@ def _flip(signed: tf.Tensor) -> tf.Tensor:
 def _refuse_compression(name: str) -> NoReturn:
     reason = BACKENDS["horovod"].lacks["gradient_compression"]
     raise OptimizerOptionError(
-        f"compression={name!r} does not work under HorovodReplicator: {reason}; use "
+        f"compression={name!r} does not work with HorovodReplicator: {reason}; use "
         "compression='float16'"
     )

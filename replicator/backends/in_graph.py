@@ -41,13 +41,13 @@ _PLACEMENTS = ("auto", "shared", "mirrored")
 class InGraphReplicator(base.Replicator):
     """Replicas on local devices of one process, linked into one graph.
 
-    Variables are ordinary ones. Where all devices share host memory (CPUs), mirrored
-    variables exist once and each update is computed once; elsewhere every device keeps
-    a copy. Batch-norm statistics and other replica-local state always have a copy per
+    Variables are ordinary ones. If all devices share host memory (CPUs), mirrored
+    variables exist once and each update is computed once; otherwise every device has a
+    copy. Batch-norm statistics and other replica-local state always have a copy per
     replica; outside steps the user's variable reads as their mean.
 
     Attributes:
-      topology: Where the replicas are.
+      topology: The placement of the replicas.
       devices: Full device name of each replica (of its logical device 0).
       variable_placement: ``shared`` or ``mirrored``.
     """
@@ -88,7 +88,7 @@ class InGraphReplicator(base.Replicator):
 
     @contextlib.contextmanager
     def context(self) -> Iterator[InGraphReplicator]:
-        """Makes variables, those outside other scopes on replica 0's device."""
+        """The scope for creating variables, by default on replica 0's device."""
         with super().context(), tf.device(self.devices[0]):
             yield self
 
@@ -153,12 +153,12 @@ class InGraphReplicator(base.Replicator):
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        """Wraps; a sharded update over workers needs one in every call."""
+        """Wraps; with a sharded update over workers, every call must update."""
         options.check(optimizer)
         sharded = None
         if options.sharded_update:
             if self.topology.num_programs > 1 and options.needs_branch:
-                reason = "an update in a branch is computed by one worker for all"
+                reason = "one worker computes an update in a branch for all"
                 options.refuse_option("sharded_update", reason, type(self).__name__)
             sharded = ShardedUpdate(self._table.ownership)
         return ReplicatedOptimizer(
@@ -170,7 +170,7 @@ class InGraphReplicator(base.Replicator):
         )
 
     def summary(self) -> str:
-        """Describes the replicas' devices and what each device holds."""
+        """Describes the replicas' devices and the bytes of variables on each."""
         return summary.describe(
             self,
             summary.places_of(self.topology),
@@ -182,10 +182,10 @@ class InGraphReplicator(base.Replicator):
         )
 
     def explain(self) -> str:
-        """Prints the plan of every traced step's collectives."""
+        """Describes the plan of every traced step's collectives."""
         steps = self._programs.items()
         if not steps:
-            return "no step was traced yet; call run() first"
+            return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()
         return "\n\n".join(
             f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
@@ -202,7 +202,7 @@ class InGraphReplicator(base.Replicator):
         for entry in self._table.entries():
             is_slot = self._table.ownership.is_slot(entry.variable)
             if entry.kind is not Kind.MIRRORED or is_slot:
-                continue  # what exists once cannot differ
+                continue  # a variable that exists once cannot differ
             first = entry.copies[0].numpy()
             if any(
                 copy.numpy().tobytes() != first.tobytes()
@@ -213,13 +213,13 @@ class InGraphReplicator(base.Replicator):
         if differing:
             raise ReplicasOutOfSyncError(
                 f"{len(differing)} mirrored variables differ between replicas: "
-                f"{', '.join(differing[:5])}; an update outside run() reaches all "
-                "copies at the next run()"
+                f"{', '.join(differing[:5])}; assign variables outside run(): the next "
+                "run() then resets all copies"
             )
 
 
 class MultiGpuReplicator(InGraphReplicator):
-    """The paper's name: replicas on the GPUs of one machine.
+    """The paper's name for replicas on the GPUs of one machine.
 
     Without GPUs it runs on the CPU, so that the same program works on a laptop.
     """

@@ -2,7 +2,7 @@
 
 Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
 runs the user's program and links the replicas on its own devices; TensorFlow's
-collective ops join the workers. The processes learn from ``TF_CONFIG`` who they are.
+collective ops connect the workers. ``TF_CONFIG`` gives each process its role.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
     """Replicas on the devices of several worker processes, one program in each.
 
     Every worker runs the same program: the same calls of this object in the same order.
-    Before a new step runs, workers compare what they are about to run. Variables start
-    with the values of worker 0; replica-local ones read, outside steps, as the mean
+    Before a new step runs, workers check that their programs agree. Variables start
+    with the values of worker 0; outside steps, replica-local variables read as the mean
     over all replicas of the job.
 
     Attributes:
       cluster: The workers, and which of them this process is.
       num_workers: Worker processes.
-      worker_id: Which of them this process is.
+      worker_id: Index of this process.
     """
 
     pattern = "between_graph"
@@ -71,12 +71,12 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
           variable_placement: Within this worker; see ``InGraphReplicator``.
           timeout_sec: Longest wait for another worker: at start, in a step, in an
             exchange.
-          heartbeat_timeout_sec: After this time without a sign of life a worker is
-            lost, wherever the others are.
+          heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
+            whatever the others are doing.
 
         Raises:
           ClusterError: The cluster cannot be joined; subclasses say why.
-          DeviceError: Replicas do not divide by workers, or devices are missing.
+          DeviceError: Replicas are not divisible by workers, or devices are missing.
         """
         del pattern  # checked by __new__
         self.cluster = environment.config_of(cluster)
@@ -120,7 +120,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             weakref.WeakKeyDictionary()
         )
         self._runtime.agree(
-            "making the replicator",
+            "the creation of the replicator",
             {
                 "num_replicas": num_replicas,
                 "logical_devices_per_replica": logical_devices_per_replica,
@@ -135,7 +135,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
     def _build(
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
-        """Builds a program, and lets all workers compare theirs before one runs."""
+        """Builds a program; all workers compare theirs before any runs."""
         if self._group is None:
             return super()._build(step_fn, specs, num_steps)
         before = self._group.keys.value
@@ -144,8 +144,8 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         try:
             program = Program(step_fn, specs, self.topology, self._table, self._group)
         except Exception as error:
-            # The others must not wait for a worker that failed here; where all fail
-            # alike, nothing is lost.
+            # The others must not wait for a worker that failed here; if all fail in
+            # the same way, the job can continue.
             self._group.keys.value = before
             lines = str(error).strip().splitlines() or [""]
             failure = f"{type(error).__name__}: {lines[-1].strip()}"
@@ -182,7 +182,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 self._equal[id(variable)] = weakref.ref(variable), number
 
     def _number(self, variable: Any) -> int | None:
-        """The same for a variable on all workers; None before it was made equal."""
+        """Number of a variable, the same on all workers; None before its broadcast."""
         known, number = self._equal.get(id(variable), (None, None))
         return number if known is not None and known() is variable else None
 
@@ -192,7 +192,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if self._group is None:
             return super()._dispatch(program, step_fn, inputs, num_steps)
         name = _name(step_fn)
-        # The first run also compiles, for which the others need not wait.
+        # The first run also compiles, so it gets additional time.
         is_first = program not in self._started
         self._started.add(program)
         if num_steps not in self._agreed[program]:
@@ -205,7 +205,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             return program.run(source, num_steps, may_end=may_end)
 
     def _may_end(self, inputs: Any) -> bool:
-        """Whether the data of any worker may end; asked once per iterator."""
+        """Whether the data of any worker may end; exchanged once per iterator."""
         if not isinstance(inputs, InputIterator):
             return False
         if inputs not in self._endings:
@@ -246,7 +246,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             owned.release(variables)
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Lets each worker keep its own; see ``Replicator.restored``."""
+        """Frees state that other workers own; see ``Replicator.restored``."""
         self._table.ownership.release(variables)
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
@@ -256,7 +256,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 yield number, entry.variable
 
     def explain(self) -> str:
-        """Prints the plan of every traced step, the leg between workers included."""
+        """Describes the plan of every traced step, with cross-worker communication."""
         place = (
             f"worker {self.worker_id} of {self.num_workers}, replicas "
             f"{self.first_replica_id} to "

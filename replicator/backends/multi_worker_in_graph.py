@@ -1,9 +1,9 @@
 """In-graph replication over several machines: one client, TensorFlow servers.
 
 The left side of figure 1 of Buchlovsky et al. 2019. Worker 0 runs the training
-program and hosts replicas too; every other worker runs ``python -m replicator.server``.
+program and also has replicas; every other worker runs ``python -m replicator.server``.
 The step is linked into one graph over the devices of all workers, exactly as on one
-machine; TensorFlow's runtime moves what crosses between them.
+machine; TensorFlow's runtime sends tensors between them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
     """Synchronous replicas on all workers, linked into one graph by one client.
 
-    Make it before anything else: TensorFlow loses variables that exist when a process
+    Create it before anything else: TensorFlow loses variables that exist when a process
     joins a cluster.
 
     Attributes:
@@ -63,20 +63,21 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
           num_replicas: Replicas of the whole job, a multiple of the number of workers;
             by default one per worker (of split replicas, as many as fit once).
           logical_devices_per_replica: Devices that one replica is split over, on one
-            worker or, where they do not fit, on neighbouring ones.
+            worker or, if they do not fit, on neighbouring ones.
           pattern: None or ``in_graph``.
           cluster: The processes; by default those of ``TF_CONFIG``.
-          connect_timeout_sec: Longest wait for the servers to answer.
-          failure_detection_timeout_sec: How long a worker may give no response before
-            a call of this replicator ends with ``WorkerLostError``; one whose process
-            has exited is noticed at once.
+          connect_timeout_sec: Longest wait for the servers to respond.
+          failure_detection_timeout_sec: How long a worker may not respond before a call
+            of this replicator raises ``WorkerLostError``; a worker that has exited is
+            detected at once.
 
         Raises:
           ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
             variables exist already.
           PortInUseError: Another process listens at this one's address.
-          UnreachableError: Servers do not answer.
-          DeviceError: The replicas do not divide by the workers, or GPUs are missing.
+          UnreachableError: Servers do not respond.
+          DeviceError: The replicas are not divisible by the workers, or GPUs are
+            missing.
         """
         del pattern  # checked by __new__
         config = environment.config_of(cluster)
@@ -100,9 +101,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         mode: InputReplicationMode,
         num_prefetched: int,
     ) -> InputIterator:
-        """Makes pipelines that live on the workers whose replicas they feed.
+        """Makes pipelines on the workers whose replicas they feed.
 
-        A SINGLE pipeline lives on worker 0, which sends the batches.
+        A SINGLE pipeline is on worker 0, which sends the batches.
         """
         fed = {self.worker_of(r) for r in range(self.num_replicas)}
         contexts = pipeline_contexts(mode, self.num_replicas, len(fed))
@@ -132,12 +133,12 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         return 1
 
     def worker_of(self, replica_id: int) -> int:
-        """The worker that hosts a replica's first device, where its inputs arrive."""
+        """The worker of a replica's first device, which receives its inputs."""
         prefix = self.devices[replica_id].rpartition("/")[0]
         return self.worker_devices.index(prefix)
 
     def explain(self) -> str:
-        """Prints the plans, where replicas live, and what workers send in a step."""
+        """Describes the plans, the placement of replicas, and bytes sent per step."""
         workers = [self.worker_of(r) for r in range(self.num_replicas)]
         lines = [super().explain(), ""]
         for worker_id in range(self.num_workers):
@@ -169,7 +170,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             super().assert_in_sync()
 
     def reduce(self, op: str, value: Any) -> Any:
-        """Combines values of all workers here; see ``Replicator.reduce``."""
+        """Reduces values of all workers in this process; see ``Replicator.reduce``."""
         with self._detector.guard():
             return super().reduce(op, value)
 
@@ -182,15 +183,15 @@ def _check_runs_elsewhere(
         raise RemoteInputError(
             f"input pipeline {context.input_pipeline_id} belongs to worker "
             f"{worker_id}, but it calls Python ({', '.join(calls[:3])}: "
-            "from_generator, py_function or "
-            "numpy_function), which only the client's process can run; write it with "
-            "TensorFlow ops, or use InputReplicationMode.SINGLE: one pipeline on the "
-            "client, whose batches are sent to all workers"
+            "from_generator, py_function or numpy_function), which runs in the "
+            "client's process only; write it with TensorFlow ops, or use "
+            "InputReplicationMode.SINGLE: one pipeline on the client, whose batches "
+            "are sent to all workers"
         )
 
 
 class RemoteInputIterator(InputIterator):
-    """Pipelines that live on several workers."""
+    """Pipelines on several workers."""
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         iterators = super()._iterate(pipelines)

@@ -1,9 +1,9 @@
 """``ParameterServerStrategy`` behind the contract (``tf_parameter_server``).
 
-A peer for comparison, so it runs as its documentation shows: variables under the
-strategy's scope, datasets by ``create_per_worker_dataset``, steps handed to whichever
-worker is free by ``ClusterCoordinator.schedule``, updates by the Keras optimizer. Those
-are not atomic under asynchronous workers: updates, and counts of them, are lost.
+A peer for comparison, so it follows its documentation: variables in the strategy's
+scope, datasets by ``create_per_worker_dataset``, steps scheduled on any free worker by
+``ClusterCoordinator.schedule``, updates by the Keras optimizer. With asynchronous
+workers these updates are not atomic: updates and their counts are lost.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class CoordinatorInputIterator(InputIterator):
     ) -> None:
         if mode is not InputReplicationMode.PER_WORKER:
             raise ReplicatorError(
-                f"{mode} does not work under ParameterServerStrategy: its coordinator "
-                "runs one and the same pipeline on every worker; use PER_WORKER, or "
-                "the async backend"
+                f"{mode} does not work with ParameterServerStrategy: its coordinator "
+                "runs the same pipeline on every worker; use PER_WORKER, or the async "
+                "backend"
             )
         self._replicator = replicator
         pipeline_context = InputContext(
@@ -83,8 +83,8 @@ class CoordinatorInputIterator(InputIterator):
 
     def _get_next(self) -> Any:
         raise ReplicatorError(
-            "next() and get_next() would read here what lives on the workers; pass the "
-            "iterator to run()"
+            "next() and get_next() cannot read in this process, because the pipelines "
+            "are on the workers; pass the iterator to run()"
         )
 
 
@@ -107,13 +107,13 @@ class ParameterServerReplicator(StrategyReplicator):
         Args:
           num_replicas: Replicas of all workers; the strategy has one per GPU of a
             worker, or one per worker without GPUs.
-          cluster: Who takes part; by default what ``TF_CONFIG`` says.
-          connect_timeout_sec: Longest wait for workers and servers to answer.
+          cluster: The processes; by default those of ``TF_CONFIG``.
+          connect_timeout_sec: Longest wait for workers and servers to respond.
 
         Raises:
-          ClusterConfigError: The cluster is not one for parameter servers.
-          DeviceError: The strategy cannot run so many replicas.
-          UnreachableError: Some processes do not answer; names them.
+          ClusterConfigError: The cluster has no parameter servers or no workers.
+          DeviceError: The strategy has another number of replicas.
+          UnreachableError: Some processes do not respond; the message names them.
         """
         self.connection = connection_lib.connect(cluster, connect_timeout_sec)
         super().__init__(self.connection.strategy)
@@ -150,7 +150,7 @@ class ParameterServerReplicator(StrategyReplicator):
         num_steps: int = 1,
         **others: Any,
     ) -> None:
-        """Gives as many dispatches as there are workers to those that are free."""
+        """Schedules as many dispatches as there are workers, on any free worker."""
         programs.check_caller()
         user_functions.check_no_more("schedule", more, others)
         programs.check_num_steps(num_steps, inputs)
@@ -212,8 +212,8 @@ class ParameterServerReplicator(StrategyReplicator):
     def _values(self, inputs: Any, worker: int) -> Any:
         if self._share != 1:
             raise ReplicatorError(
-                "fixed values cannot be dealt to the replicas in sync of a stock "
-                "worker; pass an iterator from make_input_iterator()"
+                "fixed values cannot be distributed to several replicas of a worker "
+                "with the stock strategy; pass an iterator from make_input_iterator()"
             )
         return values_of(inputs, [worker])[0]
 
@@ -262,4 +262,4 @@ class ParameterServerReplicator(StrategyReplicator):
         )
 
     def assert_in_sync(self) -> None:
-        """Holds always: there is one copy of every variable."""
+        """Never raises: there is one copy of every variable."""

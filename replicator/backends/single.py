@@ -1,4 +1,4 @@
-"""One replica on one device: the identity implementation of the contract."""
+"""One replica on one device: the implementation in which collectives are identities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class SingleReplicaContext(context.ReplicaContext):
-    """The context of an only replica: every collective is the identity."""
+    """The context of a single replica: every collective is the identity."""
 
     num_replicas = 1
     num_replicas_in_sync = 1
@@ -57,13 +57,13 @@ class SingleReplicaContext(context.ReplicaContext):
         return list(tensors)
 
     def logical_device(self, index: int) -> Any:
-        """The device itself: there is one replica."""
+        """The device of this index; there is one replica."""
         place = logical.check_index(index, self.num_logical_devices)
         return tf.device(self._devices[place] if self._devices else None)
 
 
 class SingleProgram:
-    """A step function that was traced once, for any number of steps in a dispatch."""
+    """A step function that was traced once, for any number of steps per dispatch."""
 
     def __init__(self, traced: Any, generator: StepGenerator) -> None:
         self._traced = traced
@@ -76,7 +76,7 @@ class SingleProgram:
         self._programs: dict[int, Dispatch] = {}
 
     def run(self, source: Any, num_steps: int) -> Any:
-        """Runs so many steps on a source; returns a nest of ``PerReplica``."""
+        """Runs a number of steps on a source; returns a nest of ``PerReplica``."""
         if num_steps not in self._programs:
             self._programs[num_steps] = self._make_program(num_steps)
         flat = self._programs[num_steps](source)
@@ -104,7 +104,7 @@ class SingleProgram:
 
 
 class SingleDeviceReplicator(base.Replicator):
-    """Runs the step on one device; the baseline that others are compared with.
+    """Runs the step on one device; the baseline for all comparisons.
 
     With ``logical_devices_per_replica`` it is the baseline of model parallelism: one
     replica over several devices.
@@ -125,9 +125,9 @@ class SingleDeviceReplicator(base.Replicator):
             devices is not None and count == 1 and len(devices) != 1
         ):
             raise DeviceError(
-                f"SingleDeviceReplicator has one replica on one device, not "
+                f"SingleDeviceReplicator has one replica on one device, but got "
                 f"num_replicas={num_replicas!r}, devices={devices!r}; use "
-                "InGraphReplicator for several"
+                "InGraphReplicator for several replicas"
             )
         self.num_replicas = 1
         self.logical_devices_per_replica = count
@@ -177,7 +177,7 @@ class SingleDeviceReplicator(base.Replicator):
         return [self.device] if self.device else super()._input_devices()
 
     def _replica_context(self) -> context.ReplicaContext:
-        """What a step sees of its replica while it is traced."""
+        """The replica context of a step while it is traced."""
         return SingleReplicaContext(self._devices)
 
     def _prepare(self, variables: Sequence[tf.Variable]) -> None:
@@ -189,8 +189,8 @@ class SingleDeviceReplicator(base.Replicator):
         """
 
     def explain(self) -> str:
-        """Says that there is nothing to communicate."""
+        """States that nothing is communicated."""
         return "1 replica: every collective is the identity; nothing is communicated"
 
     def assert_in_sync(self) -> None:
-        """Holds always: there is one copy of every variable."""
+        """Never raises: there is one copy of every variable."""

@@ -1,7 +1,7 @@
 """The stock strategies of ``tf.distribute`` behind the replicator contract.
 
-They are peers for comparison, so they run as their own documentation shows: datasets
-through ``distribute_datasets_from_function``, steps through ``strategy.run`` inside a
+They are peers for comparison, so they follow their own documentation: datasets through
+``distribute_datasets_from_function``, steps through ``strategy.run`` inside a
 ``tf.function``, gradients reduced by the Keras optimizer.
 """
 
@@ -60,8 +60,8 @@ class StrategyInputIterator(InputIterator):
         if len(pipelines) == 1:
             merged = pipelines[0]
         else:
-            # The strategy deals one dataset to its replicas in turn, so taking turns
-            # between the pipelines hands replica r the batches of pipeline r.
+            # The strategy feeds one dataset to its replicas round-robin, so choosing
+            # the pipelines round-robin gives replica r the batches of pipeline r.
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
             merged = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(
@@ -152,9 +152,9 @@ class StrategyReplicator(base.Replicator):
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
         if num_accumulated:
             raise ValueError(
-                f"gradient_accumulation_steps={num_accumulated!r} does not work under "
-                f"{type(self.strategy).__name__}: Keras reduces gradients in a branch "
-                "there, which tf.distribute refuses; use the in_graph backend, or "
+                f"gradient_accumulation_steps={num_accumulated!r} does not work with "
+                f"{type(self.strategy).__name__}: Keras reduces gradients in a branch, "
+                "which tf.distribute does not support; use the in_graph backend, or "
                 "gradient_accumulation_steps=None"
             )
         return StrategyOptimizer(
@@ -271,7 +271,7 @@ class StrategyReplicator(base.Replicator):
         return tuple(self.strategy.experimental_local_results(variable))
 
     def summary(self) -> str:
-        """Describes the strategy's devices and what each device holds."""
+        """Describes the strategy's devices and the bytes of variables on each."""
         devices = self.strategy.extended.worker_devices
         on_read = tf.VariableSynchronization.ON_READ
         return summary.describe(

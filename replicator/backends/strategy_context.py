@@ -38,9 +38,9 @@ class StrategyReplicaContext(context.ReplicaContext):
         return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum by way of a gather."""
+        """Reduces by the strategy; minimum and maximum through a gather."""
         if self.num_replicas == 1:
-            return list(tensors)  # a stock strategy of one replica refuses to reduce
+            return list(tensors)  # a stock strategy of one replica cannot reduce
         tensors = [_fence(tensor) for tensor in tensors]
         if op in _TF_REDUCE:
             return self._reduce_by_type(tensors, _TF_REDUCE[op])
@@ -113,12 +113,12 @@ class StrategyReplicaContext(context.ReplicaContext):
         return self.all_reduce(masked, "sum")
 
     def collective_of(self, marker: str) -> Any:
-        """Refuses collectives in vectorized loops: the stock ones are not rewritten."""
+        """Rejects collectives in vectorized loops: stock ones cannot be rewritten."""
         if _FENCE in marker:
             raise CollectiveControlFlowError(
                 "a collective was called inside tf.vectorized_map, tape.jacobian or "
-                "tape.batch_jacobian, which rewrite the graph of one replica; the "
-                "collectives of tf.distribute would be lost: pass "
+                "tape.batch_jacobian, which rewrite the graph of one replica, so the "
+                "collectives of tf.distribute would be lost; pass "
                 "experimental_use_pfor=False to the Jacobian, move the collective out "
                 "of the loop, or use the in_graph backend"
             )

@@ -60,9 +60,9 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         super().__init__(strategy)
         if num_replicas not in (None, self.num_replicas):
             raise DeviceError(
-                f"num_replicas={num_replicas!r} does not fit: the stock strategy "
-                f"makes {self.num_replicas} replicas on {self.cluster.num_workers} "
-                "workers, one per GPU, or one per worker without GPUs"
+                f"num_replicas={num_replicas!r} does not match: the stock strategy "
+                f"has {self.num_replicas} replicas on {self.cluster.num_workers} "
+                "workers, one per GPU, or one per worker without GPUs; use that number"
             )
         self.num_workers = self.cluster.num_workers
         self.worker_id = self.cluster.worker_id

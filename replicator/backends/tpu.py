@@ -42,7 +42,7 @@ class TpuReplicaContext(StrategyReplicaContext):
     def _reduce_one_type(
         self, tensors: Sequence[tf.Tensor], op: tf.distribute.ReduceOp
     ) -> list[tf.Tensor]:
-        """Integers travel as int32; TPUs sum no wider ones, so those go in parts."""
+        """Integers are sent as int32; TPUs cannot sum wider ones, which go in parts."""
         dtype = tensors[0].dtype
         if not dtype.is_integer:
             return super()._reduce_one_type(tensors, op)
@@ -66,8 +66,8 @@ class TpuReplicaContext(StrategyReplicaContext):
         """
         if tensors[0].shape[0] is None:
             raise StaticShapeError(
-                "a sparse gradient has a number of rows that is not known when the "
-                "step is traced, but steps are compiled for the TPU; batch with "
+                "the number of rows of a sparse gradient is not known when the step is "
+                "traced, but TPU steps are compiled with static shapes; batch with "
                 "drop_remainder=True, pad ids to a fixed length, or use "
                 "tf.convert_to_tensor on the gradient"
             )
@@ -129,7 +129,7 @@ class TpuReplicator(StrategyReplicator):
 
 
 def check_static(element_spec: Any) -> None:
-    """Refuses batches whose shapes a compiled step cannot know.
+    """Rejects batches without static shapes, which a compiled step needs.
 
     Raises:
       StaticShapeError: Names the first such component and what to do.

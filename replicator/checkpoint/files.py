@@ -1,4 +1,4 @@
-"""Files: writing so that the last complete checkpoint is always the one in charge."""
+"""Files: atomic saves, so that the latest complete checkpoint is always valid."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def write(
 ) -> str:
     """Writes a checkpoint under the next number.
 
-    The file ``checkpoint`` of the directory is replaced last, in one rename, and only
-    when the disk has the rest.
+    The file ``checkpoint`` of the directory is replaced last, in one rename, after all
+    other files were flushed to disk.
 
     Returns:
       Nothing, or why it could not be written.
@@ -40,7 +40,7 @@ def write(
     previous = latest(directory)
     number = 1 + max(map(_number, complete(directory)), default=0)
     try:
-        # Made anew each time: after a failure it would believe in the lost files.
+        # Created each time: after a failure it would still list the lost files.
         manager = tf.train.CheckpointManager(checkpoint, directory, max_to_keep)
         manager.save(
             number,
@@ -50,10 +50,14 @@ def write(
         prefix = pathlib.Path(directory) / f"ckpt-{number}"
         if latest(directory) == previous:
             _delete(prefix)
-        kept = f"the last good one is {previous!r}" if previous else "there is none yet"
+        kept = (
+            f"the latest valid checkpoint is {previous!r}"
+            if previous
+            else "there is no earlier checkpoint"
+        )
         return (
             f"checkpoint {str(prefix)!r} could not be written: {reason_of(error)}; "
-            f"{kept}; free space or mend the directory, then save again"
+            f"{kept}; free space or repair the directory, then save again"
         )
     return ""
 
@@ -64,7 +68,7 @@ def _number(path: str) -> int:
 
 
 def _flush(path: str) -> None:
-    """Asks the disk for the files before the ``checkpoint`` file names them."""
+    """Flushes the files to disk before the ``checkpoint`` file names them."""
     prefix = pathlib.Path(path)
     for file in prefix.parent.glob(f"{prefix.name}.*"):
         with file.open("rb") as handle:
@@ -72,7 +76,7 @@ def _flush(path: str) -> None:
 
 
 def _delete(prefix: pathlib.Path) -> None:
-    """Removes what a failed save left; a disk may be full."""
+    """Removes the files of a failed save; the disk may be full."""
     with contextlib.suppress(OSError):
         for file in prefix.parent.glob(f"{prefix.name}.*"):
             file.unlink()
@@ -96,5 +100,6 @@ def unreadable(path: str, error: Exception) -> CheckpointError:
     """Makes the error of a checkpoint whose files are missing or damaged."""
     return CheckpointError(
         f"checkpoint {path!r} could not be read: {reason_of(error)}; its files "
-        "(.index and .data-*) are missing or damaged: restore(path) another one"
+        "(.index and .data-*) are missing or damaged; restore another checkpoint with "
+        "restore(path)"
     )

@@ -1,4 +1,4 @@
-"""Inventory: the variables of what is saved, named the same in every process."""
+"""Inventory: the variables to save, with the same names in every process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_SHOWN = 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class VariableFacts:
-    """What must agree between a checkpoint and a model.
+    """The properties that must agree between a checkpoint and a model.
 
     Attributes:
       shape: Static shape.
@@ -39,12 +39,12 @@ class VariableFacts:
 class Inventory:
     """The variables under some named objects.
 
-    Names are paths of attributes, such as ``model/dense/kernel``: unlike the names that
-    Keras makes up, they do not count the layers that the process made before.
+    Names are attribute paths, such as ``model/dense/kernel``: unlike Keras' generated
+    names, they do not depend on the layers that the process created before.
 
     Attributes:
-      objects: The objects that TensorFlow saves, by name: of a wrapped optimizer, the
-        one inside.
+      objects: The objects that TensorFlow saves, by name; for a wrapped optimizer, the
+        inner one.
       variables: The ``tf.Variable`` behind each path.
       optimizers: The optimizers among and under the objects, wrapped or not, by path.
       extra: By name, variables that the object lists but TensorFlow would not save:
@@ -71,7 +71,7 @@ class Inventory:
     def _walk(
         self, start: Sequence[tuple[str, Any]], later: list[tuple[str, Any]] | None
     ) -> None:
-        """Names what is under some objects; puts optimizers aside, if for later."""
+        """Names the variables of objects; defers optimizers if ``later`` is a list."""
         queue = collections.deque(start)
         while queue:
             path, value = queue.popleft()
@@ -113,7 +113,7 @@ class Inventory:
 
 
 def digest(facts: Mapping[str, VariableFacts]) -> str:
-    """A hash of the paths, shapes and types; equal for equal models."""
+    """A hash of the paths, shapes and types; identical for identical models."""
     text = json.dumps(sorted((path, str(f)) for path, f in facts.items()))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -121,7 +121,7 @@ def digest(facts: Mapping[str, VariableFacts]) -> str:
 def differences(
     saved: Mapping[str, VariableFacts], here: Mapping[str, VariableFacts]
 ) -> list[str]:
-    """Says how two inventories differ, one phrase per variable."""
+    """Describes how two inventories differ, one phrase per variable."""
     found = [
         f"{path!r} is {saved[path]} in the checkpoint but {here[path]} here"
         for path in here
@@ -147,9 +147,8 @@ def _unwrap(name: str, value: Any) -> Any:
     if not _tf_compat.is_trackable(value):
         raise TypeError(
             f"{name}={shown(value)} cannot be saved: it is a "
-            f"{type(value).__name__!r}, but checkpoints hold Keras models and "
-            "optimizers, tf.Modules, tf.Variables and other objects that "
-            "tf.train.Checkpoint takes"
+            f"{type(value).__name__!r}; pass Keras models and optimizers, tf.Modules, "
+            "tf.Variables and other objects that tf.train.Checkpoint accepts"
         )
     return value
 

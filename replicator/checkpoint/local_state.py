@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def collect(repl: Replicator, inventory: Inventory) -> dict[str, LocalState]:
-    """What of the saved variables this process's replicas keep, by path."""
+    """The replica-local state of saved variables in this process, by path."""
     paths = inventory.paths()
     return {
         paths[id(state.variable)]: state
@@ -32,16 +32,16 @@ def restore(
     metadata: Metadata,
     payloads: Sequence[Payload],
 ) -> str:
-    """Gives replicas their own state back, or all of them what it combines to.
+    """Restores each replica's own state, or gives all replicas the combined state.
 
     Args:
-      repl: Whose replicas.
-      inventory: The variables that are restored.
-      metadata: What the checkpoint says of itself.
-      payloads: What each worker had added, in the order of their replicas.
+      repl: The replicator.
+      inventory: The variables to restore.
+      metadata: The metadata of the checkpoint.
+      payloads: The payload of each worker, in the order of their replicas.
 
     Returns:
-      How it was done, in words.
+      A description of how it was done.
     """
     saved = [
         LocalState(
@@ -55,8 +55,8 @@ def restore(
     if not saved:
         return "nothing to restore"
     if metadata.num_replicas == repl.num_replicas:
-        return f"{len(saved)} variables, each replica its own"
+        return f"{len(saved)} variables, each replica its own values"
     return (
-        f"{len(saved)} variables of {metadata.num_replicas} replicas, combined and "
-        f"given to {repl.num_replicas}"
+        f"{len(saved)} variables, combined from {metadata.num_replicas} replicas and "
+        f"copied to {repl.num_replicas}"
     )

@@ -1,8 +1,8 @@
-"""CheckpointManager: save and restore training, whatever runs it.
+"""CheckpointManager: saves and restores training on any backend.
 
-TensorFlow's own ``tf.train.CheckpointManager`` writes the files, so their weights load
-with plain ``tf.train.Checkpoint`` too. Beside them stand what it does not know: the
-copies of replica-local variables, the inputs' position, and the metadata.
+TensorFlow's own ``tf.train.CheckpointManager`` writes the files, so plain
+``tf.train.Checkpoint`` can load their weights. In addition they contain the copies of
+replica-local variables, the inputs' position, and the metadata.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _RESERVED = {_METADATA, _WORKERS, _EXTRA, "save_counter", "root"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RestoredCheckpoint:
-    """What ``restore`` did.
+    """The result of ``restore``.
 
     Attributes:
       path: Prefix of the checkpoint's files.
-      step: Training step it was saved at.
+      step: Training step at which it was saved.
       backend: Backend that saved it.
       num_replicas: Replicas that saved it.
       num_variables: Variables that were set.
-      local_state: How replica-local state was restored, in words.
-      input_position: How the inputs' position was restored, in words; empty without
-        inputs.
+      local_state: Description of how replica-local state was restored.
+      input_position: Description of how the inputs' position was restored; empty
+        without inputs.
     """
 
     path: str
@@ -78,12 +78,12 @@ class CheckpointManager:
     """Saves and restores training state; see ``Replicator.make_checkpoint_manager``.
 
     Every worker of a job calls ``save`` and ``restore`` at the same step; the chief
-    writes. A save is complete once the file ``checkpoint`` names it, which is the last
-    thing written: one that is interrupted leaves the checkpoint before it in charge.
-    Files are numbered by saves and never written twice.
+    writes. A save is complete once the file ``checkpoint`` names it, which is written
+    last: after an interrupted save, the previous checkpoint is still the latest one.
+    Files are numbered by saves and never overwritten.
 
     Attributes:
-      directory: Where checkpoints are.
+      directory: Directory of the checkpoints.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CheckpointManager:
         self._inputs = inputs
         self._metadata = _Text()
         self._workers = [_Text() for _ in range(repl.num_programs)]
-        Inventory(trackables)  # refuses what cannot be saved now, not after an hour
+        Inventory(trackables)  # raises now, rather than at the first save
 
     @property
     def latest_checkpoint(self) -> str | None:
@@ -126,13 +126,13 @@ class CheckpointManager:
           The prefix of its files.
 
         Raises:
-          CheckpointError: It could not be written; the one before it is in charge.
-          ClusterError: It could not, because a process is lost that held variables.
+          CheckpointError: It could not be written; the previous one stays the latest.
+          ClusterError: A process that holds variables was lost.
           ValueError: ``step`` is None and there is not exactly one optimizer.
         """
         step = self._current_step() if step is None else _check_step(step)
         inventory = Inventory(self._trackables)
-        # State that workers keep apart is together while it is written.
+        # Distributed state is gathered while it is written.
         with self._repl.consolidated_state(list(inventory.variables.values())):
             local = local_state.collect(self._repl, inventory)
             own = encode(self._payload(local))
@@ -155,7 +155,7 @@ class CheckpointManager:
             )
             self._metadata.value = metadata_lib.to_json(metadata).encode()
             outcome = self._write(inventory) if self._repl.is_chief else ""
-        # A barrier as well: no worker goes on before the checkpoint is complete.
+        # Also a barrier: no worker proceeds before the checkpoint is complete.
         failure = self._repl.gather_bytes(outcome.encode())[0].decode()
         if failure:
             self._repl.check_alive()
@@ -165,18 +165,18 @@ class CheckpointManager:
     def restore(
         self, path: str | os.PathLike[str] | None = None
     ) -> RestoredCheckpoint | None:
-        """Sets everything to what a checkpoint holds.
+        """Restores everything that a checkpoint contains.
 
-        Weights, optimizer state and other variables become what was saved. With as many
-        replicas as saved it, each gets its own replica-local state (batch-norm
-        statistics, random generators) back. With another number, all start from the
-        saved replicas' mean (``aggregation`` of the variable may say otherwise), and
-        random states are folded anew from that of replica 0. Inputs continue exactly
-        where they were if pipelines, replicas and workers are as many; otherwise the
-        steps that were read are read again and dropped, which takes the time of
-        reading them. No example of the epoch is then repeated or lost, provided that
-        the pipelines yield the same order in every process (seeded shuffles) and take
-        their share by example before batching.
+        Weights, optimizer state and other variables get their saved values. If the
+        number of replicas is the same, each replica gets its own replica-local state
+        (batch-norm statistics, random generators) back. Otherwise all replicas start
+        from the mean of the saved ones (or as ``aggregation`` of the variable says),
+        and random states are derived again from that of replica 0. Inputs continue
+        exactly at the saved position if the numbers of pipelines, replicas and workers
+        are the same; otherwise the steps that were read before are read again and
+        dropped, which takes as long as reading them. No example of the epoch is then
+        repeated or lost, provided that the pipelines yield the same order in every
+        process (seeded shuffles) and shard by example before batching.
 
         Args:
           path: Prefix of a checkpoint's files; None takes the latest.
@@ -186,9 +186,9 @@ class CheckpointManager:
 
         Raises:
           CheckpointMismatchError: The checkpoint is of another model, or its inputs
-            do not fit; nothing was changed.
+            are incompatible; nothing was changed.
           CheckpointError: The files are missing or damaged.
-          TypeError: ``path`` is no path.
+          TypeError: ``path`` is not a path.
         """
         if path is None:
             if self.latest_checkpoint is None:
@@ -221,14 +221,14 @@ class CheckpointManager:
         )
 
     def read_metadata(self, path: str | os.PathLike[str] | None = None) -> Metadata:
-        """Reads what a checkpoint says about itself; changes nothing.
+        """Reads the metadata of a checkpoint; restores nothing.
 
         Args:
           path: Prefix of a checkpoint's files; None takes the latest.
 
         Raises:
-          CheckpointError: There is no such checkpoint, or it is not one of ours.
-          TypeError: ``path`` is no path.
+          CheckpointError: There is no such checkpoint, or a manager did not write it.
+          TypeError: ``path`` is not a path.
         """
         path = path_of(
             self._require_latest() if path is None else path, "read_metadata(path)"
@@ -245,7 +245,10 @@ class CheckpointManager:
     def _require_latest(self) -> str:
         path = self.latest_checkpoint
         if path is None:
-            raise CheckpointError(f"directory {self.directory!r} holds no checkpoint")
+            raise CheckpointError(
+                f"directory {self.directory!r} contains no checkpoint; call save() "
+                "first, or pass the directory of the earlier run"
+            )
         return path
 
     def _current_step(self) -> int:
@@ -253,8 +256,8 @@ class CheckpointManager:
         if len(found) != 1:
             names = ", ".join(sorted(found) or map(repr, self._trackables))
             raise ValueError(
-                f"save() needs a step: it takes that of the optimizer, but there are "
-                f"{len(found)} optimizers under what is saved ({names}); pass "
+                f"save() needs a step: by default it is that of the optimizer, but the "
+                f"saved objects have {len(found)} optimizers ({names}); pass "
                 "save(step)"
             )
         (optimizer,) = found.values()
@@ -278,7 +281,7 @@ class CheckpointManager:
         return position.current(self._inputs, repl.num_replicas, repl.num_workers)
 
     def _write(self, inventory: Inventory) -> str:
-        """Writes the files; returns why it could not, or nothing."""
+        """Writes the files; returns why it failed, or an empty string."""
         checkpoint = tf.train.Checkpoint(
             **inventory.objects,
             **_extra(inventory),
@@ -290,8 +293,8 @@ class CheckpointManager:
         if self._inputs is not None and not metadata.positions:
             raise CheckpointMismatchError(
                 f"checkpoint {path!r} has no input position, because it was saved "
-                "without inputs; make the manager with inputs=None to start the data "
-                "anew"
+                "without inputs; create the manager with inputs=None to restart the "
+                "data"
             )
 
     def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
@@ -316,7 +319,8 @@ def _check_arguments(trackables: Mapping[str, Any], max_to_keep: Any) -> None:
     taken = sorted(_RESERVED & trackables.keys())
     if taken:
         raise ValueError(
-            f"{taken[0]!r} is a name that checkpoints use themselves; choose another"
+            f"{taken[0]!r} is reserved: checkpoints use this name themselves; choose "
+            "another"
         )
     if max_to_keep is not None and not is_integer(max_to_keep, least=1):
         raise ValueError(
@@ -329,7 +333,7 @@ def _check_step(step: Any) -> int:
     if not is_integer(step, least=0, most=INT64_MAX):
         raise ValueError(
             f"step {shown(step)} must be an integer of at least 0, or None for the "
-            "optimizer's"
+            "step of the optimizer"
         )
     return step
 

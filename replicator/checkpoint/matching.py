@@ -1,4 +1,4 @@
-"""Matching: is a checkpoint that of this model and these optimizers?"""
+"""Matching: checks that a checkpoint fits a model and its optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
-    """By path of an optimizer, those of the weights that it updates, once it has."""
+    """By path of an optimizer, the paths of its weights; None if it is not built."""
     paths = inventory.paths()
     result: dict[str, list[str] | None] = {}
     for path, optimizer in inventory.optimizers.items():
@@ -30,11 +30,11 @@ def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
 def require(
     repl: Replicator, trackables: Mapping[str, Any], metadata: Metadata, path: str
 ) -> Inventory:
-    """Returns the inventory of what is to be restored, optimizers built.
+    """Returns the inventory of the objects to restore, with built optimizers.
 
     Raises:
-      CheckpointMismatchError: The checkpoint is of another model; its weights are as
-        they were.
+      CheckpointMismatchError: The checkpoint is of another model; the weights are
+        unchanged.
     """
     inventory = Inventory(trackables)
     if _build_optimizers(repl, metadata, inventory):
@@ -43,7 +43,7 @@ def require(
     if found:
         raise CheckpointMismatchError(
             f"checkpoint {path!r} (step {metadata.step}, {metadata.backend}, "
-            f"{metadata.num_replicas} replicas) is of another model: "
+            f"{metadata.num_replicas} replicas) belongs to another model: "
             f"{summarize(found)}; build the model and optimizer that were saved, or "
             "choose another directory"
         )
@@ -53,8 +53,8 @@ def require(
 def _build_optimizers(
     repl: Replicator, metadata: Metadata, inventory: Inventory
 ) -> bool:
-    """Makes the slots that the checkpoint has values for; tells whether it made any."""
-    # As their owners hand them out: Keras variables, where they are Keras'.
+    """Creates the slots that the checkpoint has values for; returns whether it did."""
+    # The objects that their owners return: Keras variables for Keras models.
     weights = {
         id(_tf_compat.unwrap(variable)): variable
         for value in inventory.objects.values()
@@ -65,7 +65,7 @@ def _build_optimizers(
         value: Any = inventory.optimizers.get(name)
         is_known = bool(paths) and set(paths or ()) <= set(inventory.variables)
         if not is_known or getattr(value, "built", True):
-            continue  # what differs is said afterwards
+            continue  # the differences are reported afterwards
         variables = [inventory.variables[path] for path in paths or ()]
         with repl.context():
             value.build([weights.get(id(v), v) for v in variables])

@@ -1,4 +1,4 @@
-"""Metadata: what a checkpoint says of itself, readable before it is restored."""
+"""Metadata of a checkpoint, readable before it is restored."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ FORMAT = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Metadata:
-    """What was saved, by whom, and of which model.
+    """Facts about a checkpoint and the job that saved it.
 
     Attributes:
       step: Training step, as the caller counts.
-      backend: Catalogue name of the backend, or its class where it is not listed.
+      backend: Catalogue name of the backend, or its class if it is not listed.
       num_replicas: Replicas of the job.
       num_workers: Processes that ran the program.
-      library_version: Of this package.
-      tensorflow_version: Of TensorFlow.
+      library_version: Version of this package.
+      tensorflow_version: Version of TensorFlow.
       variables: Shape and type of every variable, by path.
       digest: A hash of ``variables``.
       optimizers: By name, the paths of the weights that an optimizer updates, in its
@@ -55,7 +55,7 @@ class Metadata:
 
 
 def describe(repl: Replicator, **facts: Any) -> Metadata:
-    """Fills in what a replicator and its versions say."""
+    """Makes metadata from a replicator, the installed versions and ``facts``."""
     return Metadata(
         backend=_backend_name(repl),
         num_replicas=repl.num_replicas,

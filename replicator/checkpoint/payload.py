@@ -1,7 +1,7 @@
-"""Payload: what one worker adds to a checkpoint, as bytes that a collective can carry.
+"""Payload: one worker's contribution to a checkpoint, as bytes for a collective.
 
-The format is TensorFlow's own ``tf.train.Example``, so that nothing in a checkpoint
-runs code when it is read.
+The format is TensorFlow's own ``tf.train.Example``, so that reading a checkpoint never
+executes code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _REASON = "reason"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Payload:
-    """What only one worker knows.
+    """State that only one worker has.
 
     Attributes:
       local: By variable path, the value on each replica of the worker.
-      iterators: State of each of its input pipelines; None if it has none to save.
+      iterators: State of each of its input pipelines; None if there is none to save.
       reason: Why ``iterators`` is None although there are pipelines.
     """
 
@@ -49,7 +49,7 @@ def encode(payload: Payload) -> bytes:
 
 
 def decode(text: bytes) -> Payload:
-    """Reads what ``encode`` wrote."""
+    """Reads the result of ``encode``."""
     features = tf.train.Example.FromString(text).features.feature
     local = {
         key[len(_LOCAL) :]: [_from_bytes(part) for part in value.bytes_list.value]

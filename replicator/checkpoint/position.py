@@ -1,4 +1,4 @@
-"""Position: how far the input pipelines were read, and how to get there again."""
+"""Position: how far the input pipelines were read, and how to restore it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Position:
       num_pipelines: Pipelines of this worker.
       num_replicas: Replicas of the whole job.
       num_workers: Workers of the whole job.
-      examples_per_step: Examples of the global batch, where the shape tells.
+      examples_per_step: Examples of the global batch, if the shape is static.
       is_at_end: Whether some pipeline has no further step.
     """
 
@@ -57,7 +57,7 @@ def current(inputs: InputIterator, num_replicas: int, num_workers: int) -> Posit
 
 
 def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
-    """Returns the state of every iterator, or None and why there is none."""
+    """Returns the state of every iterator, or None and the reason."""
     if inputs.stateless_reason:
         return None, inputs.stateless_reason
     try:
@@ -73,19 +73,19 @@ def restore(
     reason: str,
     here: Position,
 ) -> str:
-    """Puts inputs where they were; returns how, in words.
+    """Moves inputs to a saved position; returns a description of how.
 
     Args:
-      inputs: Freshly made by the same input function, or the ones that were saved.
-      saved: Where the inputs of the checkpoint were.
-      states: What the iterators of this worker held; None if it is not known.
+      inputs: New inputs of the same input function, or those that were saved.
+      saved: The position in the checkpoint.
+      states: The states of this worker's iterators; None if they are unknown.
       reason: Why ``states`` is None.
-      here: The position of ``inputs``; only its topology counts.
+      here: The position of ``inputs``; only its topology is used.
 
     Raises:
-      CheckpointMismatchError: The steps of the checkpoint are no whole number of steps
+      CheckpointMismatchError: The examples of the checkpoint do not fill whole steps
         of these inputs.
-      CheckpointError: The iterators are of another dataset.
+      CheckpointError: The iterators belong to another dataset.
     """
     is_same = _layout(saved) == _layout(here)
     reason = inputs.stateless_reason or reason
@@ -98,14 +98,13 @@ def restore(
             raise CheckpointError(
                 "the state of the input iterators does not fit these pipelines "
                 f"({reason_of(error)}): the input function builds another dataset "
-                "than when it was saved; restore with inputs=None to start its data "
-                "anew"
+                "than when it was saved; restore with inputs=None to restart the data"
             ) from error
         inputs.num_steps, inputs.is_at_end = saved.num_steps, saved.is_at_end
         return "exact, from the state of the iterators"
     num_steps = _steps_here(saved, here)
     inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
-    why = reason if is_same else "the topology is another"
+    why = reason if is_same else "the topology has changed"
     return f"by skipping the {num_steps} steps that were read ({why})"
 
 
@@ -114,7 +113,7 @@ def _layout(position: Position) -> tuple[int, int, int]:
 
 
 def _steps_here(saved: Position, here: Position) -> int:
-    """Converts steps where the global batch is another one."""
+    """Converts a number of steps to another global batch size."""
     before, now = saved.examples_per_step, here.examples_per_step
     if before is None or now is None or before == now:
         return saved.num_steps
@@ -122,8 +121,8 @@ def _steps_here(saved: Position, here: Position) -> int:
     if rest:
         raise CheckpointMismatchError(
             f"the checkpoint had read {saved.num_steps} steps of {before} examples, "
-            f"which is no whole number of steps of {now} examples; use the global "
-            f"batch of {before}, or restore with inputs=None to start the data anew"
+            f"which is not a whole number of steps of {now} examples; use a global "
+            f"batch of {before}, or restore with inputs=None to restart the data"
         )
     return num_steps
 

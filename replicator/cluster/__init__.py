@@ -1,1 +1,1 @@
-"""Processes of one job: configuration, start-up, liveness, failures, servers."""
+"""Processes of one job: configuration, start-up, failure detection, servers."""

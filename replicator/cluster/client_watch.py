@@ -1,9 +1,9 @@
-"""The watch over the client, from the side of its servers: here it is, there it went.
+"""Servers watch their client: they wait for it to start and detect that it has exited.
 
-The client listens, as part of the cluster, from when it connects until it ends in
-whatever way. A server holds a connection to it, which the client's kernel closes in
-that moment, and remembers who it is, so that another process which listens at its port
-afterwards is not taken for it.
+As part of the cluster, the client listens from when it connects until it exits, in
+whatever way. A server keeps a connection to it, which the client's kernel closes at
+that moment, and records the client's identity, so that another process that listens at
+its port later is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ import time
 from replicator.cluster.peer import Link
 from replicator.errors import UnreachableError
 
-# A client whose port is closed, or another process's, has left; a machine that is
-# silent may be unreachable for a moment.
+# A client has exited if its port is closed or belongs to another process; a machine
+# that does not respond may be unreachable for a moment only.
 CLOSED_SEC = 2.0
-NO_RESPONSE_SEC = 10.0  # on top of what the connection needs to notice it
+NO_RESPONSE_SEC = 10.0  # on top of the time that the connection needs to fail
 _POLL_SEC = 0.2
 _READ_SEC = 60.0
 _CONNECT_SEC = 2.0
-LEFT = "the client left"
+LEFT = "the client has exited"
 
 
 class ClientWatch:
-    """One server's watch over its client."""
+    """Watches the client of one server."""
 
     def __init__(self, name: str, address: str) -> None:
-        """Watches nobody yet.
+        """Stores the client; ``wait_for`` starts to watch it.
 
         Args:
-          name: How messages call the client.
+          name: Name of the client in messages.
           address: Where it listens.
         """
         self._name = name
@@ -40,10 +40,10 @@ class ClientWatch:
         self._link: Link | None = None
 
     def wait_for(self, timeout_sec: float) -> None:
-        """Waits until the client is there, and remembers who it is.
+        """Waits until the client listens, and records its identity.
 
         Raises:
-          UnreachableError: It did not come in time.
+          UnreachableError: It did not start in time.
         """
         deadline = time.monotonic() + timeout_sec
         found_instead = ""
@@ -60,15 +60,15 @@ class ClientWatch:
                 link.close()
             if time.monotonic() > deadline:
                 raise UnreachableError(
-                    f"the client, {self._name}, did not appear within {timeout_sec:g} "
+                    f"the client, {self._name}, did not start within {timeout_sec:g} "
                     f"s{found_instead}; start the training program there with the same "
-                    "TF_CONFIG, or wait longer with --client-timeout-sec"
+                    "TF_CONFIG, or increase --client-timeout-sec"
                 )
             time.sleep(_POLL_SEC)
 
     def _is_client(self, link: Link, timeout_sec: float) -> str:
-        """Remembers a link if it is one to a client; else says what is there."""
-        what = "says nothing"
+        """Keeps a link if it leads to a client; otherwise says what listens there."""
+        what = "does not respond"
         try:
             self._identity = link.wait_for_identity(timeout_sec)
         except OSError as error:
@@ -76,10 +76,10 @@ class ClientWatch:
         if self._identity is not None:
             self._link = link
             return ""
-        return f" (another process listens at its address, but {what})"
+        return f" (another process listens at its address; it {what})"
 
     def wait_until_left(self) -> str:
-        """Waits until the client has ended; returns what is known about it."""
+        """Waits until the client has exited; returns the reason, if known."""
         reason = ""
         while not reason:
             assert self._link is not None
@@ -89,9 +89,9 @@ class ClientWatch:
         return reason
 
     def _find_again(self) -> str:
-        """Connects to the client again; says why it has left, or nothing if it has not.
+        """Connects to the client again; returns why it is lost, or an empty string.
 
-        A connection can be lost without the client.
+        A connection can break although the client still runs.
         """
         lost = time.monotonic()
         limit_sec, reason = CLOSED_SEC, LEFT
@@ -103,7 +103,7 @@ class ClientWatch:
             except OSError:
                 limit_sec, reason = (
                     NO_RESPONSE_SEC,
-                    f"{LEFT}: its machine does not answer",
+                    f"{LEFT}: its machine does not respond",
                 )
             else:
                 found = self._identify(link, lost)
@@ -121,7 +121,8 @@ class ClientWatch:
     def _identify(self, link: Link, lost: float) -> frozenset[int] | None:
         try:
             while link.identity is None:
-                # A server that speaks may be busy; one that only accepts is none.
+                # A server that responds may be busy; one that only accepts is not a
+                # TensorFlow server.
                 limit_sec = NO_RESPONSE_SEC if link.is_grpc_server else CLOSED_SEC
                 left_sec = lost + limit_sec - time.monotonic()
                 if left_sec <= 0:

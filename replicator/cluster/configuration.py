@@ -24,9 +24,9 @@ class ClusterConfig:
     Attributes:
       addresses: ``name:port`` of every process, by kind.
       kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``.
-      index: Its place among those of its kind.
-      i_trust_this_network: Whether something else, such as a firewall, keeps strangers
-        from the ports of the cluster; see ``replicator.cluster.network``.
+      index: Its index among the processes of its kind.
+      i_trust_this_network: Whether something else, such as a firewall, blocks untrusted
+        hosts from the cluster's ports; see ``replicator.cluster.network``.
     """
 
     addresses: Mapping[str, tuple[str, ...]]
@@ -54,20 +54,20 @@ class ClusterConfig:
 
     @property
     def num_workers(self) -> int:
-        """Processes that train, a chief included."""
+        """Processes that train, including a chief."""
         return len(self.workers)
 
     @property
     def worker_id(self) -> int:
-        """Place of this process among the workers.
+        """Index of this process among the workers.
 
         Raises:
-          ClusterConfigError: This process is no worker.
+          ClusterConfigError: This process is not a worker.
         """
         own = (self.kind, self.index)
         if own not in self.workers:
             raise ClusterConfigError(
-                f"this process is {self.kind}:{self.index}, which is no worker; start "
+                f"this process is {self.kind}:{self.index}, not a worker; start "
                 "it as 'chief' or 'worker' (TF_CONFIG['task']['type'])"
             )
         return self.workers.index(own)
@@ -83,7 +83,7 @@ class ClusterConfig:
         return self.addresses[kind][index]
 
     def name_of(self, worker_id: int) -> str:
-        """How messages call a worker: its id and its address."""
+        """Name of a worker in messages: its id and address."""
         return f"worker {worker_id} ({self.address_of(worker_id)})"
 
 
@@ -112,21 +112,21 @@ def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:
             )
     if len(addresses.get("chief", ())) > 1:
         raise ClusterConfigError(
-            f"the cluster has {len(addresses['chief'])} chiefs, but there can be one; "
-            "list the others as 'worker'"
+            f"the cluster has {len(addresses['chief'])} chiefs, but at most one is "
+            "allowed; list the others as 'worker'"
         )
     if not addresses.get("worker") and not addresses.get("chief"):
         raise ClusterConfigError(
             f"the cluster has no 'worker': {dict(addresses)!r}; list every worker's "
-            "address, this process included"
+            "address, including this process"
         )
     everyone = [address for of_kind in addresses.values() for address in of_kind]
     for address in everyone:
         split_address(address)
         if everyone.count(address) > 1:
             raise ClusterConfigError(
-                f"address {address!r} stands twice in the cluster; every process needs "
-                "its own"
+                f"address {address!r} is listed twice in the cluster; every process "
+                "needs its own"
             )
 
 

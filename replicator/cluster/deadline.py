@@ -1,8 +1,8 @@
-"""A limit on how long something may take, kept by one thread for the whole process.
+"""Timeouts of blocks of code, watched by one thread for the whole process.
 
-TensorFlow's own limit, ``timeout_seconds`` of a collective op, starts a thread for each
-op that sleeps until the limit even if the op is done at once: with a limit of 300 s,
-fifty collectives per second come to 15,000 threads, and then the process ends.
+TensorFlow's own timeout, ``timeout_seconds`` of a collective op, starts a thread per op
+that sleeps until the timeout even if the op finishes at once: with a timeout of 300 s,
+fifty collectives per second amount to 15,000 threads, and the process aborts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _IDLE_SEC = 3600.0
 class Deadline:
     """Calls a function from another thread when a block takes too long.
 
-    Blocks of one thread, one after the other. Entering and leaving one is cheap: the
-    watching thread looks at the clock when a limit may be over, not at each block.
+    It is for the sequential blocks of one thread. Entering and leaving a block is
+    cheap: the watching thread wakes up when a timeout may have expired, not per block.
     """
 
     def __init__(self, expire: Callable[[], None]) -> None:
-        """Takes what is called, once for each block that is too long."""
+        """Takes the function to call, once for each block that takes too long."""
         self._expire = expire
         self._condition = threading.Condition()
         self._end: float | None = None
@@ -35,7 +35,7 @@ class Deadline:
 
     @contextlib.contextmanager
     def limit(self, sec: float) -> Iterator[None]:
-        """Lets the block inside take at most ``sec`` seconds."""
+        """Limits the block inside to ``sec`` seconds."""
         end = time.monotonic() + sec
         with self._condition:
             self._end = end
@@ -60,7 +60,7 @@ class Deadline:
                 if is_over:
                     self._end = None
                 else:
-                    # A block that is to end before this says so.
+                    # A block with an earlier deadline wakes this thread.
                     wait_sec = _IDLE_SEC if end is None else end - now
                     self._next_look = now + wait_sec
                     self._condition.wait(wait_sec)

@@ -16,12 +16,12 @@ from replicator.errors import ReplicatorError, WorkerLostError
 if TYPE_CHECKING:
     from replicator.cluster.worker_state import WorkerState
 
-# How long those who lost a worker wait for the reports of the others.
+# How long workers wait for reports of the others after a worker was lost.
 _GRACE_SEC = 5.0
 
 
 def diagnose(state: WorkerState, message: str, timeout_sec: float) -> ReplicatorError:
-    """Finds out which workers are lost, after a collective failed."""
+    """Finds out which workers are lost, after a collective has failed."""
     config, others = state.config, state.others
     reports: dict[int, str] = {}
     has_leader = state.report()
@@ -38,12 +38,12 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
     lost = [
         f"{config.name_of(worker)} {faults[worker]}"
         for worker in others
-        # One that reported what it was doing ended because of what this is about.
+        # A worker that reported its position failed because of the lost one.
         if faults[worker] and worker not in reports
     ]
     silent = [w for w in others if not faults[w] and w not in reports]
     if not lost and has_leader:
-        lost = [f"{config.name_of(w)} is alive, but did not come" for w in silent]
+        lost = [f"{config.name_of(w)} is alive, but timed out" for w in silent]
     elsewhere = [
         f"{config.name_of(w)} was at {doing}"
         for w, doing in reports.items()
@@ -51,8 +51,8 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
     ]
     reason = "; ".join([*lost, *elsewhere]) or failures.root_cause(message)
     return WorkerLostError(
-        f"{state.doing} cannot go on on {config.name_of(config.worker_id)}: "
-        f"{reason}; a synchronous step needs every worker: restart the job, from "
-        "its last checkpoint (a worker that is only slow needs a larger "
-        f"timeout_sec, which is {timeout_sec:g} s)"
+        f"{config.name_of(config.worker_id)} failed during {state.doing}: "
+        f"{reason}; a synchronous step needs every worker: restart the job from "
+        "its last checkpoint (if a worker is only slow, increase timeout_sec, "
+        f"which is {timeout_sec:g} s)"
     )

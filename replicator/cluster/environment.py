@@ -54,7 +54,7 @@ class ClusterEnvironment(abc.ABC):
           i_trust_this_network: See ``ClusterConfig``.
 
         Raises:
-          ClusterConfigError: It is partial or wrong; the message says what to write.
+          ClusterConfigError: It is incomplete or wrong; the message says what to write.
         """
         addresses = self.addresses()
         kind, index = self.own()

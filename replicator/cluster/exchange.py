@@ -1,4 +1,4 @@
-"""What workers tell each other between steps: digests of variables, bytes."""
+"""Data that workers exchange between steps: digests of variables, bytes."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ if TYPE_CHECKING:
 
 
 class Peers(Protocol):
-    """The workers of a job, as one of them sees them."""
+    """The interface to the workers of a job."""
 
     def exchange(self, what: str, text: str) -> list[str]:
-        """Gives a text to all workers and gets theirs, by worker id.
+        """Sends a string to all workers and returns theirs, by worker id.
 
         All workers call this in the same order.
 
         Args:
-          what: What this is about, in a few words, for errors.
-          text: What the others get.
+          what: Description of the exchange in a few words, for errors.
+          text: The string to send.
 
         Raises:
-          DisagreementError: Another worker came with something else.
+          DisagreementError: Another worker is at a different exchange.
         """
 
     def name_of(self, worker_id: int) -> str:
-        """What to call a worker in messages."""
+        """Name of a worker in messages."""
 
 
 def digest(variable: Any) -> str:
-    """What equal bits of a variable have in common."""
+    """A digest of a variable's bits."""
     return hashlib.blake2b(variable.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def check_same_place(peers: Peers, places: Sequence[str]) -> None:
-    """Makes sure that all workers came to the same exchange.
+    """Checks that all workers are at the same exchange.
 
     Args:
       peers: The workers.
-      places: What each of them came with, by worker id.
+      places: Descriptions of their exchanges, by worker id.
 
     Raises:
-      DisagreementError: They did not; names the first that differs from worker 0.
+      DisagreementError: They are not; names the first that differs from worker 0.
     """
     for worker, place in enumerate(places):
         if place != places[0]:
             raise DisagreementError(
-                f"workers do different things: {peers.name_of(0)} is at {places[0]}, "
-                f"{peers.name_of(worker)} at {place}; every worker must run the same "
-                "program: the same calls of the replicator in the same order"
+                f"workers disagree: {peers.name_of(0)} is at {places[0]}, but "
+                f"{peers.name_of(worker)} is at {place}; every worker must run the "
+                "same program: the same calls of the replicator in the same order"
             )
 
 
 def gather_bytes(peers: Peers, payload: bytes) -> list[bytes]:
-    """Collects one string from every worker; see ``Replicator.gather_bytes``."""
+    """Gathers one byte string from every worker; see ``Replicator.gather_bytes``."""
     text = base64.b64encode(payload).decode("ascii")
     texts = peers.exchange("an exchange of bytes (a checkpoint)", text)
     return [base64.b64decode(text) for text in texts]
@@ -69,9 +69,9 @@ def compare(peers: Peers, failure: str, digests: Mapping[int, tuple[str, str]]) 
 
     Args:
       peers: The workers.
-      failure: What was wrong within this worker already, or empty.
-      digests: Name and digest of variables, by a number that a variable has on all
-        workers. Those that one worker has freed already are left out.
+      failure: A difference within this worker, or empty.
+      digests: Name and digest of variables, by the number of a variable, which is the
+        same on all workers. Variables that one worker has freed are left out.
 
     Raises:
       ReplicasOutOfSyncError: On all workers, if there is a difference on any.

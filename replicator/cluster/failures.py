@@ -1,4 +1,4 @@
-"""Words for what goes wrong between workers: where they differ, who began it."""
+"""Error messages about workers: where they differ, and the root cause of a failure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLLECTIVE_OPS = (
 
 
 def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
-    """Finds the first place where two JSON values differ: where, and both sides."""
+    """Finds the first difference of two JSON values: its place and both values."""
     if isinstance(first, dict) and isinstance(second, dict):
         for key in [*first, *(k for k in second if k not in first)]:
             if key not in first or key not in second:
@@ -40,14 +40,14 @@ def difference(first: Any, second: Any, where: str = "the program") -> tuple[str
 
 
 def shape_error(what: str, message: str) -> ReplicatorError:
-    """Makes the error for tensors of different shapes from what TensorFlow says."""
+    """Makes the error for tensors of different shapes from TensorFlow's message."""
     shapes = message.partition("shapes differ between workers")[2]
     return DisagreementError(
         f"a collective in {what} got tensors of different shapes on different workers "
         f"(dimensions by worker, then a one: {first_line(shapes.strip(' [],'))}); "
-        "replicas must pass it the same shapes: reduce over the examples first "
-        "(mean_over_examples weighs the uneven batches of split_global_batches), or "
-        "pad them"
+        "all replicas must pass the same shapes: reduce over the examples first "
+        "(mean_over_examples weights the uneven batches of split_global_batches), or "
+        "pad the tensors"
     )
 
 
@@ -64,7 +64,7 @@ def is_collective_failure(error: tf.errors.OpError) -> bool:
 
 
 def root_cause(message: str) -> str:
-    """What TensorFlow says began it, without the chain of those who passed it on."""
+    """The root cause in TensorFlow's message, without the errors that it propagated."""
     for line in message.splitlines():
         if "aborted by" in line or "timed out" in line:
             return line.rpartition("aborted by: ")[2]

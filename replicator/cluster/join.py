@@ -1,4 +1,4 @@
-"""How a process becomes a worker of its cluster: together with all others, in time."""
+"""Joins the cluster: all workers start TensorFlow's servers within a timeout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_SEC = 300.0
 DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
-# TensorFlow's server gets at least this, however long meeting took.
+# TensorFlow's server gets at least this long, however long the workers took to start.
 _SHORTEST_WAIT_SEC = 5.0
 
 
@@ -36,9 +36,9 @@ def join(
     The cluster is joined once per process; the limits of time are the caller's own.
 
     Args:
-      config: The cluster, and the place of this process in it.
+      config: The cluster, and which of its processes this one is.
       timeout_sec: Longest wait for the others, here and later.
-      heartbeat_timeout_sec: After this time without a sign of life a worker is lost.
+      heartbeat_timeout_sec: A worker without a heartbeat for this time is lost.
 
     Returns:
       The runtime.
@@ -46,7 +46,7 @@ def join(
     Raises:
       ClusterConfigError: An address of the cluster is public; see ``network``.
       PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not come in time; the message names them.
+      UnreachableError: Workers did not start in time; the message names them.
       ClusterError: TensorFlow has run before, or this process is in another cluster.
     """
 
@@ -66,19 +66,19 @@ def join(
 def meet(config: ClusterConfig, timeout_sec: float) -> None:
     """Waits until every worker listens, this one included.
 
-    TensorFlow's server waits for the others too, but without end; so this process
-    listens at its address first, in its server's place.
+    TensorFlow's server also waits for the others, but without a timeout; so this
+    process listens at its address itself until all workers do.
 
     Raises:
       PortInUseError: Another process listens at this one's address.
-      UnreachableError: Workers did not come in time; the message names them.
+      UnreachableError: Workers did not start in time; the message names them.
       ClusterError: TensorFlow has run before in this process.
     """
     if _tf_workers.has_started():
         raise ClusterError(
-            "TensorFlow has already run in this process, and a cluster must be joined "
-            "before: make the replicator first, before any tensor, variable or list of "
-            "devices"
+            "TensorFlow has already run in this process, but a cluster must be joined "
+            "before that; create the replicator first, before any tensor, variable or "
+            "list of devices"
         )
     reach = port_filter.check(config)
     reachability.check_port_is_free(config.address)
@@ -97,7 +97,7 @@ def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:
 def _start(
     config: ClusterConfig, deadline: float, heartbeat_timeout_sec: float
 ) -> None:
-    """Starts TensorFlow's server in a thread, since nothing else bounds its wait."""
+    """Starts TensorFlow's server in a thread, because its wait has no timeout."""
     failures: list[BaseException] = []
 
     def start() -> None:
@@ -121,8 +121,8 @@ def _start(
 def _check_joined(thread: threading.Thread, failures: list[BaseException]) -> None:
     if thread.is_alive():
         raise UnreachableError(
-            "all workers answered, but not all joined the cluster in time: one ended "
-            "while it started; see its output, and start all of them again"
+            "all workers responded, but not all joined the cluster in time: one exited "
+            "while it was starting; see its output, and start all of them again"
         )
     if failures:
         raise ClusterError(

@@ -1,7 +1,7 @@
 """A cluster of processes on this machine, each with its ``TF_CONFIG``.
 
 For tests, benchmarks and trying multi-worker programs on one machine: every process
-runs the same program and learns from ``TF_CONFIG`` who it is. Free of TensorFlow.
+runs the same program and reads its role from ``TF_CONFIG``. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _TAIL_LINES = 20
 class LocalCluster:
     """Processes that form a cluster on this machine; use it in a ``with`` statement.
 
-    They end with the ``with`` block, and with this process however it ends. Parameter
-    servers usually serve until they are stopped; workers and a chief end by themselves.
+    They end with the ``with`` block, and with this process however it exits. Parameter
+    servers usually run until they are stopped; workers and a chief exit by themselves.
 
     Attributes:
       addresses: ``localhost:port`` of every process, by kind.
       members: Kind and index of every process: chief, then workers, then servers.
-      log_dir: Folder of the files with their outputs.
+      log_dir: Directory of their log files.
     """
 
     def __init__(
@@ -62,19 +62,20 @@ class LocalCluster:
           argv: Program and arguments, the same for every process.
           num_workers: Processes of kind ``worker``.
           num_ps: Processes of kind ``ps``.
-          has_chief: Whether there is a process of kind ``chief`` besides.
+          has_chief: Whether there is also a process of kind ``chief``.
           env: Environment variables to set on top of those of this process.
           cpusets: Cores for each of ``members``, in that order; None pins nothing.
-          log_dir: Folder for outputs, made if needed.
+          log_dir: Directory for log files, created if needed.
 
         Raises:
-          ValueError: Counts that make no cluster, or as many cpusets as do not match.
+          ValueError: A cluster without workers, or a wrong number of cpusets.
         """
         counts = {"chief": int(has_chief), "worker": num_workers, "ps": num_ps}
         if min(num_workers, num_ps) < 0 or num_workers + counts["chief"] < 1:
             raise ValueError(
                 f"num_workers={num_workers!r}, num_ps={num_ps!r}, "
-                f"has_chief={has_chief!r} make no cluster; it needs a worker or a chief"
+                f"has_chief={has_chief!r} do not describe a cluster; it needs at least "
+                "one worker or a chief"
             )
         self.members: tuple[Member, ...] = tuple(
             (kind, index) for kind, count in counts.items() for index in range(count)
@@ -82,7 +83,7 @@ class LocalCluster:
         if cpusets is not None and len(cpusets) != len(self.members):
             raise ValueError(
                 f"cpusets has {len(cpusets)} entries for {len(self.members)} "
-                f"processes {list(self.members)}; give one per process, in that order"
+                f"processes {list(self.members)}; pass one per process, in that order"
             )
         self.log_dir = Path(log_dir)
         self.addresses: dict[str, list[str]] = {}
@@ -115,24 +116,24 @@ class LocalCluster:
         return self._process(kind, index).pid
 
     def is_running(self, kind: str, index: int) -> bool:
-        """Whether a member has not ended yet."""
+        """Whether a member is still running."""
         return self._process(kind, index).poll() is None
 
     def exit_code(self, kind: str, index: int) -> int | None:
-        """How a member ended, negative for a signal; None while it runs."""
+        """Exit code of a member, negative for a signal; None while it runs."""
         return self._process(kind, index).poll()
 
     def kill(self, kind: str, index: int, signal: int = signal.SIGKILL) -> None:
-        """Sends a signal to one member; after ``SIGKILL`` it has ended on return."""
+        """Sends a signal to one member; for ``SIGKILL``, waits until it has exited."""
         process = self._process(kind, index)
         process.send_signal(signal)
         if signal == _SIGKILL:
             process.wait(_KILL_WAIT_SEC)
 
     def restart(self, kind: str, index: int) -> None:
-        """Starts a member again, with the same address; ends it first if it runs.
+        """Starts a member again, with the same address; kills it first if it runs.
 
-        Its output is appended to what it wrote before.
+        Its output is appended to its log file.
         """
         self._end([self._process(kind, index)])
         self._start((kind, index))
@@ -140,18 +141,18 @@ class LocalCluster:
     def wait(
         self, timeout_sec: float, kinds: Collection[str] = ("chief", "worker")
     ) -> dict[Member, int]:
-        """Waits until members have ended.
+        """Waits until members have exited.
 
         Args:
           timeout_sec: Longest wait in all.
-          kinds: Whom to wait for.
+          kinds: Kinds of members to wait for.
 
         Returns:
           Exit code of each, negative for the signal that killed it.
 
         Raises:
-          LocalClusterError: Some still run; they all were killed. The message has the
-            end of their outputs.
+          LocalClusterError: Some still run; all of them were killed. The message has
+            the end of their outputs.
         """
         waited = [member for member in self.members if member[0] in kinds]
         deadline = time.monotonic() + timeout_sec
@@ -161,8 +162,8 @@ class LocalCluster:
                 self.stop()
                 names = ", ".join(f"{kind} {index}" for kind, index in late)
                 raise LocalClusterError(
-                    f"{names} did not end within {timeout_sec:g} s; all processes were "
-                    f"killed\n{self.tails()}"
+                    f"{names} did not exit within {timeout_sec:g} s; all processes "
+                    f"were killed\n{self.tails()}"
                 )
             time.sleep(_POLL_SEC)
         return {member: self._processes[member].returncode for member in waited}
@@ -170,7 +171,7 @@ class LocalCluster:
     def check(
         self, timeout_sec: float, kinds: Collection[str] = ("chief", "worker")
     ) -> None:
-        """Waits as ``wait`` does, and makes sure that every exit code is 0.
+        """Waits as ``wait`` does, and checks that every exit code is 0.
 
         Raises:
           LocalClusterError: Some still run, or failed; with the end of their outputs.
@@ -182,12 +183,12 @@ class LocalCluster:
             raise LocalClusterError(f"processes failed: {names}\n{self.tails()}")
 
     def output(self, kind: str, index: int) -> str:
-        """What a member has written so far, standard error included."""
+        """The output of a member so far, including standard error."""
         self._process(kind, index)
         return self._log(kind, index).read_text(encoding="utf-8", errors="replace")
 
     def tails(self) -> str:
-        """The last lines that each member wrote."""
+        """The last lines of each member's output."""
         parts = []
         for kind, index in self._processes:
             lines = self.output(kind, index).splitlines()[-_TAIL_LINES:]
@@ -195,7 +196,7 @@ class LocalCluster:
         return "\n".join(parts)
 
     def stop(self) -> None:
-        """Kills what still runs; leaving the ``with`` block does it."""
+        """Kills all running members; leaving the ``with`` block calls it."""
         self._end(list(self._processes.values()))
 
     def _start(self, member: Member) -> None:
@@ -225,7 +226,7 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # its own children end with it
+                start_new_session=True,  # so that its own children are killed with it
             )
 
     def _end(self, processes: Sequence[subprocess.Popen[bytes]]) -> None:
@@ -254,7 +255,7 @@ _SIGKILL = signal.SIGKILL
 
 
 def free_ports(num_ports: int) -> list[int]:
-    """Finds ports of this machine on which nobody listens, in random order.
+    """Finds free ports of this machine, in random order.
 
     Raises:
       LocalClusterError: There are not enough.
@@ -265,7 +266,7 @@ def free_ports(num_ports: int) -> list[int]:
             if len(chosen) == num_ports:
                 return chosen
             port = random.SystemRandom().randint(*_PORTS)
-            # Bound until all are found, so that no port comes twice.
+            # Bound until all are found, so that no port is chosen twice.
             probe = reserved.enter_context(
                 socket.socket(socket.AF_INET, socket.SOCK_STREAM)
             )
@@ -273,6 +274,6 @@ def free_ports(num_ports: int) -> list[int]:
                 probe.bind(("", port))
                 chosen.append(port)
     raise LocalClusterError(
-        f"{num_ports} free ports from {_PORTS[0]} to {_PORTS[1]} were not found in "
-        f"{_MAX_PORT_TRIES} tries; end processes that hold them"
+        f"could not find {num_ports} free ports from {_PORTS[0]} to {_PORTS[1]} in "
+        f"{_MAX_PORT_TRIES} attempts; stop processes that use them"
     )

@@ -46,8 +46,8 @@ def join_once(role: str, config: ClusterConfig, join: Callable[[], _T]) -> _T:
         if joined.role != role or _place(joined.config) != _place(config):
             raise ClusterConfigError(
                 f"this process is already {_describe(joined.role, joined.config)}, "
-                f"and cannot become {_describe(role, config)}; TensorFlow has one "
-                "cluster per process: start another process"
+                f"and cannot become {_describe(role, config)}; TensorFlow allows one "
+                "cluster per process: start a new process"
             )
         return cast("_T", joined.made)
     made = join()

@@ -1,9 +1,8 @@
-"""Networks: from where the ports of a cluster's servers may be reached.
+"""Networks: which hosts may reach the ports of a cluster's servers.
 
-Whoever can reach the port of a TensorFlow server can run any operation there, such as
-``WriteFile``; it asks nobody who they are. So addresses that the whole internet can
-reach are refused, unless somebody says that something else keeps strangers out. Free
-of TensorFlow.
+TensorFlow servers have no authentication: every host that can reach the port can run
+any operation there, such as ``WriteFile``. So public addresses raise an error, unless
+the user states that something else blocks untrusted hosts. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
-# Those that IANA's registries call not globally reachable and that machines can have.
-# Written out, since what ``is_private`` means differs between versions of Python.
+# Networks that IANA's registries list as not globally reachable and that machines can
+# be in. Written out, because ``is_private`` differs between versions of Python.
 PRIVATE = LOOPBACK + tuple(
     map(
         ipaddress.ip_network,
@@ -52,7 +51,7 @@ HOW_TO_TRUST = (
 
 
 class Reach(enum.Enum):
-    """From where the ports of a cluster may be reached."""
+    """The hosts that may reach the ports of a cluster."""
 
     MACHINE = "this machine"
     PRIVATE = "private networks"
@@ -60,18 +59,18 @@ class Reach(enum.Enum):
 
     @property
     def networks(self) -> tuple[Network, ...]:
-        """Where connections may come from; empty for ``ANY``."""
+        """The networks from which connections are accepted; empty for ``ANY``."""
         return {Reach.MACHINE: LOOPBACK, Reach.PRIVATE: PRIVATE}.get(self, ())
 
 
 def reach_of(config: ClusterConfig) -> Reach:
-    """From where this process's port must be reached, and no farther.
+    """The smallest set of hosts that must be able to reach this process's port.
 
-    This machine, if all addresses of the cluster are loopback addresses. Names are
-    resolved; one that cannot be, yet, counts as private.
+    This machine, if all addresses of the cluster are loopback addresses. Host names are
+    resolved; a name that cannot be resolved yet counts as private.
 
     Raises:
-      ClusterConfigError: An address is public, and nobody said that the network is
+      ClusterConfigError: An address is public, and the network is not declared as
         trusted.
     """
     if config.i_trust_this_network:
@@ -83,10 +82,10 @@ def reach_of(config: ClusterConfig) -> Reach:
         if public:
             raise ClusterConfigError(
                 f"address {address!r} of the cluster is public ({', '.join(public)}), "
-                "and whoever can reach the port of a TensorFlow server can run any "
-                "operation there, such as writing files; use the private addresses of "
-                "the machines, or, where a firewall or a security group keeps "
-                f"strangers out, say so in every process: {HOW_TO_TRUST}"
+                "but every host that can reach the port of a TensorFlow server can run "
+                "any operation there, such as writing files; use the private addresses "
+                "of the machines; if a firewall or a security group blocks untrusted "
+                f"hosts, declare it in every process: {HOW_TO_TRUST}"
             )
         if not found or not all(_is_in(ip, LOOPBACK) for ip in found):
             reach = Reach.PRIVATE
@@ -104,14 +103,14 @@ def resolve(address: str) -> list[Address]:
 
 
 def plain(text: str) -> Address:
-    """An IP address without its zone; IPv4 in IPv6 clothes is IPv4."""
+    """An IP address without its zone; an IPv4-mapped IPv6 address becomes IPv4."""
     found = ipaddress.ip_address(text.partition("%")[0])
     mapped = getattr(found, "ipv4_mapped", None)
     return mapped or found
 
 
 def allows(networks: Iterable[Network], address: str) -> bool:
-    """Whether an IP address is in one of some networks."""
+    """Whether an IP address is in one of the networks."""
     return _is_in(plain(address), networks)
 
 

@@ -1,13 +1,13 @@
-"""One TensorFlow server as another process sees it: is it still the same process?
+"""Identity of a remote TensorFlow server: is it still the same process?
 
-An open port says little: when a process dies, another may listen there a moment later.
-A connection says more. The kernel closes it when the process at its other end dies in
-whatever way, and keeps it open while that process is busy or stopped. Should it be lost
-for another reason, the server is asked who it is: TensorFlow gives each device of a
-process a random number, its incarnation, which no other process has.
+An open port says little: after a process has exited, another one may listen there. A
+connection says more. The kernel closes it when the process at the other end exits in
+whatever way, and keeps it open while that process is busy or stopped. If it breaks for
+another reason, the server is asked for its identity: TensorFlow gives each device of a
+process a random number, its incarnation, which is unique to the process.
 
-The server is spoken to in its own protocol, gRPC over HTTP/2 (RFC 9113), as far as one
-call needs it. Free of TensorFlow.
+The query uses the server's own protocol, gRPC over HTTP/2 (RFC 9113), as far as one
+call needs it. Does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import time
 
 from replicator.cluster.configuration import split_address
 
-# What an HTTP/2 client says first (RFC 9113, 3.4): the preface and empty settings. A
-# gRPC server that is alive answers it with its own settings, whatever it computes.
+# The first bytes of an HTTP/2 client (RFC 9113, 3.4): the preface and empty settings. A
+# gRPC server that is alive responds with its own settings, however busy it is.
 HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 _DATA, _HEADERS, _SETTINGS, _PING = 0, 1, 4, 6
 _ACK, _END_STREAM, _END_HEADERS = 1, 1, 4
 _FRAME_HEADER_BYTES = 9
 _MAX_FRAME_BYTES = 16384
-_MAX_ANSWER_BYTES = 65535  # as much as HTTP/2 lets it send unasked
+_MAX_ANSWER_BYTES = 65535  # HTTP/2's initial flow-control window
 _STREAM = 1
 _PATH = b"/tensorflow.WorkerService/GetStatus"
-# A machine that vanished is noticed after so long, though it closed nothing.
+# With these, a machine that vanishes without closing is detected after KEEPALIVE_SEC.
 _KEEPALIVE = {"TCP_KEEPIDLE": 8, "TCP_KEEPINTVL": 4, "TCP_KEEPCNT": 3}
 KEEPALIVE_SEC = 20.0
 _CONNECT_SEC = 1.0
@@ -40,27 +40,27 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class NotAServerError(ConnectionError):
-    """Who answers at an address is not a TensorFlow server."""
+    """The process that listens at an address is not a TensorFlow server."""
 
 
 class Link:
-    """A connection to a TensorFlow server, held open.
+    """A connection to a TensorFlow server that is kept open.
 
     Attributes:
-      is_greeted: Whether the other end has answered as a gRPC server does.
-      identity: Numbers that only this process of a server has; None until it answered.
+      is_grpc_server: Whether the other end has responded as a gRPC server does.
+      identity: Numbers that are unique to this server process; None until it responds.
     """
 
     def __init__(self, address: str, timeout_sec: float) -> None:
-        """Connects, and asks who is there.
+        """Connects, and sends the query for the identity.
 
         Args:
           address: ``name:port`` of the server.
           timeout_sec: Longest wait for the connection.
 
         Raises:
-          ConnectionRefusedError: Nobody listens there.
-          OSError: The machine does not answer, or is not known.
+          ConnectionRefusedError: No process listens there.
+          OSError: The machine does not respond, or is unknown.
         """
         self.is_grpc_server = False
         self.identity: frozenset[int] | None = None
@@ -82,17 +82,17 @@ class Link:
         self._socket.close()
 
     def read(self, timeout_sec: float) -> bool:
-        """Takes in what the other end says; returns as soon as something came.
+        """Reads from the other end; returns as soon as data has arrived.
 
         Args:
-          timeout_sec: Longest wait for something.
+          timeout_sec: Longest wait for data.
 
         Returns:
-          Whether something came. A process that is stopped says nothing, but is there.
+          Whether data has arrived. A stopped process sends none, but still exists.
 
         Raises:
-          NotAServerError: The other end does not speak as a TensorFlow server does.
-          TimeoutError: The machine at the other end answers no more.
+          NotAServerError: The other end is not a TensorFlow server.
+          TimeoutError: The machine at the other end does not respond any more.
           OSError: The other end closed the connection.
         """
         readable, _, _ = select.select([self._socket], [], [], timeout_sec)
@@ -119,7 +119,7 @@ class Link:
         return True
 
     def wait_for_identity(self, timeout_sec: float) -> frozenset[int] | None:
-        """Waits until the other end has said who it is; None if it did not in time.
+        """Waits for the identity of the other end; None after the timeout.
 
         Raises:
           OSError: See ``read``.
@@ -130,7 +130,7 @@ class Link:
         return self.identity
 
     def read_all(self) -> None:
-        """Takes in what the other end has said already.
+        """Reads all data that has already arrived.
 
         Raises:
           OSError: See ``read``.
@@ -148,21 +148,21 @@ class Link:
             if kind == _DATA:
                 self._answer += payload
             if len(self._answer) > _MAX_ANSWER_BYTES:
-                raise NotAServerError("says more than it was asked")
+                raise NotAServerError("sends more than was requested")
             if kind in (_DATA, _HEADERS) and flags & _END_STREAM:
                 self.identity = _incarnations(self._answer[5:])
                 if not self.identity:
-                    raise NotAServerError("is no TensorFlow server")
+                    raise NotAServerError("is not a TensorFlow server")
 
 
 class Peer:
-    """A process of the cluster, as another one remembers it."""
+    """Another process of the cluster: its address and recorded identity."""
 
     def __init__(self, address: str) -> None:
-        """Meets it: learns who it is, and holds a connection to it.
+        """Records its identity, and keeps a connection to it.
 
         Args:
-          address: Where it listens; it may be slow, or not be there.
+          address: Where it listens; it may be slow, or not running yet.
         """
         self._address = address
         self._identity: frozenset[int] | None = None
@@ -170,9 +170,9 @@ class Peer:
         self.has_ended()
 
     def has_ended(self) -> bool:
-        """Whether it is known that the process that was met has ended.
+        """Whether the recorded process is known to have exited.
 
-        Not if it is slow, stopped, or out of reach.
+        Not if it is slow, stopped, or unreachable.
         """
         if self._link is not None:
             try:
@@ -200,16 +200,17 @@ class Peer:
             return False
         link.close()
         if self._identity is None:
-            return False  # never met
-        # One that speaks may be busy. One that only accepts is a stopped process or a
-        # stranger; but the kernel has closed the connection to the process once met.
+            return False  # its identity was never recorded
+        # A gRPC server may be busy. A process that only accepts is stopped or a
+        # different one; but the kernel has closed the connection to the recorded one.
         return bool(found) or is_closed or not link.is_grpc_server
 
 
 def answers(address: str, timeout_sec: float) -> bool:
-    """Whether a gRPC server at an address gives a sign of life within a time.
+    """Whether a gRPC server at an address responds within a time.
 
-    Its kernel accepts connections for a process that hangs, so the process is asked.
+    The kernel accepts connections even for a process that hangs, so connecting is not
+    enough: the process must respond.
     """
     deadline = time.monotonic() + timeout_sec
     with contextlib.suppress(OSError):
@@ -226,7 +227,7 @@ def answers(address: str, timeout_sec: float) -> bool:
 
 def _question(address: str) -> bytes:
     """The frames of a call of ``GetStatus``, without arguments."""
-    # Headers in literal form (RFC 7541, 6.2.2), but for two from the static table.
+    # Headers in literal form (RFC 7541, 6.2.2), except for two of the static table.
     headers = b"".join(
         [
             b"\x83",  # :method: POST
@@ -252,7 +253,7 @@ def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 def _incarnations(answer: bytes) -> frozenset[int]:
-    """The incarnations in TensorFlow's GetStatusResponse; empty if it is none."""
+    """The incarnations in a GetStatusResponse of TensorFlow; empty if malformed."""
     found = set()
     try:
         for field, device in _fields(answer):

@@ -1,9 +1,9 @@
-"""Port filters: whom a listening socket of this process answers.
+"""Port filters: which hosts can connect to a listening socket of this process.
 
-TensorFlow's server listens on all interfaces, whatever address it is given, and has no
-setting for another. So its listening sockets get a filter of the kernel (classic BPF,
+TensorFlow's server listens on all interfaces, whatever address it gets, and has no
+option to change that. So its listening sockets get a kernel filter (classic BPF,
 ``SO_ATTACH_FILTER``; Linux, no privileges needed): a packet whose source is not in an
-allowed network is dropped before a connection exists, as a firewall would do.
+allowed network is dropped before a connection exists, as by a firewall.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ Instruction = tuple[int, int, int, int]
 def guarded(config: ClusterConfig) -> Iterator[None]:
     """Filters the port of this process, which TensorFlow opens inside.
 
-    The filter is there before the first connection can be made.
+    The filter is in place before the first connection is possible.
 
     Args:
-      config: The cluster; says who may reach the port (``network.reach_of``).
+      config: The cluster; determines which hosts may connect (``network.reach_of``).
 
     Raises:
       ClusterConfigError: An address of the cluster is public; see ``network``.
-      ClusterError: This system has no such filters, or TensorFlow listens in a way
-        that is not known here.
+      ClusterError: This system has no such filters, or TensorFlow listens in an unknown
+        way.
     """
     reach = check(config)
     if reach is Reach.ANY:
@@ -84,7 +84,7 @@ def guarded(config: ClusterConfig) -> Iterator[None]:
 
 
 def restrict(listener: socket.socket, reach: Reach) -> None:
-    """Makes a listening socket drop what comes from farther than it may.
+    """Makes a listening socket drop packets from networks that are not allowed.
 
     Raises:
       OSError: The system has no such filters.
@@ -133,7 +133,7 @@ def _match(allowed: Network, source: int) -> list[Instruction]:
 
 
 def check(config: ClusterConfig) -> Reach:
-    """From where this process's port may be reached, and whether that can be ensured.
+    """Returns which hosts may reach this process's port, if that can be enforced.
 
     Raises:
       ClusterConfigError: An address of the cluster is public; see ``network``.
@@ -147,7 +147,7 @@ def check(config: ClusterConfig) -> Reach:
 
 @functools.cache
 def check_system(reach: Reach) -> None:
-    """Makes sure, by trying, that filters do on this system what they should.
+    """Tests that filters work on this system.
 
     Raises:
       ClusterError: They do not.
@@ -156,23 +156,23 @@ def check_system(reach: Reach) -> None:
         if not sys.platform.startswith("linux"):
             raise OSError(f"{sys.platform} has none")  # noqa: TRY301 (one message)
         with socket.create_server(("127.0.0.1", 0)) as listener:
-            # Somewhere that this machine's own connections do not come from.
+            # An address that this machine's own connections do not come from.
             attach(listener, program([_NOBODY]))
             if _accepts(listener):
-                raise OSError("a socket that drops everything accepted")  # noqa: TRY301
+                raise OSError("a filter that drops all did not")  # noqa: TRY301
             attach(listener, program(network.LOOPBACK))
             if not _accepts(listener):
-                raise OSError("a socket for this machine did not accept")  # noqa: TRY301
+                raise OSError("a filter for this machine dropped it")  # noqa: TRY301
     except OSError as error:
         raise _unprotected(reach, error) from error
 
 
 def _unprotected(reach: Reach, why: object) -> ClusterError:
     return ClusterError(
-        "TensorFlow's server listens on all interfaces, and whoever can reach its port "
-        f"can run any operation there; the filter that lets only {reach.value} reach "
-        f"it does not work on this system ({why}); where a firewall keeps strangers "
-        f"out, say so: {network.HOW_TO_TRUST}"
+        "TensorFlow's server listens on all interfaces, and every host that can reach "
+        "its port can run any operation there; the filter that restricts it to "
+        f"{reach.value} does not work on this system ({why}); if a firewall blocks "
+        f"untrusted hosts, declare it: {network.HOW_TO_TRUST}"
     )
 
 
@@ -185,7 +185,7 @@ def _accepts(listener: socket.socket) -> bool:
 
 
 def attach(listener: socket.socket, code: Sequence[Instruction]) -> None:
-    """Gives a socket a filter, in place of the one that it has.
+    """Attaches a filter to a socket, replacing any other.
 
     Raises:
       OSError: The system has no such filters.

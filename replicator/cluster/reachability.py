@@ -29,7 +29,7 @@ def wait_for(
       own: The address of this process, which is not waited for.
 
     Raises:
-      UnreachableError: Some do not answer; the message names them.
+      UnreachableError: Some do not respond; the message names them.
     """
     missing = {
         f"{kind} {index}": address
@@ -50,10 +50,10 @@ def wait_for(
         if time.monotonic() >= deadline:
             names = ", ".join(f"{n} at {address}" for n, address in missing.items())
             raise UnreachableError(
-                f"{len(missing)} of {num_all} processes did not answer within "
+                f"no response from {len(missing)} of {num_all} processes within "
                 f"{timeout_sec:g} s: {names}; check that they were started, that "
-                "TF_CONFIG has the same addresses everywhere, and that no firewall is "
-                "between; a larger timeout_sec waits longer"
+                "TF_CONFIG has the same addresses everywhere, and that no firewall "
+                "blocks them; a larger timeout_sec waits longer"
             )
         time.sleep(_POLL_SEC)
 
@@ -74,21 +74,21 @@ def check_port_is_free(address: str) -> None:
         except OSError as error:
             raise PortInUseError(
                 f"port {port} of this process ({address}) is in use: {error.strerror}; "
-                "end the process that listens there (perhaps an earlier run), or put "
-                "another port into TF_CONFIG on every process"
+                "stop the process that listens there (perhaps an earlier run), or set "
+                "another port in TF_CONFIG on every process"
             ) from error
 
 
 class ConnectionAttempt(enum.Enum):
-    """What comes of a try to connect."""
+    """The result of a connection attempt."""
 
     ACCEPTED = "accepted"
     REFUSED = "refused"
-    NO_RESPONSE = "no_response"
+    NO_RESPONSE = "no response"
 
 
 def attempt_connection(address: str, timeout_sec: float) -> ConnectionAttempt:
-    """Tries to connect: nobody listens there, or the machine does not answer at all."""
+    """Tries to connect; tells a closed port from a machine that does not respond."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
             return ConnectionAttempt.ACCEPTED

@@ -1,4 +1,4 @@
-"""Remote devices: making this process the client of a cluster of TensorFlow servers."""
+"""Remote devices: makes this process the client of a cluster of TensorFlow servers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
       timeout_sec: Longest wait for the servers.
 
     Returns:
-      The watch over the servers, which has begun.
+      The running watch over the servers.
 
     Raises:
       ClusterConfigError: This process is not worker 0, or it is the client of another
-        cluster, or it has made variables already.
+        cluster, or it has already created variables.
       PortInUseError: Another process listens at this one's address.
-      UnreachableError: Servers do not answer; the message names them.
+      UnreachableError: Servers do not respond; the message names them.
     """
     _check_client(config)
     return membership.join_once(
@@ -58,12 +58,12 @@ def replica_devices(
       num_logical_devices: Devices that one replica is split over.
 
     Returns:
-      Full device names by replica, then by logical device, worker by worker: GPUs of
-      their own where workers have GPUs, else the CPU. A replica whose parts do not fit
-      on one worker goes on on the next.
+      Full device names by replica, then by logical device, worker by worker: separate
+      GPUs if workers have GPUs, else the CPU. A replica whose parts do not fit on one
+      worker continues on the next.
 
     Raises:
-      DeviceError: The devices do not divide by the workers, or some are missing.
+      DeviceError: The devices are not divisible by the workers, or some are missing.
     """
     share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
@@ -95,7 +95,7 @@ def _too_few(
         else ("CPU devices", f"start its server with --num-cpu-devices {share}")
     )
     return (
-        f"{share} replicas or parts of them per worker need {share} {kind} on each, "
+        f"{share} replicas or logical devices per worker need {share} {kind} on each, "
         f"but worker {worker_id} ({worker}) has {len(mine)}; use fewer, or {help_text}"
     )
 
@@ -121,7 +121,7 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
         reachability.wait_for(addresses, timeout_sec, own=config.address)
     except UnreachableError as error:
         raise UnreachableError(
-            f"{error}; every worker but 0 runs `python -m replicator.server`"
+            f"{error}; every worker except 0 runs `python -m replicator.server`"
         ) from None
     with port_filter.guarded(config):
         _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
@@ -135,11 +135,11 @@ def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
 
 
 def check_nothing_is_made() -> None:
-    """Refuses variables: TensorFlow loses them when a process joins a cluster."""
+    """Rejects variables: TensorFlow loses them when a process joins a cluster."""
     names = _tf_compat.live_variables()
     if names:
         raise ClusterConfigError(
-            f"{len(names)} variables exist already ({', '.join(names[:3])}), and they "
-            "would be lost when this process joins its cluster; make the replicator "
-            "first, and models, optimizers and random generators afterwards"
+            f"{len(names)} variables exist already ({', '.join(names[:3])}) and would "
+            "be lost when this process joins its cluster; create the replicator first, "
+            "and models, optimizers and random generators afterwards"
         )

@@ -1,8 +1,8 @@
-"""What worker processes of between-graph replication share besides their collectives.
+"""Coordination of worker processes in between-graph replication.
 
-TensorFlow's servers and its coordination service do the work. Here is the exchange of
-small texts by which workers agree before they run, and a guard around collectives.
-Every wait is bounded.
+TensorFlow's servers and its coordination service do the work. This module has the
+exchange of short strings by which workers agree before they run, and a guard around
+collectives. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ class WorkerRuntime:
 
     @property
     def worker_id(self) -> int:
-        """Which of them this is."""
+        """Index of this process."""
         return self._worker.config.worker_id
 
     def name_of(self, worker_id: int) -> str:
-        """What to call a worker in messages."""
+        """Name of a worker in messages."""
         return self._worker.config.name_of(worker_id)
 
     def exchange(self, what: str, text: str) -> list[str]:
-        """Gives a text to all workers and gets theirs.
+        """Sends a string to all workers and returns theirs.
 
         All workers call this in the same order.
 
         Args:
-          what: What this is about, in a few words, for errors.
-          text: What the others get.
+          what: Description of the exchange in a few words, for errors.
+          text: The string to send.
 
         Returns:
-          The texts by worker id.
+          The strings by worker id.
 
         Raises:
-          DisagreementError: Another worker came with something else.
-          WorkerLostError: Another worker did not come in time, or has ended.
+          DisagreementError: Another worker is at a different exchange.
+          WorkerLostError: Another worker timed out or has exited.
         """
         self._worker.check_not_lost()
         self._worker.doing = what
@@ -90,7 +90,7 @@ class WorkerRuntime:
         ]
         self._worker.retract()
         if number > 1:
-            # All have come to this exchange, so all have read the one before the last.
+            # All workers are at this exchange, so all have read the last but one.
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(
                     key_of(f"exchange/{number - 2}", self.worker_id)
@@ -102,15 +102,15 @@ class WorkerRuntime:
         return [answer["text"] for answer in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
-        """Makes sure that all workers are about to run the same.
+        """Checks that all workers are about to run the same program.
 
         Args:
-          what: What this is about, for errors.
-          description: What must be equal on all workers, as JSON.
+          what: Description of the program, for errors.
+          description: JSON that must be identical on all workers.
 
         Raises:
-          DisagreementError: It is not; the message has both sides. Raised on all
-            workers, before anything ran.
+          DisagreementError: It is not; the message has both values. Raised on all
+            workers, before anything runs.
           WorkerLostError: See ``exchange``.
         """
         texts = self.exchange(what, json.dumps(description))
@@ -127,7 +127,7 @@ class WorkerRuntime:
             )
 
     def report_failure(self, what: str, failure: str) -> None:
-        """Lets the others know that this worker failed before a run.
+        """Reports to the others that this worker failed before a run.
 
         They raise ``DisagreementError``, unless they failed in the same way.
         """
@@ -135,9 +135,9 @@ class WorkerRuntime:
             self.agree(what, {"failure": failure})
 
     def group(self) -> Group:
-        """What the collectives of this process's programs need to know.
+        """The worker group of the collectives of this process's programs.
 
-        Waits for all workers once, to learn in which order gathers have their parts.
+        Waits for all workers once, to find the order of the parts in a gather.
         """
         if self._worker.group is None:
             what = "the first collective"
@@ -159,15 +159,15 @@ class WorkerRuntime:
 
     @contextlib.contextmanager
     def guard(self, what: str, num_steps: int = 1) -> Iterator[None]:
-        """Turns the failure of a collective into an error that says who was lost.
+        """Turns the failure of a collective into an error that names the lost worker.
 
         Args:
-          what: What is run inside, in a few words, for errors here and elsewhere.
+          what: The operation inside, in a few words, for errors here and elsewhere.
           num_steps: Steps that are run inside, each of which may take ``timeout_sec``.
 
         Raises:
-          WorkerLostError: A worker ended, or did not come in time.
-          DisagreementError: Workers came with different shapes.
+          WorkerLostError: A worker exited or timed out.
+          DisagreementError: Workers passed different shapes.
         """
         self._worker.check_not_lost()
         self._worker.doing = what
@@ -187,16 +187,16 @@ class WorkerRuntime:
             raise self._worker.lose(self._diagnose(error)) from error
 
     def _end_of_input(self, what: str) -> None:
-        """Makes sure that the data of all workers ended in the same step."""
+        """Checks that the data of all workers ended in the same step."""
         what = f"the end of its input in {what}"
         with contextlib.suppress(DisagreementError):
             try:
                 self.exchange(what, "")
             except WorkerLostError as error:
-                self._worker.abort(f"came to {what}, and other workers did not")
+                self._worker.abort(f"reached {what}, but other workers did not")
                 raise WorkerLostError(
-                    f"{self.name_of(self.worker_id)} came to {what}, but not "
-                    "every worker did: pipelines of different lengths; repeat() the "
+                    f"{self.name_of(self.worker_id)} reached {what}, but not "
+                    "every worker did: pipelines have different lengths; repeat() the "
                     "datasets, or give all workers the same number of batches "
                     f"({error})"
                 ) from error
@@ -219,7 +219,7 @@ class WorkerRuntime:
                     continue
                 raise self._worker.lose(
                     WorkerLostError(
-                        f"{name} did not come to {what} within {self.timeout_sec:g} s; "
+                        f"{name} did not reach {what} within {self.timeout_sec:g} s; "
                         "every worker must make the same calls in the same order; if "
                         "it is only slow, use a larger timeout_sec"
                     )

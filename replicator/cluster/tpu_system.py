@@ -1,4 +1,4 @@
-"""Finding a TPU, connecting to it, and dealing its cores to replicas."""
+"""TPU systems: finding one, connecting to it, and assigning its cores to replicas."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from replicator.errors import DeviceError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-# Where a name is looked for, in this order: set by Cloud TPU, GKE and Colab.
+# Variables that may have the name, in this order: set by Cloud TPU, GKE and Colab.
 ENVIRONMENT = ("TPU_NAME", "KUBE_GOOGLE_CLOUD_TPU_ENDPOINTS", "COLAB_TPU_ADDR")
 LOCAL = "local"
 CONNECT_TIMEOUT_SEC = 60.0
@@ -29,8 +29,8 @@ class TpuSystem:
     """An initialised TPU.
 
     Attributes:
-      name: The name or address that it was found by.
-      resolver: What TensorFlow reaches it by.
+      name: The name or address by which it was found.
+      resolver: TensorFlow's cluster resolver for it.
       topology: Its mesh of cores, as TensorFlow reports it.
     """
 
@@ -46,14 +46,14 @@ class TpuSystem:
     def make_strategy(
         self, num_replicas: int | None, num_logical_devices: int
     ) -> tf.distribute.Strategy:
-        """Deals cores to replicas.
+        """Assigns cores to replicas.
 
         Args:
-          num_replicas: Copies of the computation; None takes as many as fit.
+          num_replicas: Number of replicas; None takes as many as fit.
           num_logical_devices: Cores that one replica is split over.
 
         Raises:
-          DeviceError: There are too few cores, or the mesh does not divide so.
+          DeviceError: There are too few cores, or the mesh has no such blocks.
         """
         if num_replicas is None:
             num_replicas = max(self.num_cores // num_logical_devices, 1)
@@ -61,7 +61,8 @@ class TpuSystem:
         if needed > self.num_cores:
             raise DeviceError(
                 f"{num_replicas} replicas of {num_logical_devices} TPU cores need "
-                f"{needed} cores, but TPU {self.name!r} has {self.num_cores}"
+                f"{needed} cores, but TPU {self.name!r} has {self.num_cores}; use "
+                "fewer replicas"
             )
         if num_logical_devices == 1 and needed == self.num_cores:
             return tf.distribute.TPUStrategy(self.resolver)
@@ -75,17 +76,17 @@ class TpuSystem:
 
 
 def connect(tpu: str | None = None) -> TpuSystem:
-    """Finds and initialises a TPU; memory that it held is lost.
+    """Finds and initialises a TPU, which clears its memory.
 
     Args:
       tpu: A Cloud TPU's name, an address such as ``grpc://10.0.0.2:8470``, or ``local``
-        for the chips of this machine; None looks at the environment, then for chips.
+        for the chips of this machine; None searches the environment, then for chips.
 
     Returns:
       The system, ready for a strategy.
 
     Raises:
-      DeviceError: There is no TPU; says where it was looked for, and what came.
+      DeviceError: There is no TPU; says where it was searched for, and what failed.
     """
     name = tpu if tpu is not None else _name_from_environment(os.environ)
     if name is None:
@@ -108,17 +109,17 @@ def connect(tpu: str | None = None) -> TpuSystem:
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
     except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
         raise DeviceError(
-            f"TPU {name!r} did not initialise: {reason_of(error)}; check that it "
-            "runs, that its TensorFlow is of this version, and that no other process "
-            "holds it"
+            f"TPU {name!r} could not be initialised: {reason_of(error)}; check "
+            "that it runs, that its TensorFlow has this version, and that no other "
+            "process uses it"
         ) from error
     return TpuSystem(name, resolver, topology)
 
 
 def computation_shape(mesh_shape: Sequence[int], num_logical_devices: int) -> list[int]:
-    """Returns the block of the core mesh that one replica takes.
+    """Returns the shape of the block of the core mesh that one replica uses.
 
-    The cores of one chip are taken first: they are nearest to each other.
+    The cores of one chip come first, because they are closest to each other.
 
     Args:
       mesh_shape: Cores along x, y, z and within a chip.
@@ -135,7 +136,7 @@ def computation_shape(mesh_shape: Sequence[int], num_logical_devices: int) -> li
     if rest != 1:
         mesh = " x ".join(str(int(size)) for size in mesh_shape)
         raise DeviceError(
-            f"logical_devices_per_replica={num_logical_devices!r} is no block of a "
+            f"logical_devices_per_replica={num_logical_devices!r} is not a block of a "
             f"{mesh} mesh of TPU cores (x, y, z, cores per chip); use a product of "
             "divisors of these"
         )

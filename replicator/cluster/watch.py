@@ -1,9 +1,9 @@
-"""Watching servers: who is gone, and ending calls that would wait for them forever.
+"""Failure detection for servers, so that no call waits for a lost server forever.
 
 A process that is killed closes its connections, and calls to it fail at once. A machine
 that vanishes, or a process that hangs, closes nothing: TensorFlow would wait for its
-answer without end. So a thread of the client asks every server for a sign of life, and
-closes the connections to one that has given none for too long.
+response forever. So a thread of the client polls every server, and closes the
+connections to a server that has not responded for too long.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _POLL_SEC = 1.0
 _ANSWER_SEC = 2.0
 _MIN_FAILURES = 3
 _WHAT_TO_DO = (
-    "start the whole cluster again (client and servers), and restore the last "
-    "checkpoint; see the end of that worker's output for why"
+    "restart the whole cluster (client and servers), and restore the last checkpoint; "
+    "see the end of that worker's output for the cause"
 )
-# Errors that do not come from a lost worker, unless they speak of its lost state.
+# Errors that do not come from a lost worker, unless they mention its lost state.
 _OWN_ERRORS = (tf.errors.OutOfRangeError, tf.errors.InvalidArgumentError)
 _LOST_STATE = "context_id"
 
@@ -54,8 +54,8 @@ class WorkerWatch:
         """Starts watching.
 
         Args:
-          servers: By device prefix (``/job:worker/replica:0/task:1``): how messages
-            call the worker, and its address.
+          servers: By device prefix (``/job:worker/replica:0/task:1``): the name of the
+            worker in messages, and its address.
         """
         self.lost: dict[str, tuple[str, float]] = {}
         self.servers = dict(servers)
@@ -85,7 +85,7 @@ class WorkerWatch:
         while True:
             for server, (name, address) in self.servers.items():
                 if server in self.lost:
-                    # TensorFlow connects again and again to one that only hangs.
+                    # TensorFlow keeps reconnecting to a server that only hangs.
                     close_connections(address)
                 elif answers(address, _ANSWER_SEC):
                     last_answer[server] = time.monotonic()
@@ -94,7 +94,7 @@ class WorkerWatch:
                     num_failures[server] += 1
                     silence_sec = time.monotonic() - last_answer[server]
                     timeout_sec = self.timeout_sec()
-                    # A count as well: this process itself may have been suspended.
+                    # Also a minimum count: this process itself may have been suspended.
                     is_long = silence_sec > timeout_sec
                     if is_long and num_failures[server] >= _MIN_FAILURES:
                         self.lost[server] = name, timeout_sec
@@ -125,7 +125,7 @@ class FailureDetector:
         """Turns TensorFlow's errors about a lost worker into one that names it.
 
         Raises:
-          WorkerLostError: A worker ended, was restarted, or does not answer.
+          WorkerLostError: A worker exited, was restarted, or does not respond.
         """
         if self._watch.lost:
             raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
@@ -163,13 +163,13 @@ class FailureDetector:
     def _lost_names(self) -> str:
         lost = self._watch.lost.values()
         names = ", ".join(name for name, _ in lost)
-        return f"{names} gave no response for {max(sec for _, sec in lost):g} s"
+        return f"no response from {names} for {max(sec for _, sec in lost):g} s"
 
 
 def close_connections(address: str) -> None:
     """Closes all connections of this process to an address.
 
-    TensorFlow has no call for it. Those who wait for an answer get an error at once.
+    TensorFlow has no function for it. Calls that wait for a response fail at once.
     """
     name, port = split_address(address)
     try:
@@ -201,7 +201,7 @@ def _socket_descriptors() -> list[int]:
 
 
 def _plain(address: Any) -> tuple[str, int] | None:
-    """Address and port; IPv4 in IPv6 clothes is IPv4."""
+    """Address and port; an IPv4-mapped IPv6 address becomes IPv4."""
     if not isinstance(address, tuple):
         return None
     return str(address[0]).removeprefix("::ffff:"), int(address[1])

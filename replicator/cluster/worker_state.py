@@ -21,11 +21,11 @@ _PEER_CHECK_SEC = 2.0
 
 
 class WorkerState:
-    """This process as a worker of a cluster; there is one per process.
+    """This process as a worker of a cluster; one per process.
 
     Attributes:
       config: The cluster.
-      doing: What this worker does or did last, for the errors of others.
+      doing: The current or last operation of this worker, for the errors of others.
       group: What collectives need to know, once it was found out.
       numbers: Of exchanges; all workers draw them in the same order.
       deadline: Ends collectives that take too long.
@@ -56,22 +56,22 @@ class WorkerState:
             raise type(self._lost)(*self._lost.args) from self._lost
 
     def lose(self, error: ReplicatorError) -> ReplicatorError:
-        """Remembers why this process can communicate no more."""
+        """Records why this process cannot communicate any more."""
         self._lost = error
         return error
 
     def abort(self, why: str) -> None:
-        """Tells the others at once, instead of letting them wait for this worker."""
+        """Aborts the collectives of all workers, which would wait for this one."""
         if self._lost is None and self.config.num_workers > 1:
             name = self.config.name_of(self.config.worker_id)
             _tf_workers.abort_collectives(f"{name} {why}")
             self._lost = WorkerLostError(
-                f"{name} {why}; its collectives were ended, so that other workers do "
-                "not wait for it; restart the job, from its last checkpoint"
+                f"{name} {why}; its collectives were aborted, so that other workers do "
+                "not wait for it; restart the job from its last checkpoint"
             )
 
     def report(self) -> bool:
-        """Tells the others what this worker waits for; whether that was possible."""
+        """Reports to the others what this worker waits for; False if it cannot."""
         if not self._has_reported:
             try:
                 _tf_workers.put_value(
@@ -92,24 +92,24 @@ class WorkerState:
     def fault_of(self, worker: int) -> str:
         """What is wrong with a worker, or nothing."""
         if self.has_exited(worker):
-            return "has ended"
+            return "has exited"
         kind, index = self.config.workers[worker]
         try:
             _tf_workers.check_peer(kind, index, _PEER_CHECK_SEC)
         except tf.errors.DeadlineExceededError:
-            return f"did not answer within {_PEER_CHECK_SEC:g} s"
+            return f"did not respond within {_PEER_CHECK_SEC:g} s"
         except tf.errors.FailedPreconditionError:
-            return "has been started again"
+            return "has been restarted"
         except tf.errors.OpError:
-            return "has ended"
+            return "has exited"
         return ""
 
     def has_exited(self, worker: int) -> bool:
-        """Whether a worker's process is gone, whoever listens at its address now."""
+        """Whether a worker's process has exited, even if another uses its address."""
         return worker != self.config.worker_id and self._peers[worker].has_ended()
 
     def _end_collectives(self) -> None:
-        """Ends a wait for others; called from another thread."""
+        """Aborts a wait for others; called from another thread."""
         _tf_workers.abort_collectives(
             f"Collective has timed out waiting for other workers in {self.doing}"
         )

@@ -1,1 +1,1 @@
-"""Collectives that users call in a step, and layers built of them."""
+"""Collectives that users call in a step, and layers that use them."""

@@ -1,24 +1,24 @@
-"""Gradient compression: float32 tensors that travel in 16 bits.
+"""Gradient compression: float32 tensors are sent in 16 bits.
 
 Each value is rounded to the nearest number of the narrow type, ties to even, before it
 leaves its memory. With u = 2^-8 for bfloat16 (8 significant bits) or 2^-11 for float16
 (11 bits), and R operands g_r of which none over- or underflows, the error of a mean
-that is summed in float32 and rounded once more for the way back is at most
+that is summed in float32 and rounded once more before it is sent back is at most
 
     u * (sum_r |g_r| / R) * (1 + u) + u * |mean|,
 
-and rounding to nearest has no bias over operands whose low bits are spread evenly.
-bfloat16 has the exponents of float32, so nothing overflows. float16 overflows above
-65,504 and loses what is below 6e-8: scale the loss (Micikevicius et al. 2018).
+and rounding to nearest is unbiased if the low bits of the operands are uniform.
+bfloat16 has the exponent range of float32, so nothing overflows. float16 overflows
+above 65,504 and underflows below 6e-8: scale the loss (Micikevicius et al. 2018).
 
-What each route does:
+By route:
 
-- replicas that share memory: nothing travels, so nothing is rounded;
+- replicas that share memory: nothing is sent, so nothing is rounded;
 - between memories of one program (devices, or remote workers of one client): rounded by
-  the sender, summed with float32 accumulation on the owner device, rounded once on the
-  way back, so that all replicas get the same bits;
-- NCCL: float16 is summed in float16 by the ring; there is no bfloat16 kernel, so
-  bfloat16 goes by way of owner devices;
+  the sender, summed with float32 accumulation on the owner device, and rounded once
+  before they are sent back, so that all replicas get the same bits;
+- NCCL: the ring sums float16 in float16; it has no bfloat16 kernel, so bfloat16 is
+  reduced on owner devices;
 - ``tf.IndexedSlices`` are gathered, not summed: values are rounded on every route;
 - stock strategies of ``tf.distribute``: cast first, so summed in 16 bits.
 
@@ -37,17 +37,17 @@ UNIT_ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 
 def check(compression: str | None) -> tf.DType | None:
-    """Returns the type in which tensors travel, or None for their own.
+    """Returns the type in which tensors are sent, or None for their own.
 
     Raises:
-      OptimizerOptionError: Unknown name; lists what there is.
+      OptimizerOptionError: Unknown name; the message lists the names.
     """
     if compression is None:
         return None
     if not is_one_of(compression, _WIRE_DTYPES):
         raise OptimizerOptionError(
             f"compression={shown(compression)} is unknown; use 'bfloat16' (the "
-            "exponents of float32, 8 significant bits), 'float16' (11 significant "
+            "exponent range of float32, 8 significant bits), 'float16' (11 significant "
             "bits, needs loss_scale), or None"
         )
     return _WIRE_DTYPES[compression]

@@ -1,10 +1,10 @@
 """Collectives over flat lists of tensors, with gradients of every order.
 
-The gradient of a collective is itself built of the collectives below, never of a
-context's raw ones, so it can be differentiated again: second derivatives, a gradient
-penalty, forward mode and Jacobians all communicate where the first gradient does. All
-of them are linear in what flows back, which is what forward mode relies on: TensorFlow
-transposes the gradient to get it.
+The gradient of a collective uses the collectives below, never the raw ones of a
+context, so it can be differentiated again: second derivatives, gradient penalties,
+forward mode and Jacobians communicate wherever the first gradient does. All gradients
+are linear in the incoming gradient, which forward mode relies on: TensorFlow transposes
+the gradient to get it.
 
 On replica r, the gradient of a target t is d(sum over replicas s of t_s) / d(x_r)
 (Buchlovsky et al. 2019 and ``tf.distribute``).
@@ -38,10 +38,10 @@ def all_reduce(
     op: str,
     wire_dtype: tf.DType | None = None,
 ) -> list[tf.Tensor]:
-    """Reduces each tensor over replicas; gradients travel in full width.
+    """Reduces each tensor over replicas; gradients are sent in full precision.
 
     The gradient of a sum or mean is the sum or mean of the gradients. That of a minimum
-    or maximum is their sum, in equal shares for the replicas that hold the extreme.
+    or maximum is their sum, split equally over the replicas with the extreme value.
     """
 
     def backward(
@@ -65,7 +65,7 @@ def all_reduce(
 def all_gather(
     context: ReplicaContext, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Stacks each tensor over replicas; the gradient is the own slice of the sum."""
+    """Stacks each tensor over replicas; the gradient is a slice of the sum."""
 
     def backward(
         _xs: Sequence[tf.Tensor], _ys: Sequence[tf.Tensor], dys: Sequence[tf.Tensor]
@@ -79,9 +79,9 @@ def all_gather(
 def all_concat(
     context: ReplicaContext, tensors: Sequence[tf.Tensor]
 ) -> list[tf.Tensor]:
-    """Joins the rows of all replicas; the gradient is the own rows of the sum.
+    """Concatenates the rows of all replicas; the gradient is its own rows of the sum.
 
-    Replicas may have different numbers of rows; tensors of one call have as many.
+    The number of rows may differ between replicas, but not between tensors of one call.
     """
 
     def backward(
@@ -126,14 +126,14 @@ def _with_gradient(
 ) -> list[tf.Tensor]:
     """Runs ``forward`` so that its gradient is ``backward(xs, ys, dys)``.
 
-    ``backward`` sees only tensors that gradients flow through; the others have none.
+    ``backward`` gets only tensors that have gradients.
     """
     if not tensors:
         return []
     places = [i for i, t in enumerate(tensors) if reducible.is_differentiable(t.dtype)]
     if context.num_replicas_in_sync == 1 or not places:
         # The identity (or a stack of one) needs no special gradient, and integers
-        # have none: keep the graph of the single device as it is.
+        # have none: leave the graph of the single device unchanged.
         return forward(tensors)
 
     results: list[tf.Tensor] = []
@@ -143,7 +143,7 @@ def _with_gradient(
         flowing = backward(
             [tensors[i] for i in places],
             [results[i] for i in places],
-            # What was gathered from a result comes back as tf.IndexedSlices.
+            # The gradient of a tf.gather from a result is tf.IndexedSlices.
             [tf.convert_to_tensor(dys[i]) for i in places],
         )
         for place, grad in zip(places, flowing, strict=True):

@@ -15,23 +15,23 @@ _FORMS = ("shifted", "two_pass")
 
 
 class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
-    """Batch normalization by the statistics of the whole global batch.
+    """Batch normalization with the statistics of the whole global batch.
 
     Buchlovsky et al. 2019, section on primitives; Ioffe & Szegedy 2015. Training on R
     replicas gives the outputs, gradients and moving statistics of
-    ``keras.layers.BatchNormalization`` on one replica with the joined batch: the
-    gradient flows back through the collective. Moving statistics are equal on all
-    replicas. Outside steps, and with ``training=False``, it is Keras' layer.
+    ``keras.layers.BatchNormalization`` on one replica with the concatenated batch: the
+    gradient flows back through the collective. Moving statistics are identical on all
+    replicas. Outside steps, and with ``training=False``, it behaves like Keras' layer.
 
     With n values per channel on each of R replicas and s a shift, the ``shifted`` form
-    takes d = x - s, then by one all-reduce of both
+    takes d = x - s, and computes with one all-reduce of both
 
         m1 = mean(d),  m2 = mean(d^2),  mean = s + m1,  variance = max(m2 - m1^2, 0).
 
-    s is the moving mean, which is the same on every replica and constant for gradients.
-    The subtraction loses bits where |mean - s| is large: with float32 (u = 2^-24) the
+    s is the moving mean, which is identical on all replicas and constant for gradients.
+    The subtraction cancels bits if |mean - s| is large: with float32 (u = 2^-24) the
     error of the variance is about u * (variance + 2 * m1^2) times a small constant. So
-    after the first steps, when the moving mean has come near, the variance is as good
+    after the first steps, when the moving mean is close, the variance is as accurate
     as that of the ``two_pass`` form,
 
         mean = all_mean(mean(x)),  variance = all_mean(mean((x - mean)^2)),
@@ -39,8 +39,8 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
     which has no cancellation and costs a second all-reduce. Statistics of float16 and
     bfloat16 inputs are computed in float32.
 
-    Call it in replica context to communicate. Every replica must have as many values
-    per channel as the others.
+    It communicates in replica context only. Every replica must have the same number of
+    values per channel.
 
     Attributes:
       variance_form: ``shifted`` or ``two_pass``.
@@ -51,7 +51,7 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
 
         Args:
           variance_form: ``shifted`` (one all-reduce) or ``two_pass`` (two).
-          **options: Those of ``keras.layers.BatchNormalization``.
+          **options: Options of ``keras.layers.BatchNormalization``.
 
         Raises:
           ValueError: Unknown ``variance_form``, ``synchronized=True`` or
@@ -64,19 +64,19 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
             )
         if options.get("synchronized"):
             raise ValueError(
-                "synchronized=True asks Keras to communicate too, through "
-                "tf.distribute; leave it out: this layer always does"
+                "synchronized=True makes Keras communicate too, through "
+                "tf.distribute; leave it out: this layer always communicates"
             )
         if options.get("renorm"):
             raise ValueError(
-                "renorm=True corrects statistics of small batches; this layer uses "
-                "those of the global batch, so leave it out"
+                "renorm=True corrects the statistics of small batches, but this layer "
+                "uses those of the global batch; leave it out"
             )
         super().__init__(**options)
         self.variance_form = variance_form
 
     def call(self, inputs: Any, training: Any = None, mask: Any = None) -> Any:
-        """Normalizes; in replica context and training, by all replicas' statistics.
+        """Normalizes, with the statistics of all replicas when training in a step.
 
         Args:
           inputs: Floating values with channels on ``axis``.
@@ -93,8 +93,8 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
             return super().call(inputs, training=training, mask=mask)
         if mask is not None:
             raise ValueError(
-                "CrossReplicaBatchNormalization got a mask: replicas could count "
-                "different numbers of values; normalize without one"
+                "CrossReplicaBatchNormalization got a mask, with which replicas could "
+                "count different numbers of values; normalize without a mask"
             )
         inputs = tf.convert_to_tensor(inputs)
         values = tf.cast(inputs, _statistics_dtype(inputs.dtype))
@@ -143,7 +143,7 @@ class CrossReplicaBatchNormalization(keras.layers.BatchNormalization):
         return tf.reshape(vector, shape)
 
     def get_config(self) -> dict[str, Any]:
-        """What Keras needs to make the layer again."""
+        """The configuration from which Keras recreates the layer."""
         config = super().get_config()
         # Keras' own synchronization is what this layer replaces.
         config.pop("synchronized", None)

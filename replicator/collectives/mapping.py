@@ -1,9 +1,9 @@
-"""map_reduce and map_gather: work items dealt over replicas.
+"""map_reduce and map_gather: work items distributed over replicas.
 
-Item i runs on replica ``i % num_replicas`` and nowhere else: each replica takes its own
-branch on ``replica_id``, and the collective that joins the results stands outside the
-branches, so that every replica meets it. As in the paper, ``fn`` is single-device code;
-gradients flow back to whatever the replica that ran an item read.
+Item i runs on replica ``i % num_replicas`` only: each replica takes its own branch on
+``replica_id``, and the collective that combines the results is outside the branches,
+so that every replica executes it. As in the paper, ``fn`` is single-device code;
+gradients flow back to the variables that the replica of an item has read.
 
 With a loss per replica, gradients are those of the sum of the losses, as for the other
 collectives. So where every replica computes the same loss from the results, the mean of
@@ -33,7 +33,7 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     """Applies a function to work items, each on one replica, and reduces the results.
 
     Call it in replica context. A replica reduces the results of its own items first, so
-    one value per replica travels, however many items there are.
+    one value per replica is sent, however many items there are.
 
     Args:
       fn: Takes an item, returns a nest of dense tensors: the same structure, types and
@@ -43,15 +43,15 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
       op: ``sum``, ``mean`` (over items), ``min`` or ``max``.
 
     Returns:
-      A nest of what ``fn`` returns, reduced over all items, equal on every replica. Of
-      minima that tie, the replicas that hold one share its gradient equally.
+      A nest like that of ``fn``, reduced over all items, identical on all replicas. The
+      replicas that have an extreme value share its gradient equally.
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
-        result no dense tensor.
+      TypeError: ``items`` is not a list or tuple, ``fn`` is not a function of an item,
+        or a result is not a dense tensor.
       ValueError: There are no items, results differ in structure, type or shape, or
-        ``op`` is unknown or has no meaning for their type.
+        ``op`` is unknown or not defined for their type.
     """
     context = context_lib.require("map_reduce")
     context_lib.check_reduce_op(op)
@@ -59,7 +59,7 @@ def map_reduce(fn: Callable[[Any], Any], items: Sequence[Any], op: str = "sum") 
     user_functions.check_takes_one(fn, "map_reduce", "fn", "an item")
     if not items:
         raise ValueError(
-            "map_reduce got no items, and a reduction of nothing has no shape; pass at "
+            "map_reduce got no items, so the shape of the result is unknown; pass at "
             "least one item"
         )
     results = _Results("map_reduce", fn, items)
@@ -97,12 +97,12 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
         variables; it may not use collectives.
 
     Returns:
-      A list of what ``fn`` returns, in the order of ``items``, equal on every replica.
+      The list of results, in the order of ``items``, identical on all replicas.
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``items`` is no list or tuple, ``fn`` no function of an item, or a
-        result no dense tensor.
+      TypeError: ``items`` is not a list or tuple, ``fn`` is not a function of an item,
+        or a result is not a dense tensor.
       ValueError: A result's shape is not known when the step is traced.
     """
     context = context_lib.require("map_gather")
@@ -124,7 +124,7 @@ def map_gather(items: Sequence[Any], fn: Callable[[Any], Any]) -> list[Any]:
 def _compute_on(
     context: ReplicaContext, owner: int, own: Sequence[int], results: _Results
 ) -> list[tf.Tensor]:
-    """Computes items on one replica; the others give zeros that nobody reads."""
+    """Computes items on one replica; the others return zeros that are not used."""
 
     def compute() -> list[tf.Tensor]:
         return [tensor for index in own for tensor in results.compute(index)]
@@ -140,15 +140,15 @@ def _compute_on(
 
 
 def _as_list(outputs: Any) -> list[tf.Tensor]:
-    """Branches that return a list of one tensor come back as that tensor."""
+    """Undoes TensorFlow's unwrapping of a branch's list of one tensor."""
     return list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
 
 
 class _Results:
-    """What ``fn`` returns for each item, as flat tensors.
+    """The results of ``fn`` for each item, as flat tensors.
 
     Attributes:
-      specs: By item, type and static shape of each tensor; of items that were emitted.
+      specs: By emitted item, type and static shape of each tensor.
     """
 
     def __init__(
@@ -166,8 +166,8 @@ class _Results:
         leaves = tf.nest.flatten(value)
         if any(leaf is None for leaf in leaves):
             raise ValueError(
-                f"{self._caller}: fn(items[{index}]) returned None where a tensor "
-                "should be; return a nest of tensors"
+                f"{self._caller}: fn(items[{index}]) returned None instead of a "
+                "tensor; return a nest of tensors"
             )
         said = f"{self._caller}: fn(items[{index}]) must return a nest of dense tensors"
         flat = [tensor_of(leaf, said) for leaf in leaves]
@@ -176,7 +176,7 @@ class _Results:
         return flat
 
     def check_consistent(self, index: int) -> None:
-        """Refuses results that cannot be reduced with those of item 0.
+        """Rejects results that cannot be reduced with those of item 0.
 
         Raises:
           ValueError: Structures, types or shapes differ; shows both.
@@ -188,8 +188,8 @@ class _Results:
         if not is_consistent:
             raise ValueError(
                 f"{self._caller}: fn(items[{index}]) is {self._describe(index)}, but "
-                f"fn(items[0]) is {self._describe(0)}; results that are reduced must "
-                "have one structure, type and shape (map_gather takes any)"
+                f"fn(items[0]) is {self._describe(0)}; all results of a reduction must "
+                "have the same structure, type and shape (map_gather takes any)"
             )
 
     def static_specs(self, index: int) -> list[tf.TensorSpec]:
@@ -241,7 +241,7 @@ def _reduce(tensors: list[tf.Tensor], op: str) -> tf.Tensor:
 
 
 def _neutral(spec: tf.TensorSpec, op: str) -> tf.Tensor:
-    """What a replica without items gives to a reduction."""
+    """The neutral element that a replica without items passes to a reduction."""
     dtype = spec.dtype
     if op in ("sum", "mean"):
         return tf.zeros(spec.shape, dtype)

@@ -1,8 +1,8 @@
 """MPI-like primitives for step functions, over nests, with gradients.
 
-Every replica must call the same collectives in the same order. Gradients are those of
-``differentiable.py``, of every order; ``tf.vectorized_map``, ``tape.jacobian`` and
-``tf.autodiff.ForwardAccumulator`` work too (``vectorized.py``).
+Every replica must call the same collectives in the same order. Gradients of every order
+are in ``differentiable.py``; ``tf.vectorized_map``, ``tape.jacobian`` and
+``tf.autodiff.ForwardAccumulator`` also work (``vectorized.py``).
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ if TYPE_CHECKING:
 
     from replicator.step.context import ReplicaContext
 
-# AutoGraph would convert every call of the library again: most of the time of tracing a
-# collective. No Python control flow depends on tensors here.
+# AutoGraph would convert every call of the library again, which would take most of the
+# tracing time of a collective. No Python control flow here depends on tensors.
 _AS_WRITTEN = tf.autograph.experimental.do_not_convert
 
 
 @_AS_WRITTEN
 def all_reduce(value: Any, op: str = "sum", *, compression: str | None = None) -> Any:
-    """Combines a value over all replicas.
+    """Reduces a value over all replicas.
 
     Args:
       value: A nest of tensors of the same structure and shapes on every replica;
-        ``tf.IndexedSlices`` leaves stay sparse under ``sum`` and ``mean``, and may
-        have different numbers of rows on every replica. Numbers of
-        every type; integer sums wrap around like TensorFlow's; bool under ``min``
-        (all) and ``max`` (any).
+        ``tf.IndexedSlices`` leaves stay sparse with ``sum`` and ``mean``, and may
+        have different numbers of rows on every replica. All numeric types are
+        supported; integer sums wrap around as in TensorFlow; bool is supported with
+        ``min`` (all) and ``max`` (any).
       op: ``sum``, ``mean``, ``min`` or ``max``.
-      compression: ``bfloat16`` or ``float16`` lets float32 and float64 cross from one
-        memory to another in 16 bits; see ``compression.py``. Gradients of the
-        collective travel in full width.
+      compression: ``bfloat16`` or ``float16`` sends float32 and float64 from one memory
+        to another in 16 bits; see ``compression.py``. Gradients of the collective are
+        sent in full precision.
 
     Returns:
-      A nest of the same structure and shapes, equal on every replica.
+      A nest of the same structure and shapes, identical on all replicas.
 
     Raises:
       CollectiveContextError: Called outside a step function.
       OptimizerOptionError: Unknown ``compression``.
-      TypeError: A leaf that is no dense tensor.
+      TypeError: A leaf that is not a dense tensor.
       ValueError: Unknown ``op``, the mean of integers, the minimum of complex numbers,
-        or a type that is no number.
+        or a type that is not a number.
     """
     context = context_lib.require("all_reduce")
     context_lib.check_reduce_op(op)
@@ -103,19 +103,20 @@ def all_gather(value: Any) -> Any:
       value: A nest of dense tensors of any type, with the same shapes on every replica.
 
     Returns:
-      A nest of tensors of shape ``[num_replicas] + dims``, equal on every replica.
+      A nest of tensors of shape ``[num_replicas] + dims``, identical on all replicas.
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: A leaf that is no dense tensor.
+      TypeError: A leaf that is not a dense tensor.
       ValueError: A leaf is ``tf.IndexedSlices``.
     """
     context = context_lib.require("all_gather")
     for leaf in tf.nest.flatten(value):
         if isinstance(leaf, tf.IndexedSlices):
             raise ValueError(  # noqa: TRY004 (as all_reduce says it)
-                "all_gather of tf.IndexedSlices would have to stack dense tensors; use "
-                "tf.convert_to_tensor on the slices, or gather their values and indices"
+                "all_gather does not take tf.IndexedSlices, because it stacks dense "
+                "tensors; use tf.convert_to_tensor on the slices, or gather their "
+                "values and indices"
             )
 
     tensors = [
@@ -127,27 +128,27 @@ def all_gather(value: Any) -> Any:
 
 @_AS_WRITTEN
 def broadcast(value: Any, source_replica_id: int = 0) -> Any:
-    """Gives every replica the value of one replica.
+    """Sends the value of one replica to all replicas.
 
     Args:
       value: A nest of tensors of any type, or ``tf.IndexedSlices``, with the same
         shapes on every replica; it is evaluated on all of them.
-      source_replica_id: A Python int in [0, num_replicas_in_sync): its place among the
-        replicas that are in sync.
+      source_replica_id: A Python int in [0, num_replicas_in_sync): the index of the
+        source among the replicas in sync.
 
     Returns:
-      A nest of the same structure and shapes, equal on every replica.
+      A nest of the same structure and shapes, identical on all replicas.
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: ``source_replica_id`` is not an int, or a leaf is no dense tensor.
+      TypeError: ``source_replica_id`` is not an int, or a leaf is not a dense tensor.
       ValueError: ``source_replica_id`` is out of range.
     """
     context = context_lib.require("broadcast")
     if not is_integer(source_replica_id):
         raise TypeError(
-            f"source_replica_id {shown(source_replica_id)} must be a Python int: the "
-            "source is linked when the step is traced"
+            f"source_replica_id {shown(source_replica_id)} must be a Python int, "
+            "because the source is fixed when the step is traced"
         )
     count = context.num_replicas_in_sync
     if not 0 <= source_replica_id < count:
@@ -157,7 +158,7 @@ def broadcast(value: Any, source_replica_id: int = 0) -> Any:
         )
 
     leaves = tf.nest.flatten(value)
-    # Slices travel as their two tensors; their dense shape is known everywhere.
+    # Slices are sent as two tensors; their dense shape is known on all replicas.
     parts = [
         tensor_of(part, "broadcast() takes a nest of dense tensors")
         for leaf in leaves
@@ -198,14 +199,14 @@ def _all_reduce_sparse(
     op: str,
     wire_dtype: tf.DType | None,
 ) -> tf.IndexedSlices:
-    """Joins the slices of all replicas: a sum of sparse tensors is their union.
+    """Concatenates the slices of all replicas: the sum of sparse tensors.
 
-    Replicas may have different numbers of slices, as batches of mixed lengths do.
+    The number of slices may differ between replicas, as with batches of mixed lengths.
     """
     if op not in ("sum", "mean"):
         raise ValueError(
-            f"all_reduce of tf.IndexedSlices knows 'sum' and 'mean', not {op!r}; "
-            "use tf.convert_to_tensor on the slices first"
+            f"all_reduce of tf.IndexedSlices supports 'sum' and 'mean', but not {op!r};"
+            " use tf.convert_to_tensor on the slices first"
         )
     dtype = slices.values.dtype
     narrow = tf.cast(slices.values, context_lib.wire_of(dtype, wire_dtype))

@@ -1,4 +1,4 @@
-"""Which types a reduction takes, and as what they are reduced."""
+"""The types that a reduction accepts, and the types in which it computes."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from replicator.step import context as context_lib
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# TensorFlow's reductions have no kernel for these: bool and 4-bit integers are reduced
-# as wider integers, 8-bit floats with float32 accumulation and one rounding at the end.
+# TensorFlow's reductions have no kernels for these: bool and 4-bit integers are reduced
+# as wider integers, 8-bit floats in float32 with one rounding at the end.
 _STAND_INS = {
     tf.bool: tf.uint8,
     tf.dtypes.experimental.int4: tf.int8,
@@ -23,7 +23,7 @@ _UNKNOWN_TO_GRAPHS = tf.dtypes.experimental.float8_e5m2
 
 
 def check(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
-    """Refuses a reduction that has no meaning for the type of a value.
+    """Rejects a reduction that is not defined for the type of a value.
 
     Args:
       value: A tensor, or ``tf.IndexedSlices``.
@@ -31,40 +31,41 @@ def check(value: tf.Tensor | tf.IndexedSlices, op: str, caller: str) -> None:
       caller: Name of the function that the user called.
 
     Raises:
-      ValueError: The message says what the type allows.
+      ValueError: The message says what the type supports.
     """
     dtype = tf.as_dtype(value.dtype)
     is_number = dtype.is_floating or dtype.is_integer or dtype.is_complex
     if dtype == tf.bool and op in ("sum", "mean"):
         number = "tf.int32 first to count" if op == "sum" else "tf.float32 first"
         raise ValueError(
-            f"{caller} {op!r} of bool has no meaning; use 'max' for any, 'min' for "
+            f"{caller} {op!r} of bool is not defined; use 'max' for any, 'min' for "
             f"all, or tf.cast the value to {number}"
         )
     if not is_number and dtype != tf.bool:
         raise ValueError(
-            f"{caller} {op!r} of {dtype.name} has no meaning; reductions take numbers "
-            "(and bool under 'min' and 'max'); all_gather and broadcast take any type"
+            f"{caller} {op!r} of {dtype.name} is not defined; reductions take numbers "
+            "(and bool with 'min' and 'max'); all_gather and broadcast take any type"
         )
     if op == "mean":
         context_lib.check_mean(dtype, caller)
     if dtype == _UNKNOWN_TO_GRAPHS:
         raise ValueError(
             f"{caller} {op!r} of {dtype.name} does not work: TensorFlow's graph "
-            "optimizer does not know this type; tf.cast the value to tf.float16 first"
+            "optimizer does not support this type; tf.cast the value to tf.float16 "
+            "first"
         )
     if dtype.is_complex and op in ("min", "max"):
         raise ValueError(
-            f"{caller} {op!r} of {dtype.name} has no meaning: complex numbers have no "
+            f"{caller} {op!r} of {dtype.name} is not defined: complex numbers have no "
             "order; reduce tf.abs of the value, or its real and imaginary parts"
         )
 
 
 def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
-    """Reduces dense tensors of one shape and type here and now, as a step does.
+    """Reduces dense tensors of one shape and type eagerly, as a step does.
 
     Args:
-      values: One tensor per replica, of a type that ``check`` lets pass.
+      values: One tensor per replica, of a type that passes ``check``.
       op: One of ``context.REDUCE_OPS``.
     """
     dtype = values[0].dtype
@@ -73,7 +74,7 @@ def combine(values: Sequence[tf.Tensor], op: str) -> tf.Tensor:
 
 
 def stand_in(dtype: tf.DType) -> tf.DType:
-    """The type as which values of ``dtype`` are reduced; mostly itself."""
+    """The type in which values of ``dtype`` are reduced; usually ``dtype`` itself."""
     return _STAND_INS.get(dtype, dtype)
 
 

@@ -1,4 +1,4 @@
-"""An embedding whose rows are spread over several variables."""
+"""An embedding whose rows are distributed over several variables."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from replicator.validation.integers import INT32_MAX, is_integer
 
 
 class ShardedEmbedding(keras.layers.Layer):
-    """A table of vectors that no single parameter server has to hold.
+    """An embedding table that is too large for a single parameter server.
 
-    Row r is row ``r // num_parts`` of part ``r % num_parts``, so rows that follow
-    one another (frequent words, often) are spread evenly. Every part is an ordinary
-    variable: backends with parameter servers place each on a server of its own, the
-    others treat it like any weight, and so do optimizers and checkpoints. Gradients are
+    Row r is row ``r // num_parts`` of part ``r % num_parts``, so consecutive rows
+    (often the frequent words) are distributed evenly. Every part is an ordinary
+    variable: backends with parameter servers place each part on a different server;
+    other backends, optimizers and checkpoints treat it like any weight. Gradients are
     ``tf.IndexedSlices``, one row per id in each part; zeros for ids of other parts.
 
-    May be called in replica context and outside.
+    It can be called in replica context and outside.
 
     Attributes:
-      num_rows: Vectors in all.
+      num_rows: Total number of vectors.
       parts: The variables, [rows of the part, num_columns].
     """
 
@@ -39,14 +39,15 @@ class ShardedEmbedding(keras.layers.Layer):
         """Makes the variables.
 
         Args:
-          num_rows: Vectors in all.
+          num_rows: Total number of vectors.
           num_columns: Length of a vector.
-          num_parts: Variables; the number of parameter servers, or a multiple of it.
-          initializer: Of each part.
-          name: Of the layer.
+          num_parts: Number of variables; the number of parameter servers, or a multiple
+            of it.
+          initializer: Initializer of each part.
+          name: Name of the layer.
 
         Raises:
-          ValueError: A size that is no positive integer; a part without a row.
+          ValueError: A size that is not a positive integer; a part without a row.
         """
         super().__init__(name=name)
         sizes = {
@@ -63,7 +64,7 @@ class ShardedEmbedding(keras.layers.Layer):
         if not 1 <= num_parts <= num_rows:
             raise ValueError(
                 f"num_parts {num_parts!r} must be at least 1 and at most num_rows, "
-                f"which is {num_rows!r}: every part holds a row"
+                f"which is {num_rows!r}: every part needs at least one row"
             )
         self.num_rows = num_rows
         self.parts = [
@@ -86,7 +87,7 @@ class ShardedEmbedding(keras.layers.Layer):
           The shape of ``ids``, and ``num_columns``.
 
         Raises:
-          ValueError: ``ids`` are no integers.
+          ValueError: ``ids`` are not integers.
           tf.errors.InvalidArgumentError: There is no such row; on CPUs.
         """
         ids = tf.convert_to_tensor(ids)
@@ -98,8 +99,8 @@ class ShardedEmbedding(keras.layers.Layer):
         count = len(self.parts)
         outputs = None
         for index, variable in enumerate(self.parts):
-            # Every part is asked for as many rows, so that its gradient has the same
-            # size on all replicas; what it does not hold counts as zero.
+            # Every part gathers the same number of rows, so that its gradient has the
+            # same size on all replicas; rows of other parts are zero.
             is_here = ids % count == index
             rows = tf.where(is_here, ids // count, tf.zeros_like(ids))
             found = tf.gather(variable.value, rows)

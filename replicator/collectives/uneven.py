@@ -1,4 +1,4 @@
-"""Uneven batches: epochs whose last step is too small, or not the same everywhere."""
+"""Uneven batches: epochs whose last global batch is smaller than the others."""
 
 from __future__ import annotations
 
@@ -17,38 +17,38 @@ from replicator.validation.arguments import shown
 def split_global_batches(
     dataset: tf.data.Dataset, ctx: InputContext, global_batch_size: int
 ) -> tf.data.Dataset:
-    """Batches examples so that an epoch feeds each exactly once, on any replicas.
+    """Batches examples so that an epoch feeds each exactly once, on all replicas.
 
-    Every step takes the next ``global_batch_size`` examples of ``dataset`` and deals
-    them to the replicas in equal parts. What is left at the end becomes one smaller
-    step: its parts differ by at most one example and may be empty, so every replica
-    has the same number of steps. Take the loss by ``mean_over_examples``, which weighs
+    Every step takes the next ``global_batch_size`` examples of ``dataset`` and splits
+    them equally over the replicas. The remainder of the epoch becomes one smaller step:
+    its parts differ by at most one example and may be empty, so every replica has the
+    same number of steps. Compute the loss with ``mean_over_examples``, which weights
     the parts and is zero for an empty one.
 
     Each pipeline reads the whole dataset and keeps its part, as ``shard`` does; the
-    dataset must yield the same order in all of them (give ``shuffle`` a seed).
+    dataset must yield the same order in all pipelines (give ``shuffle`` a seed).
 
     Args:
       dataset: Single examples, the same for every pipeline: do not ``shard`` it.
-      ctx: What the input function was given.
+      ctx: The argument of the input function.
       global_batch_size: Examples per step over all replicas.
 
     Returns:
       A dataset of per-replica batches; the leading dimension is unknown.
 
     Raises:
-      SplitBatchError: The global batch does not divide by the replicas.
-      TypeError: No dataset, or no ``InputContext``.
+      SplitBatchError: The global batch is not divisible by the replicas.
+      TypeError: Not a dataset, or not an ``InputContext``.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"split_global_batches() takes a tf.data.Dataset of single examples, but "
-            f"got {shown(dataset)}; make one with tf.data.Dataset.from_tensor_slices"
+            f"got {shown(dataset)}; create one with tf.data.Dataset.from_tensor_slices"
         )
     if not isinstance(ctx, InputContext):
         raise TypeError(
-            "split_global_batches() takes the InputContext that the input function is "
-            f"given, but got {shown(ctx)}; write def input_fn(ctx): return "
+            "split_global_batches() takes the InputContext that is the argument of the "
+            f"input function, but got {shown(ctx)}; write def input_fn(ctx): return "
             "split_global_batches(dataset, ctx, global_batch_size)"
         )
     share = ctx.get_per_replica_batch_size(global_batch_size)
@@ -56,9 +56,9 @@ def split_global_batches(
     num_in_turn, rest = divmod(num_replicas, ctx.num_input_pipelines)
     if rest:
         raise SplitBatchError(
-            f"{num_replicas} replicas cannot be fed evenly by "
-            f"{ctx.num_input_pipelines} input pipelines; use as many replicas on "
-            "every worker"
+            f"{num_replicas} replicas are not divisible by "
+            f"{ctx.num_input_pipelines} input pipelines; use the same number of "
+            "replicas on every worker"
         )
     first = ctx.input_pipeline_id * num_in_turn
 
@@ -77,13 +77,13 @@ def split_global_batches(
 
 
 def mean_over_examples(values: Any) -> tf.Tensor:
-    """Averages per-example values so that replicas weigh by their examples.
+    """Averages per-example values so that replicas are weighted by their examples.
 
-    Returns ``sum(values) * R / N`` with N examples on all R replicas: the mean over
-    replicas of it (``reduce("mean")``, and what ``wrap_optimizer`` does to gradients)
-    is the mean over all examples of the step, however many each replica holds. With
+    Returns ``sum(values) * R / N`` with N examples on all R replicas: its mean over
+    replicas (``reduce("mean")``, and the average of gradients in ``wrap_optimizer``)
+    is the mean over all examples of the step, however many each replica has. With
     equal batches it equals ``tf.reduce_mean``. A plain ``tf.reduce_mean`` in a step
-    weighs every replica equally, and is NaN on a replica without examples.
+    weights every replica equally, and is NaN on a replica without examples.
 
     Call it in replica context.
 
@@ -95,7 +95,7 @@ def mean_over_examples(values: Any) -> tf.Tensor:
 
     Raises:
       CollectiveContextError: Called outside a step function.
-      TypeError: No dense tensor.
+      TypeError: Not a dense tensor.
       ValueError: Not a vector of a floating type.
     """
     replica = context_lib.require("mean_over_examples")
@@ -110,6 +110,6 @@ def mean_over_examples(values: Any) -> tf.Tensor:
         )
     num_examples = tf.cast(tf.size(values), tf.float32)
     total = collectives.all_sum(tf.stop_gradient(num_examples))
-    # A step without any example on any replica changes nothing rather than being NaN.
+    # The mean of a step without examples on any replica is 0 rather than NaN.
     weight = tf.math.divide_no_nan(float(replica.num_replicas), total)
     return tf.reduce_sum(values) * tf.cast(weight, values.dtype)

@@ -1,8 +1,8 @@
 """Collectives in vectorized loops: tf.vectorized_map, tape.jacobian, batch_jacobian.
 
-TensorFlow traces the body of such a loop once and then replaces each of its nodes by
-one that works on all iterations. For the marker of a collective, that is a collective
-of the stacked operands: n iterations communicate once. It has a gradient again.
+TensorFlow traces the body of such a loop once and then replaces each node by one that
+works on all iterations. The marker of a collective is replaced by a collective of the
+stacked operands, so n iterations communicate once. It has a gradient as well.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from replicator.step import context
 
 @functools.cache
 def register() -> None:
-    """Lets vectorized loops take collectives; backends call it before a trace."""
+    """Enables collectives in vectorized loops; backends call it before a trace."""
     _tf_gradients.vectorize_markers(_convert)
 
 
 def _convert(marker: str, stacked: tf.Tensor) -> tf.Tensor:
     """Emits the collective of all iterations; see ``vectorize_markers``."""
     if not context.in_replica_context():
-        return stacked  # a placeholder of somebody else's graph
+        return stacked  # a placeholder of another graph
     current = context.get_replica_context()
     call = current.collective_of(marker)
     if call is None:

@@ -1,8 +1,8 @@
-"""As what the types of tensors travel between workers.
+"""Wire types: the types in which tensors are sent between workers.
 
-TensorFlow's collective ops know few types. What they only move travels as a type of the
-same width, what they add in a wider integer or as pairs of floats; results have the
-bits that the type itself would give.
+TensorFlow's collective ops support few types. Tensors that are only moved are sent as a
+type of the same width; sums use a wider integer or pairs of floats. Results have the
+same bits as with the type itself.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _look_up(
 ) -> Wire:
     if dtype not in table:
         raise CollectiveTypeError(
-            f"{kind} of {dtype.name} cannot cross between worker processes: "
+            f"{kind} of {dtype.name} cannot be sent between worker processes: "
             "TensorFlow's collective ops carry numbers and bool only; encode the value "
             "as numbers first (such as tf.io.decode_raw of a string), or use the "
             "in_graph backend"

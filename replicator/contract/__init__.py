@@ -1,1 +1,1 @@
-"""What every backend promises: the ``Replicator`` base class and what it is made of."""
+"""The contract of every backend: the ``Replicator`` base class and its parts."""

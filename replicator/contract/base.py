@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 class Replicator(CheckpointedBackend, abc.ABC):
     """Runs a single-device step function on many replicas.
 
-    Write ``input_fn`` and ``step_fn`` for one device; make variables inside
-    ``context()``; call ``run`` in a loop. All methods belong in cross-replica context.
+    Write ``input_fn`` and ``step_fn`` for one device; create variables inside
+    ``context()``; call ``run`` in a loop. Call all methods in cross-replica context.
 
     Attributes:
-      num_replicas: Copies of the computation, in the whole job.
-      num_local_replicas: Those that this process runs; ``run`` returns their values.
-      first_replica_id: Id of the first of them.
-      num_workers: Machines (worker processes) of the job.
-      worker_id: Which of them this process is.
+      num_replicas: Replicas of the whole job.
+      num_local_replicas: Replicas of this process; ``run`` returns their values.
+      first_replica_id: Id of the first local replica.
+      num_workers: Worker processes of the job, usually one per machine.
+      worker_id: Index of this process among them.
       logical_devices_per_replica: Devices that one replica is split over.
       num_steps_run: Steps that ``run`` has finished.
     """
@@ -69,12 +69,12 @@ class Replicator(CheckpointedBackend, abc.ABC):
 
     @property
     def num_programs(self) -> int:
-        """Processes that run the user's program; workers that only serve are none."""
+        """Processes that run the user's program, without workers that only serve."""
         return self.num_workers
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what the job writes once: checkpoints, logs."""
+        """Whether this process writes the job's checkpoints and logs."""
         return self.worker_id == 0
 
     @contextlib.contextmanager
@@ -99,25 +99,26 @@ class Replicator(CheckpointedBackend, abc.ABC):
         *,
         prefetch_to_device: int = 0,
     ) -> InputIterator:
-        """Calls ``input_fn`` as often as ``mode`` says and keeps the pipelines' place.
+        """Builds the input pipelines and tracks their position.
 
         Args:
           input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
             elements are batches of one replica.
-          mode: How many pipelines there are and how they are dealt to replicas.
-          prefetch_to_device: Batches that wait on each replica's device, read and
-            copied while earlier steps run; 0 reads when a step begins.
+          mode: How often ``input_fn`` is called, and which replicas each pipeline
+            feeds.
+          prefetch_to_device: Batches that are prefetched to each replica's device while
+            earlier steps run; 0 reads a batch when its step begins.
 
         Returns:
-          What ``run`` takes as ``inputs``.
+          The ``inputs`` argument of ``run``.
 
         Raises:
-          InputModeError: ``SINGLE``, where no process feeds all replicas; prefetching,
-            where the backend cannot.
-          TypeError: ``input_fn`` is no function of an ``InputContext``, or returned
-            something else than a dataset.
+          InputModeError: ``SINGLE``, if no process feeds all replicas; prefetching, if
+            the backend does not support it.
+          TypeError: ``input_fn`` is not a function of an ``InputContext``, or does not
+            return a dataset.
           ValueError: Pipelines yield different structures or types, or
-            ``prefetch_to_device`` is no number of batches.
+            ``prefetch_to_device`` is not a number of batches.
         """
         user_functions.check_input_fn(input_fn, "make_input_iterator")
         check_mode(mode)
@@ -130,7 +131,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         mode: InputReplicationMode,
         num_prefetched: int,
     ) -> InputIterator:
-        """Makes the pipelines of this process; arguments were checked."""
+        """Makes the pipelines of this process from checked arguments."""
         contexts = own_contexts(
             mode, self.num_replicas, self.num_programs, self.worker_id
         )
@@ -145,7 +146,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
     def _prefetch(
         self, num_batches: int, sources: Sequence[str] = ()
     ) -> prefetch.DevicePrefetch | None:
-        """How the batches of this process's replicas get ahead of their steps."""
+        """Returns how batches are prefetched to this process's replicas, if at all."""
         if not num_batches:
             return None
         return prefetch.DevicePrefetch(
@@ -155,7 +156,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         )
 
     def _input_devices(self) -> Sequence[str]:
-        """The device of each local replica where its batches arrive."""
+        """The device of each local replica that receives its batches."""
         return device_lib.resolve(self.num_local_replicas, None, distinct=False)
 
     def audit_inputs(
@@ -168,26 +169,26 @@ class Replicator(CheckpointedBackend, abc.ABC):
     ) -> audit.InputAudit:
         """Reads one epoch and checks that each example is fed exactly once.
 
-        All pipelines of the whole job are read in this process, one after the other,
-        before anything trains; the epoch ends where ``run`` would end it. Every key is
-        held in memory.
+        This process reads all pipelines of the whole job, one after the other, before
+        training; the epoch ends where ``run`` would end it. All keys are kept in
+        memory.
 
         Args:
           input_fn: As for ``make_input_iterator``, without ``repeat``.
           mode: As for ``make_input_iterator``.
           key_fn: Takes a per-replica batch, returns one key per example (integers or
             strings): a vector of shape ``[examples]``.
-          num_examples: Examples that there are. None takes those that were read, so
-            that examples which no pipeline reads go unnoticed.
+          num_examples: Examples in the data set. None counts the examples that were
+            read, so examples that no pipeline reads are not detected.
 
         Returns:
-          The counts; print it for one line.
+          The counts; print it for a one-line summary.
 
         Raises:
-          InputAuditError: Examples are missing or repeated; says which pipelines, and
-            how to mend it; its ``audit`` has the counts.
-          TypeError: ``key_fn`` is no function of a batch.
-          ValueError: ``num_examples`` is no integer.
+          InputAuditError: Examples are missing or repeated; the message names the
+            pipelines and the fix; its ``audit`` has the counts.
+          TypeError: ``key_fn`` is not a function of a batch.
+          ValueError: ``num_examples`` is not an integer.
         """
         user_functions.check_input_fn(input_fn, "audit_inputs")
         check_mode(mode)
@@ -214,18 +215,19 @@ class Replicator(CheckpointedBackend, abc.ABC):
             ``inputs`` is None), returns a nest of tensors. Pass the same function
             object on every call: it is traced once.
           inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
-          *more: Refused, with what to write for ``strategy.run(step, args=...)``.
-          num_steps: Steps to run in this one call; above 1, ``inputs`` must be an
-            ``InputIterator`` or None.
-          **others: Refused as well.
+          *more: Rejected; the error shows the equivalent of
+            ``strategy.run(step, args=...)``.
+          num_steps: Steps to run in this call, in one dispatch; above 1, ``inputs``
+            must be an ``InputIterator`` or None.
+          **others: Rejected as well.
 
         Returns:
           The last step's nest of ``PerReplica``.
 
         Raises:
-          ReplicatorError: Misuse inside the step; the message says how to mend it.
+          ReplicatorError: Misuse inside the step; the message says how to fix it.
           TypeError: A step that cannot be called with one batch, or other arguments.
-          tf.errors.OutOfRangeError: An input pipeline came to its end.
+          tf.errors.OutOfRangeError: An input pipeline is at its end.
         """
         programs.check_caller()
         if more or others:
@@ -252,24 +254,25 @@ class Replicator(CheckpointedBackend, abc.ABC):
         Args:
           step_fn: Single-device code.
           inputs: As in ``run``.
-          signature: What a program for such inputs is known by.
+          signature: The key of a program for such inputs.
           specs: The nests of ``tf.TypeSpec`` that ``step_fn`` takes: one, or none.
           num_steps: Steps to run.
         """
 
     def reduce(self, op: str, value: Any) -> Any:
-        """Combines what ``run`` returned over replicas.
+        """Reduces the return values of ``run`` over replicas.
 
         Args:
           op: ``sum``, ``mean``, ``min`` or ``max``.
-          value: A nest of ``PerReplica``; other leaves are returned as they are.
+          value: A nest of ``PerReplica``; other leaves are returned unchanged.
 
         Returns:
           A nest of tensors of the per-replica shapes.
 
         Raises:
-          TypeError: Values that are no dense tensors.
-          ValueError: Unknown ``op``; values of other shapes, or of a type without it.
+          TypeError: Values that are not dense tensors.
+          ValueError: Unknown ``op``; values of different shapes, or of a type that
+            ``op`` does not support.
         """
         return output_reduction.reduce_here(op, value, self.num_local_replicas)
 
@@ -283,15 +286,15 @@ class Replicator(CheckpointedBackend, abc.ABC):
         sharded_update: bool = False,
         loss_scale: float | str | None = None,
     ) -> ReplicatedOptimizer:
-        """Makes ``apply_gradients`` average over replicas first (sum / R), once.
+        """Makes ``apply_gradients`` average gradients over replicas (sum / R) once.
 
         Args:
-          optimizer: A Keras optimizer; its state stays in it.
-          compression: ``bfloat16`` or ``float16``: gradients cross between memories in
-            16 bits, weights stay as they are; see ``collectives/compression.py``.
-          accumulation_steps: Calls of ``apply_gradients`` that make one update, with
-            the average of their gradients; see ``optimizer/accumulation.py``.
-          global_clipnorm: Largest norm of all averaged gradients together.
+          optimizer: A Keras optimizer; it keeps its state.
+          compression: ``bfloat16`` or ``float16``: gradients are sent between memories
+            in 16 bits, weights are unchanged; see ``collectives/compression.py``.
+          accumulation_steps: Calls of ``apply_gradients`` per update, which uses the
+            average of their gradients; see ``optimizer/accumulation.py``.
+          global_clipnorm: Upper limit of the norm of all averaged gradients together.
           sharded_update: Each variable is updated, and its optimizer state kept, by one
             replica; see ``optimizer/sharded_update.py``.
           loss_scale: Factor by which ``optimizer.scale_loss(loss)`` multiplies, and by
@@ -301,9 +304,9 @@ class Replicator(CheckpointedBackend, abc.ABC):
           An optimizer with the same attributes, for use inside step functions.
 
         Raises:
-          OptimizerOptionError: A wrong value, one that the optimizer has an own option
-            for, or one that this backend cannot do.
-          TypeError: ``optimizer`` is no Keras optimizer.
+          OptimizerOptionError: An invalid value, one that conflicts with an option of
+            the optimizer itself, or one that this backend does not support.
+          TypeError: ``optimizer`` is not a Keras optimizer.
         """
         options = OptimizerOptions(
             compression=compression,
@@ -317,7 +320,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        """Wraps with options that are not checked; backends refuse what they lack."""
+        """Wraps with unchecked options; backends reject those that they lack."""
         return ReplicatedOptimizer(
             optimizer, num_replicas=self.num_replicas, options=options
         )
@@ -330,13 +333,13 @@ class Replicator(CheckpointedBackend, abc.ABC):
         inputs: InputIterator | None = None,
         **trackables: Any,
     ) -> CheckpointManager:
-        """Makes what saves and restores training, on any backend and replica count.
+        """Makes a manager that saves training, for any backend and replica count.
 
         Args:
-          directory: Where checkpoints are; made on the first save. All workers of a
-            job must see it.
+          directory: Directory of the checkpoints, created on the first save. All
+            workers of a job must be able to access it.
           max_to_keep: Checkpoints to keep, oldest deleted first; None keeps all.
-          inputs: The input iterator whose position belongs to the training.
+          inputs: The input iterator whose position is saved with the training.
           **trackables: What to save, by name: ``model=model, optimizer=optimizer``
             (wrapped or not), ``tf.Module``s, ``tf.Variable``s.
 
@@ -344,7 +347,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
           The manager; see ``CheckpointManager``.
 
         Raises:
-          TypeError: Something that TensorFlow cannot save; ``directory`` is no path.
+          TypeError: Something that TensorFlow cannot save; ``directory`` is not a path.
           ValueError: Nothing to save, or ``max_to_keep`` is less than 1.
         """
         from replicator.checkpoint.manager import CheckpointManager
@@ -354,9 +357,9 @@ class Replicator(CheckpointedBackend, abc.ABC):
         )
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Collects one string from every worker, in all of them, by worker id.
+        """Gathers one byte string from every worker on all workers, by worker id.
 
-        Also a barrier: nobody leaves before everybody came.
+        Also a barrier: no worker returns before all have called it.
         """
         return [payload]
 
@@ -366,7 +369,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Describes the collectives of the steps that were traced so far."""
+        """Describes the collectives of all steps that have been traced."""
 
     @abc.abstractmethod
     def assert_in_sync(self) -> None:

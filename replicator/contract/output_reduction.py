@@ -1,4 +1,4 @@
-"""Reductions of what ``run`` returned: of one process, or over several workers."""
+"""Reductions of the return values of ``run``, in one process or over workers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
-    """Reduces what this process has; see ``Replicator.reduce``."""
+    """Reduces the values of this process; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
 
     def reduce_leaf(leaf: Any) -> Any:
@@ -35,12 +35,12 @@ def reduce_here(op: str, value: Any, num_replicas: int) -> Any:
 
 
 def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
-    """The tensors to reduce; None where there is nothing to reduce.
+    """The tensors to reduce, or None if there is nothing to reduce.
 
     Raises:
-      TypeError: A value that is no dense tensor.
-      ValueError: Another number of values; values that differ in shape or type, or
-        have no such reduction.
+      TypeError: A value that is not a dense tensor.
+      ValueError: A wrong number of values; values that differ in shape or type, or
+        do not support the reduction.
     """
     if not isinstance(leaf, PerReplica):
         return None
@@ -55,22 +55,22 @@ def _values_of(leaf: Any, op: str, num_replicas: int) -> list[tf.Tensor] | None:
     for value in values:
         if is_composite(value):
             raise TypeError(
-                f"reduce {op!r} of a {type(value).__name__!r} has no meaning; reduce "
-                "what the step computed from it, or take list(per_replica_value)"
+                f"reduce {op!r} of a {type(value).__name__!r} is not defined; reduce a "
+                "tensor that the step computes from it, or use list(per_replica_value)"
             )
         reducible.check(value, op, "reduce")
     kinds = [f"{value.dtype.name}{value.shape}" for value in values]
     if len(set(kinds)) > 1:
         raise ValueError(
-            f"reduce {op!r} of values that differ between replicas in shape or type, "
-            f"{', '.join(kinds)}, has no meaning; reduce in the step first (to a mean "
-            "or a sum), or take list(per_replica_value)"
+            f"reduce {op!r} of values whose shape or type differs between replicas, "
+            f"{', '.join(kinds)}, is not defined; reduce in the step first (to a mean "
+            "or a sum), or use list(per_replica_value)"
         )
     return values
 
 
 def reduce_over_workers(repl: Replicator, op: str, value: Any) -> Any:
-    """Reduces by a step that does nothing else; see ``Replicator.reduce``."""
+    """Reduces in a step of its own; see ``Replicator.reduce``."""
     context_lib.check_reduce_op(op)
     leaves = tf.nest.flatten(value)
     places = [

@@ -1,4 +1,4 @@
-"""The cache of built steps, and what a call of ``run`` may be."""
+"""The cache of built steps, and the checks of a call of ``run``."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ NUM_FUNCTIONS_TO_WARN = 5
 class ProgramCache:
     """Keeps one built program per step function, input signature and step count.
 
-    Step functions are held weakly: when one is gone, nobody can run its programs, so
-    they go too, with the memory of their graphs.
+    Step functions are referenced weakly: when one is garbage-collected, its programs
+    cannot run any more, so they and their graphs are freed as well.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,8 @@ class ProgramCache:
         """Returns the program of ``step_fn``, built on first use.
 
         Raises:
-          RetraceLimitError: The caller makes a new function object for every call.
-          TypeError: It cannot be called with such inputs.
+          RetraceLimitError: The caller passes a new function object in every call.
+          TypeError: The step cannot be called with such inputs.
         """
         found = self._programs.get((step_identity.identity(step_fn), signature))
         if found:
@@ -70,7 +70,7 @@ class ProgramCache:
         signature: Hashable,
         build: Callable[[], Any],
     ) -> Any:
-        """Builds the program of ``step_fn`` again, in the place of the old one."""
+        """Builds the program of ``step_fn`` again and replaces the old one."""
         return self._add(step_fn, signature, build)
 
     def items(self) -> list[tuple[str, Any]]:
@@ -110,10 +110,10 @@ class ProgramCache:
             del self._programs[program_key]
 
     def _lifetime(self, step_fn: Callable[..., Any]) -> list[Any]:
-        """The objects without which nobody can run the programs of a step function."""
+        """The objects that are needed to run the programs of a step function."""
         code, owner = step_identity.origin(step_fn) or (None, None)
         is_one_of_many = self._num_traced[code, id(owner)] > MAX_FUNCTIONS_PER_CODE
-        # A partial of numbers would be kept as long as its function.
+        # A partial of numbers would live as long as its function.
         return step_identity.parts(step_fn) + [step_fn] * is_one_of_many
 
     def _check_retracing(self, step_fn: Callable[..., Any]) -> None:
@@ -132,10 +132,10 @@ class ProgramCache:
         self._report_retracing(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
 
     def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
-        """Tells of steps of ever new objects, of which none is run twice.
+        """Reports steps of ever new objects of which none runs twice.
 
-        Many objects may each have a step, so only those count that are gone, and
-        between which nothing was run that had been traced before.
+        Many objects may each have a step, so only garbage-collected ones count, and
+        only if no step that had been traced before ran in between.
         """
         if self._is_reused:
             self._in_a_row.clear()
@@ -151,11 +151,11 @@ class ProgramCache:
         text = (
             f"{num_traced} different function objects of "
             f"{name_of(step_fn)!r} were passed to run(), and each is traced "
-            "anew; make the step function (or functools.partial, or lambda) once, "
-            "outside the loop, and pass the same object every time; what changes from "
-            "call to call goes into inputs or a tf.Variable"
+            "again; create the step function (or functools.partial, or lambda) once, "
+            "outside the loop, and pass the same object every time; pass values that "
+            "change from call to call through inputs or a tf.Variable"
         )
-        # Partials with other arguments may be other steps on purpose.
+        # Partials with different arguments may be different steps on purpose.
         is_partial = isinstance(step_fn, functools.partial)
         if limit is not None and num_traced > limit and not is_partial:
             raise RetraceLimitError(text)
@@ -172,12 +172,12 @@ def _has_inputs(signature: Hashable) -> bool:
 def _then(
     function: Callable[..., None], *arguments: Any
 ) -> Callable[[weakref.ref[Any]], None]:
-    """What a weak reference calls; when Python ends, this module may be gone first."""
+    """A weak reference's callback; at exit, this module may be unloaded before it."""
     return lambda _: function(*arguments)
 
 
 def _hold(part: Any, callback: Callable[[Any], None]) -> Any:
-    """Refers to an object weakly where it can be."""
+    """Refers to an object weakly if its type allows it."""
     try:
         return weakref.ref(part, callback)
     except TypeError:
@@ -197,7 +197,7 @@ def _forget(cache: Callable[[], ProgramCache | None], key: tuple[Any, int]) -> N
 
 
 def _user_stack_level() -> int:
-    """How far up the caller of ``warnings.warn`` finds the first line of a user."""
+    """The ``stacklevel`` with which ``warnings.warn`` points at the user's code."""
     frame, level = sys._getframe(1), 1  # noqa: SLF001 (documented, in CPython)
     package = __name__.partition(".")[0]
     while frame.f_back and frame.f_globals.get("__name__", "").startswith(
@@ -208,19 +208,19 @@ def _user_stack_level() -> int:
 
 
 def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
-    """Splits what ``run`` was given into a signature and per-replica specs.
+    """Splits the inputs of ``run`` into a signature and per-replica specs.
 
     Args:
       inputs: None, an ``InputIterator`` or a nest of ``PerReplica``.
-      num_replicas: Copies of the computation.
+      num_replicas: Number of replicas.
 
     Returns:
       A hashable signature, and the argument specs of the step function: an empty list
       without inputs, else a list of one nest of ``tf.TypeSpec``.
 
     Raises:
-      TypeError: Anything else, or values that are no tensors.
-      ValueError: A ``PerReplica`` of another length, or of different shapes.
+      TypeError: Anything else, or values that are not tensors.
+      ValueError: A ``PerReplica`` of a wrong length, or of different shapes.
     """
     if inputs is None:
         return None, []
@@ -230,7 +230,7 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
         for leaf in tf.nest.flatten(inputs):
             if len(leaf) != num_replicas:
                 raise ValueError(
-                    f"inputs hold {len(leaf)} values per leaf, but there are "
+                    f"inputs have {len(leaf)} values per leaf, but there are "
                     f"{num_replicas} replicas; pass one value per replica"
                 )
         spec = tf.nest.map_structure(common_spec, inputs)
@@ -242,26 +242,26 @@ def split_inputs(inputs: Any, num_replicas: int) -> tuple[Any, list[Any]]:
 
 
 def check_caller() -> None:
-    """Refuses ``run`` inside a function that is being traced.
+    """Rejects ``run`` inside a function that is being traced.
 
     Raises:
       RunContextError: Says where ``run`` was called and what to do.
     """
     if context.in_replica_context():
         raise RunContextError(
-            "run() was called inside a step function; a step is the code of one "
-            "replica: call the other function directly, or run one step after another"
+            "run() was called inside a step function, which is the code of one "
+            "replica; call the other function directly, or run one step after another"
         )
     if not tf.executing_eagerly():
         raise RunContextError(
-            "run() was called inside a tf.function; it is a compiled program by "
-            "itself, and counts steps and the inputs' position in Python: call it from "
-            "plain Python, with num_steps=k for k steps in one dispatch"
+            "run() was called inside a tf.function, but it compiles the step itself "
+            "and counts steps and input positions in Python; call it from plain "
+            "Python, with num_steps=k for k steps in one dispatch"
         )
 
 
 def check_num_steps(num_steps: Any, inputs: Any) -> int:
-    """Returns ``num_steps`` if ``run`` can take it.
+    """Returns ``num_steps`` if it is valid for ``run``.
 
     Raises:
       ValueError: Not a positive integer, or more than one step over fixed values.
@@ -273,7 +273,7 @@ def check_num_steps(num_steps: Any, inputs: Any) -> int:
         )
     if num_steps > 1 and inputs is not None and not isinstance(inputs, InputIterator):
         raise ValueError(
-            f"num_steps {num_steps!r} needs fresh batches for each step, but inputs "
-            "are fixed values; pass an InputIterator from make_input_iterator()"
+            f"num_steps {num_steps!r} needs a new batch for each step, but inputs are "
+            "fixed values; pass an InputIterator from make_input_iterator()"
         )
     return num_steps

@@ -1,4 +1,4 @@
-"""Summary: who runs what where, and how many bytes of variables each device holds."""
+"""Summary: workers, replicas and devices, and the bytes of variables on each device."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class VariableCopy:
     """One copy of a variable.
 
     Attributes:
-      device: Full name of the device that holds it.
+      device: Full name of its device.
       kind: ``mirrored``, ``replica-local`` or ``random``.
       num_bytes: Its size.
     """
@@ -47,12 +47,12 @@ def describe(
     """Writes the summary of a replicator.
 
     Args:
-      repl: Whose.
+      repl: The replicator.
       places: One line per replica of this process.
-      copies: All copies of variables that steps used; None where nobody knows.
+      copies: All copies of variables that steps have used; None if unknown.
 
     Returns:
-      Some lines.
+      Several lines of text.
     """
     workers = f"{repl.num_workers} worker" + "s" * (repl.num_workers != 1)
     chief = " (chief)" if repl.is_chief else ""
@@ -68,16 +68,14 @@ def describe(
     )
     lines = [whole, here, *(f"  {place}" for place in places)]
     if copies is None:
-        return "\n".join([*lines, "variables: where they were made"])
+        return "\n".join([*lines, "variables: on the devices where they were created"])
     if not copies:
-        return "\n".join(
-            [*lines, "variables: none yet; call run() first, which places them"]
-        )
+        return "\n".join([*lines, "variables: none yet; the first run() places them"])
     return "\n".join([*lines, "variables:", *_by_device(copies)])
 
 
 def places_of(topology: Topology) -> list[str]:
-    """One line per replica: its devices, and whose mirrored variables it uses."""
+    """One line per replica: its devices and its copy of the mirrored variables."""
     lines = []
     for replica, devices in enumerate(topology.devices):
         names = ", ".join(
@@ -98,7 +96,7 @@ def places_of(topology: Topology) -> list[str]:
 
 
 def variable_copies(entries: Iterable[Entry]) -> list[VariableCopy]:
-    """The copies behind the entries of an engine, each once."""
+    """All copies of the variables in an engine's table, each once."""
     found = {}
     for entry in entries:
         for copy in {id(c): c for c in (entry.variable, *entry.copies)}.values():

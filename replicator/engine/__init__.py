@@ -1,5 +1,5 @@
 """The in-graph engine: trace once, replicate the graph, link the collectives.
 
-The order of the modules is the order of the work: ``trace``, ``optimize``, ``body``,
-``invariance``, ``variables``, ``link``, ``replicate``, ``program``.
+The folders follow the order of the work: ``graph`` (trace, optimize, replicate),
+``analysis`` (the plan), ``link`` (collectives) and ``run`` (the program).
 """

@@ -1,1 +1,1 @@
-"""From an input function to per-replica batches."""
+"""Input pipelines: from an input function to per-replica batches."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from replicator.inputs.context import InputContext
 
 NUM_SHOWN = 5
-_MAX_PASSES = 3  # a pipeline that yields an example so often has no end
+_MAX_PASSES = 3  # a pipeline that yields an example this often is endless
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,14 +32,14 @@ class InputAudit:
       num_replicas: Replicas that were fed.
       num_pipelines: Calls of the input function.
       num_batches: Batches that each pipeline yielded.
-      num_steps: Steps that could be fed on every replica.
-      num_examples: Different examples that there are: what the caller said, or what
-        the pipelines yielded.
-      num_fed: Different examples that a step saw.
-      num_missing: Examples that no step saw, the unfed included.
+      num_steps: Steps for which every replica had a batch.
+      num_examples: Distinct examples: as passed by the caller, or as yielded by the
+        pipelines.
+      num_fed: Distinct examples that a step consumed.
+      num_missing: Examples that no step consumed, including ``unfed``.
       repeated: Key and pipelines of the examples that were fed more than once.
-      unfed: Key and pipelines of examples that were read, but whose step other
-        replicas had no batch for: ``run`` ends before such a step.
+      unfed: Key and pipelines of examples that were read, but belong to a step for
+        which another replica had no batch: ``run`` ends before such a step.
     """
 
     num_replicas: int
@@ -75,18 +75,18 @@ def audit(
     key_fn: Callable[[Any], Any],
     num_examples: int | None = None,
 ) -> InputAudit:
-    """Reads one epoch of every pipeline of the whole job and checks what it fed.
+    """Reads one epoch of every pipeline of the whole job and counts its examples.
 
-    See ``Replicator.audit_inputs``. ``contexts`` holds one context per pipeline, and
-    pipeline p feeds the p-th equal share of the replicas, in turn.
+    See ``Replicator.audit_inputs``. ``contexts`` has one context per pipeline;
+    pipeline p feeds the p-th equal share of the replicas, round-robin.
     """
     user_functions.check_takes_one(key_fn, "audit_inputs", "key_fn", "a batch")
     if num_examples is not None and not is_integer(
         num_examples, least=0, most=INT64_MAX
     ):
         raise ValueError(
-            f"num_examples {shown(num_examples)} must be an integer of at least 0: the "
-            "examples that there are; or None for those that were read"
+            f"num_examples {shown(num_examples)} must be an integer of at least 0 (the "
+            "size of the data set), or None to count the examples that are read"
         )
     pipelines = [to_pipeline(input_fn(context)) for context in contexts]
     num_in_turn = num_replicas // len(pipelines)
@@ -124,10 +124,10 @@ def audit(
 def _keys_of(
     dataset: tf.data.Dataset, key_fn: Callable[[Any], Any], index: int
 ) -> Iterator[list[Hashable]]:
-    """Yields the keys of each batch of a pipeline; notices one without an end."""
+    """Yields the keys of each batch of a pipeline; rejects an endless pipeline."""
     passes: collections.Counter[Hashable] = collections.Counter()
     endless = (
-        f"input pipeline {index} has no end, so it has no epoch to audit; leave out "
+        f"input pipeline {index} is endless, so there is no epoch to audit; leave out "
         ".repeat() for the audit"
     )
     if int(dataset.cardinality()) == tf.data.INFINITE_CARDINALITY:
@@ -150,14 +150,14 @@ def _keys_of(
 
 
 def _explain(result: InputAudit) -> str:
-    """Says what is wrong with an epoch and how to mend it."""
+    """Says what is wrong with an epoch and how to fix it."""
     found = [f"input audit: {result}"]
     if result.repeated:
         key, who = next(iter(result.repeated.items()))
         readers = ", ".join(map(str, sorted(set(who))))
         found.append(
-            f"{_some(result.repeated)} came more than once (example {key!r} from "
-            f"pipelines {readers}): give each pipeline its own share with "
+            f"{_some(result.repeated)} were fed more than once (example {key!r} from "
+            f"pipelines {readers}): give each pipeline its own shard with "
             "dataset.shard(ctx.num_input_pipelines, ctx.input_pipeline_id) before "
             "batch(), and leave out repeat()"
         )
@@ -165,19 +165,19 @@ def _explain(result: InputAudit) -> str:
     if result.unfed:
         counts = ", ".join(map(str, result.num_batches))
         found.append(
-            f"{_some(result.unfed)} were read, but step {result.num_steps + 1} had no "
-            f"batch for every replica (pipelines yielded {counts} batches), so run() "
-            "ends the epoch for all before it: build the batches with "
+            f"{_some(result.unfed)} were read, but not every replica had a batch for "
+            f"step {result.num_steps + 1} (pipelines yielded {counts} batches), so "
+            "run() ends the epoch before it: build the batches with "
             "replicator.split_global_batches(dataset, ctx, global_batch_size)"
         )
     if num_unread > 0:
         found.append(
-            f"{num_unread} were never read by any pipeline: check shard() and take(), "
-            "and use batch(..., drop_remainder=False)"
+            f"no pipeline read {num_unread}: check shard() and take(), and use "
+            "batch(..., drop_remainder=False)"
         )
     if result.num_missing < 0:
         found.append(
-            f"num_examples={result.num_examples!r} is less than the pipelines hold"
+            f"num_examples={result.num_examples!r} is less than the pipelines yielded"
         )
     return "; ".join(found)
 

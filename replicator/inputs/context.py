@@ -1,4 +1,4 @@
-"""What an input function is told: how many pipelines there are, and which one it is."""
+"""The argument of an input function: how many pipelines there are, and its index."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from replicator.validation.integers import INT64_MAX
 class InputReplicationMode(enum.Enum):
     """How many times the input function is called.
 
-    PER_WORKER: once per worker process; its batches are dealt to the replicas in turn.
+    PER_WORKER: once per worker process; its batches go to the replicas round-robin.
     PER_REPLICA: once per replica; each replica reads its own pipeline.
-    SINGLE: once in the whole job; its batches are dealt to all replicas in turn.
+    SINGLE: once in the whole job; its batches go to all replicas round-robin.
     """
 
     PER_WORKER = "per_worker"
@@ -26,10 +26,10 @@ class InputReplicationMode(enum.Enum):
 
 
 def check_mode(mode: Any) -> None:
-    """Refuses what is not an ``InputReplicationMode``.
+    """Rejects everything except an ``InputReplicationMode``.
 
     Raises:
-      TypeError: With the modes there are.
+      TypeError: It is something else; the message lists the modes.
     """
     if not isinstance(mode, InputReplicationMode):
         allowed = ", ".join(str(m) for m in InputReplicationMode)
@@ -60,19 +60,19 @@ class InputContext:
           Examples per step of one replica.
 
         Raises:
-          SplitBatchError: The division leaves a rest, or no integer was passed.
+          SplitBatchError: It is not divisible by the replicas, or not an integer.
         """
         return split_batch(global_batch_size, self.num_replicas_in_sync)
 
 
 def split_batch(global_batch_size: int, num_replicas: int) -> int:
-    """Returns ``global_batch_size / num_replicas`` or explains why it cannot.
+    """Returns ``global_batch_size / num_replicas``, which must be an integer.
 
     Raises:
-      SplitBatchError: The division leaves a rest; nothing is rounded in silence. Or
-        what shall be divided is no integer.
+      SplitBatchError: It is not divisible (nothing is rounded silently), or not an
+        integer.
     """
-    # Integers of NumPy, as sizes of arrays are, will do as well.
+    # NumPy integers, such as sizes of arrays, are accepted as well.
     is_number = isinstance(global_batch_size, numbers.Integral)
     if (
         not is_number
@@ -80,8 +80,8 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
         or global_batch_size > INT64_MAX
     ):
         raise SplitBatchError(
-            f"global_batch_size {shown(global_batch_size)} must be an integer: the "
-            "examples of one step over all replicas; pass a multiple of num_replicas "
+            f"global_batch_size {shown(global_batch_size)} must be an integer (the "
+            "examples of one step over all replicas); pass a multiple of num_replicas "
             f"{num_replicas!r}, at most {INT64_MAX}"
         )
     global_batch_size = int(global_batch_size)
@@ -89,7 +89,7 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
     if rest or share < 1:
         lower = max(share, 1) * num_replicas
         raise SplitBatchError(
-            f"global_batch_size {global_batch_size!r} does not divide by num_replicas "
+            f"global_batch_size {global_batch_size!r} is not divisible by num_replicas "
             f"{num_replicas!r}: every replica must get the same number of examples; "
             f"use a multiple, such as {lower} or {lower + num_replicas}"
         )
@@ -99,7 +99,7 @@ def split_batch(global_batch_size: int, num_replicas: int) -> int:
 def pipeline_contexts(
     mode: InputReplicationMode, num_replicas: int, num_workers: int = 1
 ) -> list[InputContext]:
-    """Lists what every call of an input function in the whole job is told.
+    """Returns the contexts of all calls of an input function in the whole job.
 
     Args:
       mode: How many pipelines there are.
@@ -127,15 +127,15 @@ def pipeline_contexts(
 def own_contexts(
     mode: InputReplicationMode, num_replicas: int, num_workers: int, worker_id: int
 ) -> list[InputContext]:
-    """What the input functions of one worker are told.
+    """Returns the contexts of the input functions of one worker.
 
     Raises:
       InputModeError: ``SINGLE``.
     """
     if mode is InputReplicationMode.SINGLE and num_workers > 1:
         raise InputModeError(
-            f"{mode} cannot work with between-graph replication: each of the "
-            f"{num_workers} workers runs a program of its own, and none feeds the "
+            f"{mode} does not work with between-graph replication: each of the "
+            f"{num_workers} workers runs its own program, and none feeds the "
             "others; use PER_WORKER or PER_REPLICA, and shard by "
             "ctx.num_input_pipelines and ctx.input_pipeline_id"
         )

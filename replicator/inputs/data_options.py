@@ -1,4 +1,4 @@
-"""Options for tf.data pipelines that are read by replicas."""
+"""Options for tf.data pipelines that feed replicas."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ def default_data_options(
     """Returns the ``tf.data`` options that this package recommends.
 
     Write ``dataset.with_options(default_data_options())`` at the end of an input
-    function: nothing but ``autotune`` is set for you. What is set, and why:
+    function: by default, the library sets ``autotune`` only. The options and reasons:
 
-    - ``deterministic``: elements come in order even from parallel maps, so that an
+    - ``deterministic``: elements are in order even after parallel maps, so that an
       epoch can be repeated, audited and continued from a checkpoint.
-    - ``autotune.enabled``: off, also where an input function leaves it open. Tuned,
-      parallelism marked ``tf.data.AUTOTUNE`` adapts while it runs; untuned, it is the
-      number of threads. A tuned iterator that lived long holds the whole process for
-      up to a minute when it is freed (TensorFlow 2.21).
-    - ``experimental_distribute.auto_shard_policy`` OFF: the input function takes its
-      share by ``ctx``; a stock strategy must not take a share of the share.
-    - ``threading.private_threadpool_size`` (``num_threads``): with replicas on CPUs the
-      pipeline's threads otherwise compete with those of the step. None leaves the
+    - ``autotune.enabled``: off, also if an input function does not set it. With
+      autotuning, parallelism marked ``tf.data.AUTOTUNE`` adapts at run time; without,
+      it is the number of threads. Freeing an autotuned iterator that has run for long
+      blocks the whole process for up to a minute (TensorFlow 2.21).
+    - ``experimental_distribute.auto_shard_policy`` OFF: the input function shards by
+      ``ctx``; a stock strategy must not shard a second time.
+    - ``threading.private_threadpool_size`` (``num_threads``): with replicas on CPUs,
+      the pipeline's threads otherwise compete with those of the step. None leaves the
       shared pool.
     - ``threading.max_intra_op_parallelism`` 1: pipelines are parallel over examples;
-      threads inside one small op only cost.
+      threads inside one small op are overhead only.
 
     Args:
-      deterministic: Whether order may not depend on timing.
+      deterministic: Whether the order of elements must not depend on timing.
       autotune: Whether parallelism and buffers are tuned while the pipeline runs.
       num_threads: Threads of the pipeline's own pool; None shares TensorFlow's.
 

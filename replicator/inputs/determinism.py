@@ -1,4 +1,4 @@
-"""Determinism: the same bits from the same seed, run after run."""
+"""Determinism: the same bits from the same seed in every run."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _LIMIT = 1 << 32
 
 
 def set_determinism(seed: int | None) -> None:
-    """Makes what follows repeatable bit by bit, in this process and in new ones.
+    """Makes training bitwise reproducible, in this process and in new ones.
 
-    Call it first, before models, datasets and replicators are made, on every worker
-    with the same seed. It seeds Python, NumPy, TensorFlow and Keras; it makes
-    TensorFlow choose deterministic kernels (``enable_op_determinism``), which can be
-    slower and raises where an op has none; and ``tf.data`` then keeps the order of
-    elements and runs maps with random ops one element at a time. Replicas still draw
-    different streams: each folds its id into the seed.
+    Call it first, before models, datasets and replicators are created, on every worker
+    with the same seed. It seeds Python, NumPy, TensorFlow and Keras, and makes
+    TensorFlow choose deterministic kernels (``enable_op_determinism``). They can be
+    slower, and an op without a deterministic kernel raises an error. ``tf.data`` then
+    keeps the order of elements and runs maps with random ops one element at a time.
+    Replicas still draw different streams: each folds its id into the seed.
 
-    The same bits need the same backend, numbers of replicas and of threads, devices and
-    versions; another number of replicas adds in another order.
+    The same bits need the same backend, devices, versions, and numbers of replicas and
+    threads; a different number of replicas sums in a different order.
 
     Args:
       seed: An integer in [0, 2**32); None switches deterministic kernels off again and

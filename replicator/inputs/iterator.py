@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 class InputIterator:
     """The pipelines of one job and their position, ready for ``run``.
 
-    Made by ``Replicator.make_input_iterator``; call it in cross-replica context. It is
-    an iterator of Python, too: ``for batch in inputs`` and ``next(inputs)`` give one
-    step's batches as a nest of ``PerReplica``, read from the position that ``run`` and
-    checkpoints go on from, and end where the data end; ``reinitialize`` starts again.
+    Made by ``Replicator.make_input_iterator``; use it in cross-replica context. It is
+    also a Python iterator: ``for batch in inputs`` and ``next(inputs)`` return one
+    step's batches as a nest of ``PerReplica``. They share their position with ``run``
+    and checkpoints, and stop at the end of the data; ``reinitialize`` starts over.
 
     Attributes:
       pipelines: The datasets that the input function returned; each element is the
         batch of one replica.
       element_spec: Nest of ``tf.TypeSpec`` of one per-replica batch.
       num_replicas: Replicas that are fed.
-      signature: Hashable; equal where a step traced for one serves the other.
+      signature: Hashable; equal if a step that was traced for one also fits the other.
       num_steps: Steps that were fed since the first element.
       num_skipped: Of those, the steps that ``start`` skipped.
       num_rewinds: Times that the pipelines were rewound to their first element.
-      is_at_end: Whether a step could not be fed.
+      is_at_end: Whether a replica had no batch for a step.
       uneven_inputs: Makes ``next`` end with the same step in all worker processes that
         read data of their own; None where this process reads all data.
-      stateless_reason: Why the iterators have no state to save; empty where they do.
+      stateless_reason: Why the iterators have no state to save; empty if they have.
     """
 
     stateless_reason = ""
@@ -64,10 +64,10 @@ class InputIterator:
           input_fn: Makes one pipeline.
           mode: How many there are.
           num_replicas: Replicas to feed.
-          contexts: What each call is told; by default that of ``mode`` in a job of one
+          contexts: Argument of each call; by default those of ``mode`` in a job of one
             worker. Each pipeline feeds an equal share of the replicas, in order.
-          devices: Where each pipeline reads and computes; by default here.
-          prefetch: How batches get ahead of the steps; by default they do not.
+          devices: Device that each pipeline runs on; by default the current one.
+          prefetch: How batches are prefetched to devices; by default they are not.
         """
         self.uneven_inputs: UnevenInputs | None = None
         if contexts is None:
@@ -76,14 +76,14 @@ class InputIterator:
         self._devices = devices
         self._prefetch = prefetch
         if prefetch is not None and prefetch.copies:
-            self.stateless_reason = "batches that wait on devices cannot be saved"
+            self.stateless_reason = "batches prefetched to devices cannot be saved"
         self._build = lambda: self._at_devices(
             lambda context: self._check(input_fn(context)), contexts
         )
         self.pipelines: tuple[tf.data.Dataset, ...] = self._build()
         specs = [pipeline.element_spec for pipeline in self.pipelines]
         self.element_spec: Any = _common_spec(specs)
-        # Here and not in run(), which would do it again in every step.
+        # Computed here once rather than in every run().
         self.signature = (
             "iterator",
             len(contexts),
@@ -95,14 +95,14 @@ class InputIterator:
 
     @property
     def iterators(self) -> tuple[Any, ...]:
-        """The iterators over ``pipelines``, made when they are first needed."""
+        """The iterators over ``pipelines``, created on first use."""
         if self._iterators is None:
             self._iterators = self._iterate(self.pipelines)
         return self._iterators
 
     @property
     def may_end(self) -> bool:
-        """Whether some pipeline is not known to go on for ever, as after repeat()."""
+        """Whether any pipeline is not known to be endless, as it is after repeat()."""
         endless = tf.data.INFINITE_CARDINALITY
         return any(int(p.cardinality()) != endless for p in self.pipelines)
 
@@ -118,15 +118,15 @@ class InputIterator:
     def start(
         self, num_steps: int = 0, *, num_rewinds: int = 0, to_end: bool = False
     ) -> None:
-        """Puts fresh pipelines where others once were.
+        """Moves new pipelines to a position that others had reached.
 
         Skipping reads and drops the elements, so it takes as long as the pipelines
         need to produce them.
 
         Args:
           num_steps: Steps to skip.
-          num_rewinds: How often the others were rewound; shuffles then draw the order
-            of that epoch.
+          num_rewinds: How often the others had been rewound; shuffles then draw the
+            order of that epoch.
           to_end: Whether to skip everything.
         """
         if self._iterators is not None:
@@ -154,7 +154,7 @@ class InputIterator:
     def _at_devices(
         self, function: Callable[[Any], Any], values: Sequence[Any]
     ) -> tuple[Any, ...]:
-        """Calls a function on the value of each pipeline, where the pipeline lives."""
+        """Calls a function on the value of each pipeline, on the pipeline's device."""
         if self._devices is None:
             return tuple(map(function, values))
         results = []
@@ -194,7 +194,7 @@ class InputIterator:
 
     @contextlib.contextmanager
     def count(self, num_steps: int) -> Iterator[None]:
-        """Counts steps that are read inside it; notices the end of the data."""
+        """Counts the steps that are read inside it; records the end of the data."""
         try:
             yield
         except (StopIteration, tf.errors.OutOfRangeError):
@@ -204,7 +204,7 @@ class InputIterator:
 
 
 def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[None]:
-    """Counts the steps that are read inside it, where ``inputs`` keep a position."""
+    """Counts the steps that are read inside it, if ``inputs`` have a position."""
     if isinstance(inputs, InputIterator):
         return inputs.count(num_steps)
     return contextlib.nullcontext()
@@ -229,10 +229,10 @@ def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
 
 
 def all_read(batches: Sequence[Any]) -> tf.Operation:
-    """Emits an op that runs when all batches are there.
+    """Emits an op that runs after all batches were read.
 
-    A step waits for it: an update that needs no batch must not run in a step that
-    cannot be fed. (TensorFlow drops control inputs that are data inputs as well.)
+    A step waits for it: an update that needs no batch must not run in a step for which
+    a batch is missing. (TensorFlow drops control inputs that are also data inputs.)
     """
     leaves = [tf.nest.flatten(b, expand_composites=True)[0] for b in batches]
     with tf.control_dependencies(leaves):
@@ -240,7 +240,7 @@ def all_read(batches: Sequence[Any]) -> tf.Operation:
 
 
 def spec_signature(spec: Any) -> Hashable:
-    """Returns what a nest of ``tf.TypeSpec`` is known by: its structure and leaves."""
+    """Returns a hashable key of a nest of ``tf.TypeSpec``: its structure and leaves."""
     structure = str(tf.nest.map_structure(lambda _: 0, spec))
     return structure, tuple(tf.nest.flatten(spec, expand_composites=False))
 
@@ -252,15 +252,15 @@ def is_per_replica_nest(value: Any) -> bool:
 
 
 def to_pipeline(dataset: Any) -> tf.data.Dataset:
-    """Returns what an input function made, untuned where its options leave that open.
+    """Returns an input function's dataset, without autotuning unless it asks for it.
 
     Raises:
-      TypeError: It is something else.
+      TypeError: It is not a dataset.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"input_fn returned {type(dataset).__name__!r}, but it must return a "
-            "tf.data.Dataset whose elements are the batches of one replica"
+            "tf.data.Dataset whose elements are per-replica batches"
         )
     return _tf_data.without_autotune(dataset)
 
@@ -273,7 +273,8 @@ def _common_spec(specs: Sequence[Any]) -> Any:
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"input pipelines 0 and {index} yield different structures: "
-                f"{first} and {spec}; every call of input_fn must yield the same"
+                f"{first} and {spec}; every call of input_fn must yield the same "
+                "structure"
             ) from error
         # A dimension that differs between pipelines is unknown in the common spec.
         first = tf.nest.map_structure(

@@ -1,9 +1,9 @@
-"""Prefetching to devices: batches that wait where the next steps read them.
+"""Prefetching to devices: batches are on the device before their step begins.
 
-Without it a batch is copied to its replica's device when the step that reads it
-begins. With it a thread fills a buffer on every replica's device while earlier steps
-run. Where replicas compute on the CPU device that their pipeline runs on, there is
-nothing to copy: the buffer is that of ``tf.data.Dataset.prefetch``.
+Without it, a batch is copied to its replica's device when the step that reads it
+begins. With it, a thread fills a buffer on every replica's device while earlier steps
+run. If replicas compute on the CPU device that their pipeline runs on, nothing is
+copied, and the buffer is that of ``tf.data.Dataset.prefetch``.
 """
 
 from __future__ import annotations
@@ -24,40 +24,41 @@ if TYPE_CHECKING:
 
 
 def check_num_batches(num_batches: Any) -> int:
-    """Returns ``num_batches`` if so many batches can be prefetched.
+    """Returns ``num_batches`` if it is a valid number of batches to prefetch.
 
     Raises:
       ValueError: Not an integer, or less than 0.
     """
     if not is_integer(num_batches, least=0, most=INT32_MAX):
         raise ValueError(
-            f"prefetch_to_device {shown(num_batches)} must be an integer: batches that "
-            "wait on the device of each replica; use 1 or 2, or 0 for none"
+            f"prefetch_to_device {shown(num_batches)} must be an integer of at least 0 "
+            "(batches to prefetch to the device of each replica); use 1 or 2, or 0 for "
+            "none"
         )
     return int(num_batches)
 
 
 def refuse(num_batches: int, backend: str) -> None:
-    """Refuses to prefetch where pipelines live on workers that come and go.
+    """Rejects prefetching if workers that may restart run the pipelines.
 
     Raises:
-      InputModeError: A batch shall be prefetched.
+      InputModeError: ``num_batches`` is not 0.
     """
     if num_batches:
         raise InputModeError(
-            f"prefetch_to_device={num_batches!r} does not work under {backend}, whose "
-            "pipelines are made anew on workers; end the dataset of input_fn with "
+            f"prefetch_to_device={num_batches!r} does not work with {backend}, whose "
+            "workers create pipelines again; end the dataset of input_fn with "
             f".prefetch({num_batches}) instead"
         )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class DevicePrefetch:
-    """How batches get ahead of the steps.
+    """How batches are prefetched.
 
     Attributes:
-      num_batches: Batches that wait for each replica.
-      devices: Full device name of each replica, where its batches arrive.
+      num_batches: Size of each replica's buffer, in batches.
+      devices: Full device name of each replica, which receives its batches.
       sources: CPU device of each pipeline; by default that of the first replica.
     """
 
@@ -69,8 +70,8 @@ class DevicePrefetch:
     def copies(self) -> bool:
         """Whether batches are copied from the device of their pipeline to another.
 
-        Not to other processes, which TensorFlow's iterators do not feed: there batches
-        wait at the pipeline.
+        TensorFlow's iterators do not feed other processes: for those, batches are
+        buffered at the pipeline.
         """
         sources = self.sources or (device_lib.first_cpu(self.devices[0]),)
         share = len(self.devices) // len(sources)
@@ -82,8 +83,8 @@ class DevicePrefetch:
         """Iterates over pipelines, ahead of the reader.
 
         Args:
-          pipelines: Datasets of per-replica batches, each of which is dealt to an equal
-            share of the replicas in turn.
+          pipelines: Datasets of per-replica batches; each feeds an equal share of the
+            replicas round-robin.
 
         Returns:
           Iterators that feed equal shares of the replicas in order.

@@ -1,4 +1,4 @@
-"""The values of one step that a caller passes to ``run``: ``PerReplica`` leaves."""
+"""Values for one step that a caller passes to ``run``: ``PerReplica`` leaves."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COMPOSITE = (tf.RaggedTensor, tf.SparseTensor)
 
 
 def as_value(value: Any, caller: str = "inputs") -> Any:
-    """Returns a value as what a step takes: a dense, ragged or sparse tensor.
+    """Converts a value to an input of a step: a dense, ragged or sparse tensor.
 
     Args:
-      value: A tensor, or what ``tf.convert_to_tensor`` takes.
-      caller: What the message says holds the value.
+      value: A tensor, or a value that ``tf.convert_to_tensor`` accepts.
+      caller: What contains the value, in messages.
 
     Raises:
       TypeError: It cannot become a tensor.
@@ -30,7 +30,7 @@ def as_value(value: Any, caller: str = "inputs") -> Any:
         return value
     return tensor_of(
         value,
-        f"{caller} must hold tensors (dense, ragged or sparse), NumPy arrays or "
+        f"{caller} must be tensors (dense, ragged or sparse), NumPy arrays or "
         "numbers, one for each replica",
     )
 

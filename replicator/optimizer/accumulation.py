@@ -1,17 +1,17 @@
-"""Gradient accumulation: k calls of ``apply_gradients`` make one update.
+"""Gradient accumulation: one update per k calls of ``apply_gradients``.
 
-The result is that of one batch k times as large. Where replicas have memories of their
-own (GPUs, other machines), each adds up its own gradients, and only the call that
-updates averages the sums over replicas: 1/k of the communication. In the calls between,
-nothing travels, but for one truth value with a dynamic loss scale, which tells all
-replicas whether the call counts. Where all replicas share one memory nothing travels
-anyway; gradients are then averaged in every call, and there is one sum instead of one
-per replica.
+The result is that of one batch k times as large. If replicas have separate memories
+(GPUs, other machines), each sums its own gradients, and only the call that updates
+averages the sums over replicas: 1/k of the communication. The other calls communicate
+nothing, except for one boolean with a dynamic loss scale, which says on all replicas
+whether the call counts. If all replicas share one memory, nothing is sent anyway;
+gradients are then averaged in every call, and there is one sum instead of one per
+replica.
 
-The sums are state of the Keras optimizer. Of sums per replica only their mean counts:
-``CheckpointManager.save`` makes all of them that mean, so its checkpoints hold an
-accumulation that was begun, for any number of replicas. Read outside a step they are
-those of one replica, also for a plain ``tf.train.Checkpoint``.
+The sums are state of the Keras optimizer. Of per-replica sums only the mean counts:
+``CheckpointManager.save`` replaces all of them by the mean, so its checkpoints contain
+an unfinished accumulation, for any number of replicas. Outside a step, and in a plain
+``tf.train.Checkpoint``, they read as those of one replica.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Accumulated:
             for accumulator in self.sums:
                 accumulator.assign(tf.zeros_like(accumulator))
 
-        # Apart, because sums may differ between replicas where the update does not.
+        # Two branches, because sums may differ between replicas, but the update not.
         when(is_due, finish)
         when(is_due, start_over)
         self.counter.assign(tf.where(is_due, tf.zeros_like(self.count), self.count))

@@ -15,10 +15,10 @@ _KERAS_OPTIONS = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def by_global_norm(grads: Sequence[Any], limit: float) -> list[Any]:
-    """Scales all gradients so that their norm together is at most ``limit``.
+    """Scales all gradients so that their global norm is at most ``limit``.
 
-    Pascanu et al. 2013. The norm is taken in float32. Slices of a sparse gradient that
-    have the same index are added up first, as they would be in the dense gradient.
+    Pascanu et al. 2013. The norm is computed in float32. Slices of a sparse gradient
+    that have the same index are summed first, as in the dense gradient.
 
     Args:
       grads: Dense or sparse, averaged over replicas.

@@ -1,9 +1,9 @@
 """TensorFlow's fused update kernels in place of Keras updates of the same result.
 
 A Keras 3 update is several ops with a temporary each; the kernels below read and write
-each array once. They keep their state in the Keras optimizer's own slots, so a
-checkpoint does not know the difference. ``find`` returns None wherever the result would
-not be the same; the caller then uses the wrapped optimizer.
+each array once. They keep their state in the Keras optimizer's own slots, so
+checkpoints are the same. ``find`` returns None if the result would differ; the caller
+then uses the wrapped optimizer.
 
 Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
 gradient *sum* over R replicas and a learning rate divided by R: the same product with
@@ -43,8 +43,8 @@ _KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 class FusedUpdate:
     """An update by fused kernels.
 
-    Its parts may run in different places: ``prepare`` once where the optimizer's own
-    variables are, ``update_one`` where a variable is, ``count`` once at the end.
+    Its parts can run on different devices: ``prepare`` once on that of the optimizer's
+    own variables, ``update_one`` on that of a variable, ``count`` once at the end.
 
     Attributes:
       optimizer: The Keras optimizer.
@@ -89,14 +89,14 @@ def find(
     *,
     takes_sparse: bool = False,
 ) -> FusedUpdate | None:
-    """Returns the fused update of ``optimizer``, or None where there is none.
+    """Returns the fused update of ``optimizer``, or None if there is none.
 
     Args:
       optimizer: A built Keras optimizer.
       grads: One gradient per variable.
       variables: Keras or TensorFlow variables.
       takes_sparse: Whether SGD may take ``tf.IndexedSlices`` too, with results equal to
-        rounding: sums of rows that come twice are added in another order.
+        rounding: duplicate rows are summed in another order.
 
     Returns:
       The update that has the same result as ``optimizer.apply`` on averages.
@@ -110,7 +110,7 @@ def find(
     # Subclasses may change the update rule, so only the exact classes qualify.
     is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
-        return None  # Keras' Adam squares rows that come twice one by one
+        return None  # Keras' Adam squares duplicate rows separately
     if type(optimizer) is keras.optimizers.SGD:
         return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
     if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:

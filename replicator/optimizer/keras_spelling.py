@@ -1,8 +1,7 @@
-"""What Keras and its users call a wrapped optimizer by.
+"""The optimizer methods that Keras and its users call on a wrapped optimizer.
 
-Keras 3 spells an update ``optimizer.apply(grads, variables)``. Everything that Keras'
-own optimizer would do alone has to go through the average over replicas, or to say why
-it does not.
+In Keras 3, an update is ``optimizer.apply(grads, variables)``. Every such method must
+average over replicas first, or raise an error that says why it does not.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class KerasSpelling:
 
     @tf.autograph.experimental.do_not_convert  # as Keras' own updates
     def apply(self, grads: Iterable[Any], trainable_variables: Any = None) -> Any:
-        """Does what ``apply_gradients`` does, in the spelling of Keras 3.
+        """Does what ``apply_gradients`` does, with the interface of Keras 3.
 
         Args:
           grads: One gradient per variable.
@@ -43,7 +42,7 @@ class KerasSpelling:
 
         Raises:
           CollectiveContextError: Called outside a step function.
-          OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
+          OptimizerOptionError: ``loss_scale`` is set, but the loss was not scaled.
           TypeError: Pairs, as ``apply_gradients`` takes them.
           ValueError: There is no gradient, or not one per variable.
         """
@@ -72,13 +71,13 @@ class KerasSpelling:
         return self.apply_gradients(zip(grads, variables, strict=True))
 
     def stateless_apply(self, *_arguments: Any, **_options: Any) -> Any:
-        """Refused: Keras would update without the gradients of other replicas.
+        """Always raises: Keras would update without the gradients of other replicas.
 
         Raises:
           OptimizerOptionError: Always.
         """
         raise OptimizerOptionError(
-            "stateless_apply() of a wrapped optimizer would go round the average over "
+            "stateless_apply() of a wrapped optimizer would skip the average over "
             "replicas; write optimizer.apply(grads, variables) in the step function"
         )
 
@@ -86,23 +85,23 @@ class KerasSpelling:
         return f"<{type(self).__name__} of {type(self.wrapped).__name__}>"
 
     def __str__(self) -> str:
-        # Keras quotes it where compile() finds that it is none of its optimizers.
+        # compile() quotes it if an object is not a Keras optimizer.
         return (
-            f"{self!r}, which Keras' compile() and fit() cannot use, since they know "
-            "nothing of replicas: write a step function that takes the gradients and "
-            "calls optimizer.apply(grads, variables), and run it with "
+            f"{self!r}, which Keras' compile() and fit() cannot use, because they do "
+            "not support replicas: write a step function that computes the gradients "
+            "and calls optimizer.apply(grads, variables), and run it with "
             "repl.run(step_fn, inputs)"
         )
 
 
 def check_is_not_wrapped(optimizer: Any) -> None:
-    """Refuses to wrap an optimizer twice.
+    """Rejects an optimizer that is already wrapped.
 
     Raises:
-      TypeError: It is wrapped already.
+      TypeError: It is already wrapped.
     """
     if isinstance(optimizer, KerasSpelling):
         raise TypeError(
-            f"wrap_optimizer got an optimizer that is wrapped already, {optimizer!r}; "
-            "wrap it once and use that, or wrap a new Keras optimizer"
+            f"wrap_optimizer got an optimizer that is already wrapped, {optimizer!r}; "
+            "use it as it is, or wrap a new Keras optimizer"
         )

@@ -1,10 +1,10 @@
-"""Loss scaling: small gradients that float16 can hold (Micikevicius et al. 2018).
+"""Loss scaling: keeps small gradients in range for float16 (Micikevicius et al. 2018).
 
-The loss is multiplied by a scale before the gradients are taken, and the gradients are
-divided by it after they were averaged over replicas, in their own type. A dynamic scale
-starts high: a gradient that is not finite halves it and the update is skipped; after
-``GROWTH_STEPS`` updates without one it doubles. The decision is made on the average, so
-it is the same on every replica.
+The loss is multiplied by a scale before the gradients are computed, and the gradients
+are divided by it after they were averaged over replicas, in their own type. A dynamic
+scale starts high: a gradient that is not finite halves it and skips the update; after
+``GROWTH_STEPS`` finite updates it doubles. The decision uses the average, so it is
+identical on all replicas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGEST_SCALE = 2.0**100
 
 
 class LossScale:
-    """The scale of one optimizer, and what it has seen.
+    """The loss scale of one optimizer and its counters.
 
     Attributes:
       is_dynamic: Whether it adapts.

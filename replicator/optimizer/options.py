@@ -23,14 +23,14 @@ _CAPABILITIES = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class OptimizerOptions:
-    """What ``wrap_optimizer`` was asked to do besides averaging.
+    """The options of ``wrap_optimizer``.
 
     Attributes:
-      compression: ``bfloat16`` or ``float16``: gradients travel in 16 bits; see
+      compression: ``bfloat16`` or ``float16``: gradients are sent in 16 bits; see
         ``replicator.collectives.compression``.
       accumulation_steps: Calls of ``apply_gradients`` per update, whose gradients are
         averaged; see ``replicator.optimizer.accumulation``.
-      global_clipnorm: Largest norm of all gradients together, after averaging.
+      global_clipnorm: Upper limit of the global norm of the averaged gradients.
       sharded_update: Whether each variable is updated, and its optimizer state kept, by
         one replica; see ``sharded_update.py``.
       loss_scale: Factor of the loss, or ``dynamic``; see ``loss_scale.py``.
@@ -44,7 +44,7 @@ class OptimizerOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether gradients go straight from the reduction to the update."""
+        """Whether gradients go directly from the reduction to the update."""
         return (
             self.accumulation_steps == 1
             and self.global_clipnorm is None
@@ -57,18 +57,18 @@ class OptimizerOptions:
         return self.accumulation_steps > 1 or self.loss_scale == DYNAMIC
 
     def check(self, optimizer: Any) -> OptimizerOptions:
-        """Returns the options if they make sense for an optimizer.
+        """Returns the options if they are valid for an optimizer.
 
         Raises:
-          OptimizerOptionError: A wrong value, or one that the Keras optimizer has an
-            own option for.
+          OptimizerOptionError: An invalid value, or a conflict with an option of the
+            Keras optimizer itself.
         """
         compression_lib.check(self.compression)
         steps = self.accumulation_steps
         if not is_integer(steps, least=1, most=INT32_MAX):
             raise OptimizerOptionError(
-                f"accumulation_steps={shown(steps)} must be an integer of at least 1: "
-                "the number of apply_gradients() calls whose average makes one update"
+                f"accumulation_steps={shown(steps)} must be an integer of at least 1 "
+                "(the number of apply_gradients() calls per update)"
             )
         if self.global_clipnorm is not None and not _is_positive(self.global_clipnorm):
             raise OptimizerOptionError(
@@ -89,7 +89,7 @@ class OptimizerOptions:
         return self
 
     def _check_with(self, optimizer: Any) -> None:
-        """Refuses what both the wrapper and the Keras optimizer would do."""
+        """Rejects options that the Keras optimizer has set as well."""
         if self.accumulation_steps > 1:
             _reject_conflict(
                 optimizer, ("gradient_accumulation_steps",), self, "accumulation_steps"
@@ -104,11 +104,11 @@ class OptimizerOptions:
     def refuse(
         self, backend: str, label: str, *, refuses_fixed_loss_scale: bool = False
     ) -> None:
-        """Refuses options that a backend lacks, for the reason that its entry has.
+        """Rejects options that a backend lacks, for the reason that its entry has.
 
         Args:
           backend: Name in the catalogue.
-          label: What to call the backend in the message.
+          label: Name of the backend in the message.
           refuses_fixed_loss_scale: Whether no loss scale works, not only a dynamic one.
 
         Raises:
@@ -132,7 +132,7 @@ class OptimizerOptions:
           OptimizerOptionError: Always.
         """
         raise OptimizerOptionError(
-            f"{name}={getattr(self, name)!r} does not work under {label}: {reason}; "
+            f"{name}={getattr(self, name)!r} does not work with {label}: {reason}; "
             f"use {name}={getattr(OptimizerOptions(), name)!r}, or the in_graph backend"
         )
 
@@ -144,9 +144,9 @@ def _reject_conflict(
         value = getattr(optimizer, attribute, None)
         if value is not None:
             raise OptimizerOptionError(
-                f"{name}={getattr(options, name)!r} was asked of wrap_optimizer, but "
-                f"{type(optimizer).__name__} has {attribute}={value!r} itself, so it "
-                "would be done twice; set only one of them"
+                f"{name}={getattr(options, name)!r} was passed to wrap_optimizer, but "
+                f"{type(optimizer).__name__} itself has {attribute}={value!r}, so it "
+                "would be applied twice; set only one of them"
             )
 
 

@@ -1,4 +1,4 @@
-"""The gradients and variables that an optimizer is given: do they belong together?"""
+"""Checks of the gradients and variables that are passed to an optimizer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from replicator.validation.arguments import listed, shown
 
 
 def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
-    """Returns the pairs that ``apply_gradients`` is given.
+    """Returns the pairs that are passed to ``apply_gradients``.
 
     Raises:
       TypeError: Something else, such as the gradients alone.
@@ -25,7 +25,7 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
     pairs = listed(grads_and_vars, said)
     for pair in pairs:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):  # noqa: PLR2004
-            raise TypeError(f"{said}, but got {shown(pair)} where a pair should be")
+            raise TypeError(f"{said}, but got {shown(pair)} instead of a pair")
     return [
         (grad if grad is None else _gradient_of(grad, variable), variable)
         for grad, variable in pairs
@@ -33,10 +33,10 @@ def pairs_of(grads_and_vars: Any) -> list[tuple[Any, Any]]:
 
 
 def variables_of(variables: Any, caller: str) -> list[Any]:
-    """Returns the variables that an optimizer shall update.
+    """Returns the variables that an optimizer updates.
 
     Raises:
-      TypeError: Something else than variables.
+      TypeError: Some are not variables.
     """
     said = f"{caller}() takes a list of variables, such as model.trainable_variables"
     found = listed(variables, said)
@@ -47,10 +47,10 @@ def variables_of(variables: Any, caller: str) -> list[Any]:
 
 
 def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
-    """Refuses variables for which a Keras optimizer has no state.
+    """Rejects variables for which a Keras optimizer has no state.
 
     Raises:
-      ValueError: With the name of one.
+      ValueError: There is one; the message names it.
     """
     for variable in variables:
         if not _tf_compat.is_optimized(optimizer, variable):
@@ -58,7 +58,7 @@ def check_are_optimized(optimizer: Any, variables: list[Any]) -> None:
                 f"apply_gradients() got the variable {variable.name!r}, but the "
                 "optimizer was built with others and has no state for it; call "
                 "optimizer.build(variables) with all of them before the first step, "
-                "or make an optimizer for each set of variables"
+                "or create an optimizer for each set of variables"
             )
 
 
@@ -66,12 +66,12 @@ def _gradient_of(grad: Any, variable: Any) -> Any:
     """Returns the gradient of a variable as a tensor; slices stay slices.
 
     Raises:
-      TypeError: No gradient, or none of a variable.
-      ValueError: Of another shape.
+      TypeError: Not a gradient, or not a variable.
+      ValueError: The gradient has another shape.
     """
     if not _tf_compat.is_variable(variable):
         raise TypeError(
-            f"apply_gradients() got {shown(variable)} where a variable should be; pass "
+            f"apply_gradients() got {shown(variable)} instead of a variable; pass "
             "tf.Variable or Keras variables, such as model.trainable_variables"
         )
     if not isinstance(grad, tf.IndexedSlices):

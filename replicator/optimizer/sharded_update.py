@@ -1,31 +1,31 @@
-"""sharded_update: each replica updates its share of the variables, for all.
+"""sharded_update: each replica updates a part of the variables for all replicas.
 
-The first stage of ZeRO (Rajbhandari et al. 2020). Every variable gets an owner among
+This is stage 1 of ZeRO (Rajbhandari et al. 2020). Every variable gets an owner among
 the replicas that keep copies, balanced by bytes. The optimizer state of a variable
 exists once, on its owner's device; the averaged gradient is needed there only; the
-owner's new value is copied to the others. So with R owners each keeps and computes 1/R
-of it. Where replicas share one copy of the variables (the CPUs of one machine), there
-is one update and one copy of its state anyway, and nothing changes.
+owner's new value is copied to the others. So each of R owners keeps and computes 1/R
+of the state and the update. If replicas share one copy of the variables (the CPUs of
+one machine), there is one update and one copy of its state anyway, and nothing changes.
 
 Between worker processes (``multi_worker``) owners are the replicas of all workers. The
-averaged gradients reach every worker, since TensorFlow's rings add up but do not
-scatter (only NCCL would); each updates its share and broadcasts the new values to the
-others, in buckets. So half as many bytes again travel as without sharding, and each
-process has the optimizer state of its share only: on other workers that state reads as
-empty. ``make_checkpoint_manager`` brings it together on the chief while it saves, and
-shares it out again after restoring, on any number of workers; a plain
+averaged gradients reach every worker, because TensorFlow's rings all-reduce but do not
+reduce-scatter (only NCCL would); each worker updates its part and broadcasts the new
+values to the others, in buckets. So 1.5 times as many bytes are sent as without
+sharding, and each process has the optimizer state of its part only: on other workers
+that state reads as empty. ``make_checkpoint_manager`` gathers it on the chief while it
+saves, and distributes it again after restoring, on any number of workers; a plain
 ``tf.train.Checkpoint`` cannot. A step must update in every call, without
 ``accumulation_steps`` or a dynamic loss scale, and nothing else in it may use the
 state.
 
 State that Keras optimizers keep per variable through ``add_variable_from_reference``
-is sharded: that of all of them, but for the small factors of Adafactor. An update in a
+is sharded: that of all of them, except the small factors of Adafactor. An update in a
 branch (``accumulation_steps``, a dynamic loss scale, Keras' own accumulation) is one
-node of the graph, which one owner computes for all; its state is sharded all the same,
+node of the graph, which one owner computes for all; its state is sharded nevertheless,
 but not over processes.
 
-State stays that of the Keras optimizer, under the same names: checkpoints go from
-sharded to unsharded optimizers and back.
+The Keras optimizer keeps the state, under the same names: a checkpoint of a sharded
+optimizer restores into an unsharded one and vice versa.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 
 class ShardedUpdate:
-    """Makes the state of one optimizer where its variables' owners are."""
+    """Creates the state of an optimizer on the devices of its variables' owners."""
 
     def __init__(self, ownership: Ownership) -> None:
         self._ownership = ownership
 
     @contextlib.contextmanager
     def building(self, optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """Assigns owners, and places the state that ``optimizer`` makes inside it."""
+        """Assigns owners, and places the state that ``optimizer`` creates inside it."""
         self._ownership.assign([_tf_compat.unwrap(v) for v in variables])
         with slots.placed(optimizer, self._scope, self._ownership.own_slot):
             yield

@@ -1,9 +1,9 @@
 """Sparse gradients: the rows of a table that a batch has touched, with their indices.
 
-A row that comes several times stands for the sum of its values. Updates that are linear
-in the gradient may add them up one by one; all others (a square of the gradient, a
-norm, a sign) need the sum first, or they would compute something else than they do with
-the dense gradient. Keras takes rows as they come, so ``wrap_optimizer`` adds them up.
+Duplicate rows mean the sum of their values. Updates that are linear in the gradient can
+add them one by one; all others (a square of the gradient, a norm, a sign) need the sum
+first, or the result would differ from that of the dense gradient. Keras does not sum
+them, so ``wrap_optimizer`` does.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import tensorflow as tf
 
 
 def sum_duplicates(grad: Any) -> Any:
-    """Adds up the rows of a sparse gradient that have the same index.
+    """Sums the rows of a sparse gradient that have the same index.
 
     Args:
-      grad: ``tf.IndexedSlices``, or a dense tensor, which is returned as it is.
+      grad: ``tf.IndexedSlices``, or a dense tensor, which is returned unchanged.
 
     Returns:
-      The same gradient, with each row at most once, in the order of their first place.
+      The same gradient, with each row at most once, in the order of first occurrence.
     """
     if not isinstance(grad, tf.IndexedSlices):
         return grad

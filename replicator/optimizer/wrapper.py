@@ -1,15 +1,15 @@
-"""wrap_optimizer: average gradients over replicas, then update.
+"""wrap_optimizer: averages gradients over replicas, then updates.
 
-What happens to gradients, in this order, whatever the options:
+Gradients go through these stages, in this order, for all options:
 
-1. they travel (in 16 bits with ``compression``) and are averaged over replicas;
-2. they are divided by the loss scale; where a dynamic one finds them not finite, the
-   rest is skipped;
-3. they are added up until ``accumulation_steps`` of them make an average (where they
-   have far to travel, this comes first: see ``replicator.optimizer.accumulation``);
-4. rows of sparse gradients that several examples or replicas touched are added up;
+1. they are averaged over replicas (sent in 16 bits with ``compression``);
+2. they are divided by the loss scale; if a dynamic scale finds that they are not
+   finite, the rest is skipped;
+3. they are accumulated until ``accumulation_steps`` calls make an average (if replicas
+   have separate memories, this comes first: see ``replicator.optimizer.accumulation``);
+4. rows of sparse gradients that several examples or replicas touched are summed;
 5. they are clipped by ``global_clipnorm``;
-6. the Keras optimizer clips, decays and updates as it was told to.
+6. the Keras optimizer clips, decays and updates according to its own options.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
 
     Gradients are averaged over replicas exactly once (sum / R), before the wrapped
     optimizer clips or scales them. Everything else (``learning_rate``, ``iterations``,
-    ``variables``...) is the wrapped optimizer's. Checkpoints take it for that one,
-    wherever it hangs: as an attribute of a ``tf.Module``, in a list, or by itself.
+    ``variables``...) is that of the wrapped optimizer. Checkpoints save it as that one,
+    wherever it is: an attribute of a ``tf.Module``, in a list, or by itself.
 
     Attributes:
       wrapped: The Keras optimizer; it owns the state and can be checkpointed.
       uses_fused_update: Whether TensorFlow's fused kernel does the update; None before
         the first ``apply_gradients``.
-      options: What ``wrap_optimizer`` was asked for.
+      options: The options of ``wrap_optimizer``.
       loss_scale: The scale and its counters, or None.
       accumulation: The accumulated gradients, or None.
     """
@@ -117,13 +117,13 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             setattr(self.wrapped, name, value)
 
     def build(self, variables: Iterable[Any]) -> None:
-        """Makes the optimizer's state for ``variables``; optional, run does it.
+        """Creates the optimizer's state for ``variables``; optional, ``run`` does it.
 
-        The state of options is made after that of the Keras optimizer and belongs to
-        it, so one checkpoint of ``wrapped`` has all.
+        The state of options is created after that of the Keras optimizer and belongs to
+        it, so a checkpoint of ``wrapped`` contains everything.
 
         Raises:
-          TypeError: Something else than variables.
+          TypeError: Some are not variables.
         """
         variables = variables_of(variables, "build")
         placing = (
@@ -139,7 +139,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                     self.wrapped.built = True
                 if accumulation is not None and not accumulation.is_per_replica:
                     accumulation.build(self.wrapped, variables)
-            # Sums of their own are on all replicas, whoever updates.
+            # Per-replica sums are on all replicas, whichever replica updates.
             if accumulation is not None and accumulation.is_per_replica:
                 accumulation.build(self.wrapped, variables)
             if self.loss_scale is not None:
@@ -148,9 +148,9 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self._is_built = True
 
     def scale_loss(self, loss: Any) -> Any:
-        """Multiplies a loss by the loss scale, before its gradients are taken.
+        """Multiplies a loss by the loss scale, before its gradients are computed.
 
-        With ``loss_scale``, every ``apply_gradients`` needs it. Without, this is Keras'
+        With ``loss_scale``, every ``apply_gradients`` needs it. Without, it is Keras'
         own ``scale_loss``.
 
         Args:
@@ -179,18 +179,19 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
 
         Raises:
           CollectiveContextError: Called outside a step function.
-          OptimizerOptionError: The loss was not scaled, though ``loss_scale`` is set.
-          TypeError: Something else than pairs of gradient and variable.
-          ValueError: There is no gradient, or one of another shape than its variable;
-            a variable that the optimizer was not built with.
+          OptimizerOptionError: ``loss_scale`` is set, but the loss was not scaled.
+          TypeError: Not pairs of gradient and variable.
+          ValueError: There is no gradient, or its shape differs from its variable's;
+            the optimizer was not built with a variable.
         """
         context_lib.require("apply_gradients")
         self._check_loss_scaled()
         pairs = [(g, v) for g, v in pairs_of(grads_and_vars) if g is not None]
         if not pairs:
             raise ValueError(
-                "apply_gradients() got no gradient: every one is None, so no variable "
-                "would be trained; check that the loss depends on the variables"
+                "apply_gradients() got no gradient: all of them are None, so no "
+                "variable would be trained; check that the loss depends on the "
+                "variables"
             )
         variables = [variable for _, variable in pairs]
         if not self._is_built:
@@ -199,11 +200,11 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         return self.wrapped.iterations
 
     def _check_loss_scaled(self) -> None:
-        """Refuses gradients of a loss that was not scaled in this trace."""
+        """Rejects gradients of a loss that was not scaled in this trace."""
         if self.loss_scale is not None and not self._is_loss_scaled:
             raise OptimizerOptionError(
                 f"loss_scale={self.options.loss_scale!r} divides the gradients, but "
-                "the loss was not multiplied: take the gradients of "
+                "the loss was not multiplied by it; compute the gradients of "
                 "optimizer.scale_loss(loss) in every step, before apply_gradients()"
             )
         self._is_loss_scaled = False
@@ -256,7 +257,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             totals = self._average_sums(totals, accumulated.is_due)
         is_usable = None
         if scale is not None and is_counted is not None:
-            # What was sent in 16 bits may have become infinite on the way.
+            # Values that were sent in 16 bits may have overflowed to infinity.
             is_usable = scale.are_finite(totals) if is_per_replica else is_counted
             scale.observe(tf.logical_and(is_usable, is_counted))
         accumulated.finish(totals, is_usable, update)
@@ -267,9 +268,9 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         """Averages accumulated gradients over replicas, in calls that update."""
         context = context_lib.require("apply_gradients")
         wire_dtype = compression_lib.check(self.options.compression)
-        if wire_dtype != tf.float16:  # the others have the exponents of float32
+        if wire_dtype != tf.float16:  # the others have the exponent range of float32
             return context.all_reduce_if(is_due, sums, "mean", wire_dtype)
-        # As large as one call's gradients are, before the loss scale is taken away.
+        # Scaled to the magnitude of one call's gradients, with the loss scale.
         factor = 1.0 / self.options.accumulation_steps
         if self.loss_scale is not None:
             factor *= self.loss_scale.value
@@ -284,7 +285,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by averaged gradients."""
         averaged = list(map(sum_duplicates, averaged))
-        # A kernel wants a variable and its state on one device; a branch that updates
+        # A kernel needs a variable and its state on one device; a branch that updates
         # variables of several owners is emitted on one of them.
         is_split = self._sharded_update is not None and self.options.needs_branch
         fused_update = (
@@ -299,7 +300,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             self.wrapped.apply(averaged, variables)
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        """The short way without options: kernels that are linear take the sum."""
+        """The fast path without options: kernels that are linear take the sum."""
         fused_update = fused.find(self.wrapped, grads, variables)
         if fused_update is not None and fused_update.is_linear:
             self.uses_fused_update = True
@@ -327,8 +328,8 @@ class StrategyOptimizer(ReplicatedOptimizer):
     """
 
     def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        # Replicas are traced in threads that take turns at collectives, so this is read
-        # before the first one: _apply of another thread takes the options away.
+        # Replicas are traced in threads that take turns at collectives. This is read
+        # before the first one, because _apply of another thread unsets the options.
         _CLIPS.found = clipping.of_keras(self.wrapped)
         super()._update(grads, variables)
 

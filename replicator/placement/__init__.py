@@ -1,1 +1,1 @@
-"""Devices, which replica is on which, and which workers belong together."""
+"""Devices, the placement of replicas on them, and groups of workers."""

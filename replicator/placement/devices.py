@@ -1,4 +1,4 @@
-"""Choosing the devices of replicas."""
+"""The choice of devices for replicas."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def resolve(
     """Returns the full name of each replica's device.
 
     Args:
-      num_replicas: Copies of the computation.
+      num_replicas: Number of replicas.
       devices: Names such as ``GPU:0`` or ``/device:CPU:1``, one per replica; None takes
         the GPUs if there are any, else the CPU.
       distinct: Whether replicas must not share a device. Without enough CPU devices,
@@ -60,10 +60,10 @@ def resolve_logical(
     """Returns the full names of the devices of each replica, by logical device.
 
     Args:
-      num_replicas: Copies of the computation.
+      num_replicas: Number of replicas.
       num_logical_devices: Devices that one replica is split over.
       devices: One list per replica, or all of them in that order; None takes GPUs if
-        there are any, else the CPU, split where a replica needs several devices.
+        there are any, else the CPU, which is split if a replica needs several devices.
 
     Returns:
       ``num_replicas`` lists of ``num_logical_devices`` names.
@@ -93,7 +93,7 @@ def resolve_logical(
 
 
 def check_num_logical(count: Any) -> int:
-    """Returns a number of logical devices that a replica can have.
+    """Returns a valid number of logical devices of a replica.
 
     Raises:
       DeviceError: Not a positive integer.
@@ -110,7 +110,7 @@ def split_cpu(num_devices: int) -> list[str]:
     """Splits the CPU into virtual devices unless there are enough already.
 
     Raises:
-      DeviceError: TensorFlow already runs with fewer.
+      DeviceError: TensorFlow has already been initialized with fewer.
     """
     _check_count(num_devices)
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -122,9 +122,10 @@ def split_cpu(num_devices: int) -> list[str]:
             )
         except RuntimeError as error:
             raise DeviceError(
-                f"{num_devices} virtual CPU devices are needed, but TensorFlow already "
-                f"runs with {len(configured)}; make the replicator before the first "
-                "op, or call tf.config.set_logical_device_configuration at start"
+                f"{num_devices} virtual CPU devices are needed, but TensorFlow has "
+                f"already been initialized with {len(configured)}; create the "
+                "replicator before the first op, or call "
+                "tf.config.set_logical_device_configuration at program start"
             ) from error
     return [_full_name(f"/device:CPU:{i}") for i in range(num_devices)]
 
@@ -133,16 +134,16 @@ def split_cpu_without_gpus(num_devices: int) -> None:
     """Splits the CPU as ``split_cpu`` does, if replicas will not run on GPUs.
 
     Raises:
-      DeviceError: TensorFlow already runs with fewer.
+      DeviceError: TensorFlow has already been initialized with fewer.
     """
     if not tf.config.list_physical_devices("GPU"):
         split_cpu(num_devices)
 
 
 def memory(device: str) -> str:
-    """What names the memory that a device computes on.
+    """The name of the memory of a device.
 
-    All CPU devices of one process read the same; every other device has its own.
+    All CPU devices of one process share memory; every other device has its own.
     """
     spec = tf.DeviceSpec.from_string(device)
     return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
@@ -165,16 +166,16 @@ def first_cpu(device: str) -> str:
 
 
 def cpu_of(device: str) -> str:
-    """The CPU that works for a device: the first of its process; a CPU for itself."""
+    """The CPU for host work of a device: the first of its process; a CPU itself."""
     return device if is_cpu(device) else first_cpu(device)
 
 
 def _check_count(num_replicas: Any) -> None:
-    """Refuses numbers for which nobody could make a list of devices."""
+    """Rejects numbers that are too large for a list of devices."""
     if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):
         raise DeviceError(
             f"num_replicas {shown(num_replicas)} must be an integer from 1 to "
-            f"{MAX_REPLICAS}, and so must replicas times logical devices"
+            f"{MAX_REPLICAS}, and so must num_replicas times logical devices"
         )
 
 
@@ -185,8 +186,8 @@ def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> li
         devices = []
     if len(devices) != num_replicas:
         raise DeviceError(
-            f"devices {shown(passed)} must be a list of one device per replica, and "
-            f"there are {num_replicas} replicas; pass names such as ['CPU:0', 'CPU:1']"
+            f"devices {shown(passed)} must be a list with one device per replica, for "
+            f"{num_replicas} replicas; pass names such as ['CPU:0', 'CPU:1']"
         )
     names = [_full_name(device) for device in devices]
     known = {_full_name(d.name) for d in tf.config.list_logical_devices()}
@@ -197,7 +198,9 @@ def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> li
             f"{', '.join(sorted(map(_short_name, known)))}"
         )
     if distinct and len(set(names)) != num_replicas:
-        raise DeviceError(f"devices {list(devices)!r} must all be different here")
+        raise DeviceError(
+            f"devices {list(devices)!r} must all be different for this backend"
+        )
     return names
 
 

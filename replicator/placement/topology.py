@@ -1,9 +1,9 @@
-"""Topology: where the replicas that one program links are, and what memory they share.
+"""Topology: the placement of the replicas of one program, and the memory they share.
 
 A *program* is one linked graph, run by one client. In-graph replication has one program
 for all replicas of the job, local or remote; between-graph replication has one in every
-worker process, joined to the others by TensorFlow's collective ops (Buchlovsky et al.
-2019, figure 1). Everything that the engine asks about places is answered here.
+worker process, connected by TensorFlow's collective ops (Buchlovsky et al. 2019,
+figure 1). The engine takes all facts about placement from here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Topology:
         replica that keeps its own copy is its own primary.
       num_replicas: Replicas in the whole job.
       first_replica_id: Id in the job of this program's replica 0.
-      num_programs: Programs of the job that run side by side.
-      program_id: Which of them this is.
+      num_programs: Programs of the job that run concurrently.
+      program_id: Index of this program.
     """
 
     devices: tuple[tuple[str, ...], ...]
@@ -52,7 +52,7 @@ class Topology:
 
     @property
     def replica_devices(self) -> tuple[str, ...]:
-        """The first device of each replica: where inputs arrive."""
+        """The first device of each replica, which receives its inputs."""
         return tuple(devices[0] for devices in self.devices)
 
     @property
@@ -70,7 +70,7 @@ class Topology:
         return self.first_replica_id + local
 
     def logical_device_of(self, device: str) -> int:
-        """Which logical device of replica 0 a device is; 0 where it is none."""
+        """Index of a device among the logical devices of replica 0; 0 by default."""
         mine = self.devices[0]
         return mine.index(device) if device in mine else 0
 
@@ -88,16 +88,16 @@ def make_topology(
     num_programs: int = 1,
     program_id: int = 0,
 ) -> Topology:
-    """Finds out which replicas share memory.
+    """Builds the topology: determines which replicas share memory.
 
     Args:
       devices: Full device names, by replica, then by logical device.
-      is_mirrored: Whether each replica keeps its own copy of mirrored variables even
-        where it could share one.
+      is_mirrored: Whether each replica keeps its own copy of mirrored variables even if
+        it could share one.
       num_replicas: Replicas in the whole job; by default those of this program.
       first_replica_id: Id in the job of the first replica here.
       num_programs: Programs of the job.
-      program_id: Which of them this is.
+      program_id: Index of this program.
 
     Returns:
       The topology.

@@ -1,4 +1,4 @@
-"""The workers whose collectives belong together, and the numbers that name these."""
+"""Worker groups: workers that take part in the same collectives, and their keys."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ CPU_GROUP_KEY = 1
 
 
 class Keys:
-    """Draws numbers that name collectives.
+    """Draws the instance keys of collectives.
 
     Attributes:
-      value: The next one; equal on all workers whenever they have run the same.
+      value: The next key; identical on all workers that have run the same program.
     """
 
     def __init__(self) -> None:
@@ -22,22 +22,22 @@ class Keys:
         return self.draw(1)
 
     def draw(self, count: int) -> int:
-        """The first of some numbers in a row."""
+        """Draws ``count`` consecutive keys; returns the first."""
         self.value += count
         return self.value - count
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """The workers that a program's collectives join.
+    """The workers that take part in a program's collectives.
 
-    Collectives have no time limit of their own; who runs them has (``Deadline``).
+    Collectives have no timeout of their own; their caller sets one (``Deadline``).
 
     Attributes:
       num_workers: Worker processes.
-      worker_id: Which of them this is.
-      order: Worker ids in the order in which a gather has their parts.
-      keys: Numbers that name collectives; all workers draw them in the same order.
+      worker_id: Index of this process.
+      order: Worker ids in the order in which a gather returns their parts.
+      keys: Instance keys; all workers draw them in the same order.
     """
 
     num_workers: int

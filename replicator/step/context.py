@@ -1,4 +1,4 @@
-"""The replica context: what code inside a step may ask about its replica."""
+"""The replica context: what code inside a step can query about its replica."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ReplicaContext(abc.ABC):
     functions of ``collectives/primitives.py``, which accept nests and have gradients.
 
     Attributes:
-      num_replicas: Copies of the computation.
-      num_replicas_in_sync: Copies whose updates are aggregated each step.
+      num_replicas: Number of replicas.
+      num_replicas_in_sync: Replicas whose updates are aggregated each step.
       num_logical_devices: Devices that one replica is split over.
     """
 
@@ -41,7 +41,7 @@ class ReplicaContext(abc.ABC):
 
     @property
     def replica_id_in_sync_group(self) -> tf.Tensor:
-        """Place among the replicas in sync, which collectives count; scalar int32.
+        """Index among the replicas in sync, as collectives use it; scalar int32.
 
         Sync groups are consecutive: the first holds replicas 0, 1, ...
         """
@@ -90,7 +90,7 @@ class ReplicaContext(abc.ABC):
 
     @abc.abstractmethod
     def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins the rows (first dimension) of all replicas, by ``replica_id``.
+        """Concatenates the rows (first dimension) of all replicas, by ``replica_id``.
 
         The number of rows may differ between replicas, but not between the tensors of
         one call.
@@ -109,10 +109,10 @@ class ReplicaContext(abc.ABC):
           marker: Name of a node in the body of a vectorized loop.
 
         Returns:
-          An ``engine.graph.trace.Collective``, or None if the node stands for none.
+          An ``engine.graph.trace.Collective``, or None if the node is not a marker.
 
         Raises:
-          CollectiveControlFlowError: It stands for one that no loop can vectorize.
+          CollectiveControlFlowError: The collective cannot be vectorized.
         """
         del marker
 
@@ -199,20 +199,20 @@ def check_reduce_op(op: Any) -> str:
 
 
 def check_mean(dtype: tf.DType, caller: str) -> None:
-    """Refuses the mean of integers.
+    """Rejects the mean of integers.
 
     Raises:
       ValueError: Not a floating or complex type.
     """
     if not (dtype.is_floating or dtype.is_complex):
         raise ValueError(
-            f"{caller} 'mean' of {dtype.name} would have to round; use 'sum', or "
-            "tf.cast the value to a floating type first"
+            f"{caller} 'mean' of {dtype.name} would be rounded; use 'sum', or tf.cast "
+            "the value to a floating type first"
         )
 
 
 def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
-    """The type in which tensors of ``dtype`` travel when ``wire_dtype`` is asked for.
+    """The type in which tensors of ``dtype`` are sent if ``wire_dtype`` is requested.
 
     Only wider real floating types are compressed.
     """

@@ -1,4 +1,4 @@
-"""Guards against variables that are made while a step function is traced."""
+"""Rejects variables that are created while a step function is traced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _STATE = _State()
 
 @contextlib.contextmanager
 def allowed() -> Iterator[None]:
-    """Lets the library itself make variables (optimizer slots) during a trace."""
+    """Lets the library itself create variables (optimizer slots) during a trace."""
     before, _STATE.is_allowed = _STATE.is_allowed, True
     try:
         yield
@@ -33,20 +33,21 @@ def allowed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forbidden_in_steps() -> Iterator[None]:
-    """Makes variable creation inside it a teaching error.
+    """Makes the creation of variables inside it raise an actionable error.
 
     Raises:
-      CreateVariableInStepError: From the statement that makes the variable.
+      CreateVariableInStepError: From the statement that creates the variable.
     """
 
     def creator(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
         if not _STATE.is_allowed:
             name = kwargs.get("name") or "Variable"
             raise CreateVariableInStepError(
-                f"the step function made a variable ({name!r}); a step runs many times "
-                "and on many replicas, so make models, metrics and other variables "
-                "before it, inside `with repl.context():` (a Keras model makes its "
-                "variables when it is built: call it once, or model.build(shape))"
+                f"the step function created a variable ({name!r}), but a step runs "
+                "many times and on many replicas; create models, metrics and other "
+                "variables before it, inside `with repl.context():` (a Keras model "
+                "creates its variables when it is built: call it once, or call "
+                "model.build(shape))"
             )
         return next_creator(**kwargs)
 

@@ -1,12 +1,12 @@
-"""What a step function is known by: which function objects are the same step.
+"""Identity of step functions: which function objects are the same step.
 
-A method is made anew at each access, and a ``functools.partial`` at each call that
-makes one; neither is another step for that. A method is its object and its function, a
-partial its function and its arguments: each the same object, or a number or text of the
-same type and value. That is safe, since the same partial passed twice would be traced
-once, too. What a program itself keeps, such as a variable that is an argument, lives
-as long as the function then. Functions and lambdas are known by themselves: what they
-close over can be rebound.
+Python creates a method object at each access, and programs often create a
+``functools.partial`` at each call; neither makes a new step. A method is identified by
+its object and its function, a partial by its function and its arguments: each the same
+object, or a number or string of the same type and value. This is safe, because the
+same partial passed twice would also be traced once. Objects that a program references,
+such as a variable passed as an argument, then live as long as the function. Functions
+and lambdas are identified by the object itself, because their closures can be rebound.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _PLAIN_TYPES = (bool, int, str, bytes, type(None))
 
 
 class _Opaque(Exception):  # noqa: N818 (no error: a partial that is only itself)
-    """An argument that can neither be compared nor be held weakly."""
+    """An argument that can neither be compared nor be referenced weakly."""
 
 
 def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
-    """What a step function is known by, as long as its ``parts`` live."""
+    """The key of a step function, valid as long as its ``parts`` live."""
     if type(step_fn) is types.FunctionType:
         return (id(step_fn),)
     if isinstance(step_fn, types.MethodType):
@@ -39,12 +39,12 @@ def identity(step_fn: Callable[..., Any]) -> tuple[Hashable, ...]:
 
 
 def parts(step_fn: Callable[..., Any]) -> list[Any]:
-    """The objects that make a step function; without any of them it is gone."""
+    """The objects that make up a step function; it lives as long as all of them."""
     return [part for part in _all_parts(step_fn) if not isinstance(part, _Plain)]
 
 
 def origin(step_fn: Callable[..., Any]) -> tuple[Any, Any] | None:
-    """What function objects of one step have in common, however often they are made.
+    """What all function objects that are created from one piece of code share.
 
     Returns:
       The code, and the object that it belongs to or None; None for callable objects,

@@ -1,9 +1,9 @@
 """Keras' global seed generator in steps: random functions without a seed.
 
-``keras.random.normal(shape)`` draws from a generator that Keras makes when it is first
-asked, and keeps. A step that asks first would make a variable while it is traced; so it
-is made outside, as Keras would have, and is random state like any other: each replica
-has a stream of its own.
+``keras.random.normal(shape)`` draws from a generator that Keras creates on first use
+and keeps. If the first use is in a step, that would create a variable during tracing;
+so the generator is created outside, as Keras would have done. It is random state like
+any other: each replica has its own stream.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PLACE = _Place()
 
 @contextlib.contextmanager
 def created_in(scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
-    """Makes a generator that a step asks for inside it in a scope of variables."""
+    """Creates generators that steps need inside it in a scope of variables."""
     before, _PLACE.scope = _PLACE.scope, scope
     try:
         yield
@@ -50,7 +50,7 @@ class StepGenerator:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[StepGenerator]:
-        """Makes it the global one of this thread, while the step is traced in it."""
+        """Makes it this thread's global generator while a step is traced inside."""
         before = _tf_compat.global_seed_generator()
         _tf_compat.set_global_seed_generator(self.made or _LazyGenerator(self))
         try:
@@ -59,7 +59,7 @@ class StepGenerator:
             _tf_compat.set_global_seed_generator(before or self.made)
 
     def make(self) -> Any:
-        """Returns Keras' generator, made outside the step if there is none yet."""
+        """Returns Keras' generator, created outside the step if necessary."""
         if self.made is None:
             with tf.init_scope(), creation.allowed(), _PLACE.scope():
                 self.made = _tf_compat.make_global_seed_generator()
@@ -67,7 +67,7 @@ class StepGenerator:
 
 
 class _LazyGenerator:
-    """Stands for a generator that nobody has asked for yet."""
+    """A placeholder for a generator that is created on first use."""
 
     def __init__(self, generator: StepGenerator) -> None:
         self._generator = generator

@@ -1,7 +1,7 @@
 """Logical devices: the devices that one replica is split over (model parallelism).
 
-A step is written for one replica, so it names the parts of that replica, not machines:
-``with logical_device(1):``. Every replica maps part ``i`` to a device of its own
+A step is written for one replica, so it names parts of that replica, not machines:
+``with logical_device(1):``. Every replica maps part ``i`` to one of its own devices
 (Buchlovsky et al. 2019, section 4: ``logical_device`` and data parallelism together).
 """
 
@@ -19,17 +19,18 @@ from replicator.validation.integers import is_integer
 if TYPE_CHECKING:
     import contextlib
 
-# A device type that no runtime has: it stands in the traced graph until replicas are
-# made, and TensorFlow would say so if one were left over.
+# A device type that no runtime has. It stands in the traced graph until the replicas
+# are created; TensorFlow would raise an error if one were left over.
 _PREFIX = "/device:LOGICAL:"
 
 
 def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
     """Places ops and variables on one of the devices of a replica.
 
-    Inside a step function it places ops; inside ``repl.context()`` variables. Inputs
-    arrive on logical device 0. An op outside any scope runs where its inputs come from,
-    a gradient where its forward op ran, an update where its variable is.
+    Inside a step function it places ops; inside ``repl.context()`` it places variables.
+    Inputs are on logical device 0. An op outside any scope runs on the device of its
+    inputs, a gradient on the device of its forward op, an update on that of its
+    variable.
 
     Args:
       index: In [0, logical_devices_per_replica).
@@ -38,30 +39,31 @@ def logical_device(index: int) -> contextlib.AbstractContextManager[Any]:
       A context manager.
 
     Raises:
-      DeviceError: No such logical device, or neither a replica nor ``repl.context()``.
+      DeviceError: No such logical device, or called outside a replica and outside
+        ``repl.context()``.
     """
     if context_lib.in_replica_context():
         return context_lib.get_replica_context().logical_device(index)
     replicator = context_lib.current_replicator()
     if replicator is None:
         raise DeviceError(
-            f"logical_device({index!r}) needs a replica: use it inside `with "
-            "repl.context():` for variables, or inside the step function for ops"
+            f"logical_device({index!r}) was called outside a replica; use it inside "
+            "`with repl.context():` for variables, or inside the step function for ops"
         )
     scope: contextlib.AbstractContextManager[Any] = replicator.logical_device(index)
     return scope
 
 
 def check_index(index: Any, num_logical_devices: int) -> int:
-    """Returns the index of a logical device that exists.
+    """Returns the index of a logical device, if it exists.
 
     Raises:
-      DeviceError: Not an integer in range; says how many there are.
+      DeviceError: Not an integer in range; the message has the range.
     """
     if not is_integer(index, least=0) or index >= num_logical_devices:
         raise DeviceError(
             f"logical_device({shown(index)}) does not exist: a replica here has "
-            f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or make the "
+            f"{num_logical_devices}; use 0 to {num_logical_devices - 1}, or create the "
             "replicator with logical_devices_per_replica=k"
         )
     return int(index)

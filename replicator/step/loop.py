@@ -1,4 +1,4 @@
-"""Several steps in one dispatch: a loop around a replicated step."""
+"""Several steps per dispatch: a loop around a replicated step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def repeat(
     """Runs ``step`` ``num_steps`` times in the graph being built.
 
     Args:
-      step: Emits one step, returns its flat outputs; takes its number, from 0.
-      num_steps: How often; a plain 1 emits the step without a loop.
+      step: Takes the index of a step, emits the step, returns its flat outputs.
+      num_steps: Number of steps; a Python 1 emits the step without a loop.
       specs: Shape and dtype of each output.
 
     Returns:
@@ -27,7 +27,7 @@ def repeat(
     """
     if isinstance(num_steps, int) and num_steps == 1:
         return list(step(tf.constant(0)))
-    # The loop needs values to start from; no reader ever sees them.
+    # The loop needs initial values; they are never read.
     start = [tf.zeros([d or 0 for d in s.shape], s.dtype) for s in specs]
 
     def body(index: tf.Tensor, *_previous: tf.Tensor) -> list[tf.Tensor]:
@@ -38,7 +38,7 @@ def repeat(
         body,
         [tf.constant(0), *start],
         shape_invariants=[tf.TensorShape([]), *(s.shape for s in specs)],
-        # Steps of training depend on each other: running ahead would only hold memory.
+        # Training steps depend on each other: more iterations would only use memory.
         parallel_iterations=1,
     )
     return list(final[1:])

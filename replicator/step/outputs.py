@@ -1,4 +1,4 @@
-"""What a step function may return."""
+"""The check of a step function's return value."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ T = TypeVar("T")
 class PerReplica(Generic[T]):
     """One value per replica, indexed by ``replica_id``.
 
-    A leaf for ``tf.nest``: a nest of ``PerReplica`` has the structure of the step's
-    return value.
+    ``tf.nest`` treats it as a leaf: a nest of ``PerReplica`` has the structure of the
+    step's return value.
 
     Attributes:
       values: A tuple of ``num_replicas`` values.
@@ -28,7 +28,7 @@ class PerReplica(Generic[T]):
         except Exception as error:
             is_iterable = hasattr(type(values), "__iter__")
             if is_iterable and not isinstance(error, (TypeError, ValueError)):
-                raise  # of a generator of the user's
+                raise  # an error in the user's own generator
             raise TypeError(
                 f"PerReplica takes a sequence with one value per replica, such as "
                 f"PerReplica([a, b]), not a {type(values).__name__!r}"
@@ -52,8 +52,8 @@ def regroup(per_replica_nests: Sequence[Any], map_structure: Any) -> Any:
 
     Args:
       per_replica_nests: One nest per replica, all of one structure.
-      map_structure: ``tf.nest.map_structure`` (passed in, so that this module stays
-        free of TensorFlow).
+      map_structure: ``tf.nest.map_structure`` (passed in, so that this module does not
+        import TensorFlow).
 
     Returns:
       A nest of the same structure whose leaves are ``PerReplica``.
@@ -67,7 +67,8 @@ def per_replica_nest(
     """Turns the flat outputs of R replicas into one nest of ``PerReplica``.
 
     Args:
-      structure: The nest that one replica returns, with None for what is no tensor.
+      structure: The nest that one replica returns, with None for leaves without a
+        tensor.
       flat: The tensors of replica 0 in the order of the nest, then those of replica 1,
         and so on.
       num_replicas: R.

@@ -1,4 +1,4 @@
-"""Turning what a user passes into a dense tensor, or saying what it is instead."""
+"""Conversion of arguments to dense tensors, with actionable errors."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from replicator.step.per_replica import PerReplica
 from replicator.validation.arguments import shown
 
 _ADVICE: tuple[tuple[Any, str], ...] = (
-    (type(None), "leave it out, or pass zeros in its place"),
+    (type(None), "leave it out, or pass zeros instead"),
     (tf.RaggedTensor, "make it dense with value.to_tensor()"),
     (tf.SparseTensor, "make it dense with tf.sparse.to_dense(value)"),
     (
         PerReplica,
-        "pass it to run(step_fn, inputs), and use the value that the step is given",
+        "pass it to run(step_fn, inputs), and use the argument of the step",
     ),
-    (int, "pass an integer that 64 bits can hold, or a float"),
+    (int, "pass an integer that fits into 64 bits, or a float"),
 )
 _NEVER_DENSE = (tf.RaggedTensor, tf.SparseTensor, PerReplica)
 
@@ -26,8 +26,8 @@ def tensor_of(value: Any, said: str) -> tf.Tensor:
     """Returns a value as a dense tensor.
 
     Args:
-      value: A tensor, a variable, or what else ``tf.convert_to_tensor`` takes.
-      said: What the function takes; the message goes on with what it got.
+      value: A tensor, a variable, or a value that ``tf.convert_to_tensor`` accepts.
+      said: What the function takes: the beginning of the error message.
 
     Raises:
       TypeError: It cannot become a dense tensor.

@@ -1,8 +1,8 @@
-"""Functions of the library that TensorFlow traces: many, each of them once.
+"""Library functions that TensorFlow traces: many functions, each traced once.
 
-TensorFlow counts tracings by the code of a function and warns when five calls in a row
-traced, whoever made them. A program of ours is traced once, but all programs are made
-by the same lines; so each gets a code object of its own, and is counted by itself.
+TensorFlow counts traces per code object and warns if five calls in a row trace. Each
+program of this library is traced once, but the same lines create all programs; so each
+gets its own code object and is counted separately.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _COUNTER = itertools.count()
 
 
 def traced_once(function: Callable[..., Any], **options: Any) -> Any:
-    """Makes a ``tf.function`` that is counted apart from others with the same code.
+    """Makes a ``tf.function`` that is counted separately from others of the same code.
 
     Args:
-      function: A function, or a method that is bound.
-      **options: Of ``tf.function``; AutoGraph is off unless they say otherwise.
+      function: A function or a bound method.
+      **options: Options of ``tf.function``; AutoGraph is off by default.
     """
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     inner: Any = getattr(function, "__func__", function)

@@ -1,1 +1,1 @@
-"""Checks of what users pass, made before anything else is done with it."""
+"""Checks of the arguments that users pass, made before anything else."""

@@ -1,6 +1,6 @@
-"""What users pass: what a message calls it; checks of names, paths and lists.
+"""Arguments of users: their display in messages; checks of names, paths and lists.
 
-Free of TensorFlow, which ``create`` imports only with the backend.
+Does not import TensorFlow, which ``create`` imports only with the backend.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from typing import TypeGuard
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
-_MOST_BITS = 128  # Python refuses to write out integers of thousands of digits
+_MOST_BITS = 128  # Python refuses to format integers of thousands of digits
 _MOST_CHARACTERS = 100
 
 
 def shown(value: Any) -> str:
-    """What a message calls a value by: one line, however large the value is."""
+    """How messages show a value: in one line, however large the value is."""
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
         return f"an integer of {value.bit_length()} bits"
     if _is_plain(value):
@@ -37,15 +37,15 @@ def is_one_of(value: Any, names: Container[str]) -> TypeGuard[str]:
 
 
 def path_of(value: Any, argument: str) -> str:
-    """Returns a path as text.
+    """Returns a path as a string.
 
     Args:
-      value: What the user passed.
-      argument: What the message calls it by, such as ``restore(path)``.
+      value: The argument that the user passed.
+      argument: Its name in messages, such as ``restore(path)``.
 
     Raises:
-      TypeError: It is no path.
-      ValueError: It is empty, or holds a character that no path has.
+      TypeError: It is not a path.
+      ValueError: It is empty or contains a null character.
     """
     if not isinstance(value, (str, bytes, os.PathLike)):
         raise TypeError(
@@ -55,21 +55,21 @@ def path_of(value: Any, argument: str) -> str:
     path = os.fsdecode(value)
     if not path or "\0" in path:
         raise ValueError(
-            f"{argument} must be a path, but got {shown(path)}, which names no file; "
-            "pass a string without null characters, or a pathlib.Path"
+            f"{argument} must be a path, but got {shown(path)}, which cannot name a "
+            "file; pass a non-empty string without null characters, or a pathlib.Path"
         )
     return path
 
 
 def listed(value: Any, said: str) -> list[Any]:
-    """Returns what an iterable holds, in its order.
+    """Returns the items of an iterable, in order.
 
     Args:
-      value: What the user passed.
-      said: What the function takes; the message goes on with what it got.
+      value: The argument that the user passed.
+      said: What the function takes: the beginning of the error message.
 
     Raises:
-      TypeError: Nothing that can be iterated over here, such as a symbolic tensor.
+      TypeError: The value cannot be iterated over here, such as a symbolic tensor.
     """
     is_data = hasattr(value, "element_spec")  # endless where a step is traced
     if hasattr(type(value), "__iter__") and not is_data:
@@ -83,7 +83,7 @@ def listed(value: Any, said: str) -> list[Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether what Python writes for a value is short and has one line."""
+    """Whether the ``repr`` of a value is short and has one line."""
     if isinstance(value, (list, tuple)):
         few = value[:_MOST_CHARACTERS]
         return all(_is_plain(item) and not _is_huge(item) for item in few)

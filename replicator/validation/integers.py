@@ -1,4 +1,4 @@
-"""What counts as an integer where a user gives a number."""
+"""The check of integer arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from typing import TypeGuard
 
-# What TensorFlow holds in its own integers; a Python int has no end.
+# The largest values of TensorFlow's integer types; a Python int has no limit.
 INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
@@ -17,7 +17,7 @@ def is_integer(
 ) -> TypeGuard[int]:
     """Whether a value is an integer, not less than ``least`` nor more than ``most``.
 
-    ``True`` and ``False`` are none, though they are instances of ``int``.
+    ``True`` and ``False`` do not count, although they are instances of ``int``.
     """
     is_int = isinstance(value, int) and not isinstance(value, bool)
     return (

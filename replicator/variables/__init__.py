@@ -1,1 +1,1 @@
-"""Variables and their copies: kinds, owners, values that must stay equal."""
+"""Variables and their copies: kinds, owners, and how copies stay identical."""

@@ -1,4 +1,4 @@
-"""What a checkpoint asks of the backend whose training it saves."""
+"""The part of the backend contract that checkpoints use."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointedBackend:
-    """State beside the variables that users see.
+    """State of a backend in addition to the users' variables.
 
-    As it stands, the contract of a backend that has none: every variable exists once,
-    and holds all that there is to save.
+    By default there is none: every variable exists once, and contains all state to
+    save.
     """
 
     def local_state(self) -> list[LocalState]:
@@ -27,10 +27,10 @@ class CheckpointedBackend:
         return []
 
     def restore_local_state(self, saved: Sequence[LocalState]) -> None:
-        """Gives such variables the values of all replicas of the job.
+        """Sets such variables to the values of all replicas of the job.
 
-        Backends with copies set them where there are as many replicas; everywhere
-        the user's own variable becomes what the copies read as outside steps.
+        Backends with copies set them if the number of replicas is the same. In any
+        case the user's own variable becomes the value that it has outside steps.
         """
         for state in saved:
             values = [tf.constant(value) for value in state.values]
@@ -38,29 +38,28 @@ class CheckpointedBackend:
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Lets variables hold, inside it, all that a checkpoint needs of them.
+        """Inside it, variables contain the complete state that a checkpoint needs.
 
-        Sums that each replica keeps for itself become their mean, which is what counts
-        of them; state that other workers keep comes to the chief. A collective: every
-        worker calls it.
+        Per-replica sums are replaced by their mean; state that other workers own is
+        gathered on the chief. A collective: every worker calls it.
 
         Args:
-          variables: What is saved, in the same order on every worker.
+          variables: The variables to save, in the same order on every worker.
         """
         del variables
         yield
 
     def restored(self, variables: Sequence[Any]) -> None:
-        """Lets go of what a checkpoint held for other workers.
+        """Frees state that a checkpoint has restored for other workers.
 
         Args:
-          variables: What was restored.
+          variables: The restored variables.
         """
         del variables
 
     def check_alive(self) -> None:
-        """Checks that all processes are there whose loss would end the job.
+        """Checks that all processes that the job depends on are alive.
 
         Raises:
-          ClusterError: One is lost; says which.
+          ClusterError: One is lost; the message names it.
         """

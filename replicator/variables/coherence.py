@@ -1,10 +1,10 @@
 """Coherence: the user's own variables and the replicas' copies agree between steps.
 
 Users read and write ordinary variables: they restore checkpoints, set weights, print
-statistics. Before a run, ``refresh`` notices which variables were changed outside and
-resets the replicas' copies from them; after it, ``publish`` gives the user's variables
-what replicas computed. Both are part of the graph of the run: nothing is left to a
-call that a user could forget. Variables that replicas share need neither.
+statistics. Before a run, ``refresh`` detects variables that were changed outside and
+resets the replicas' copies from them; after it, ``publish`` updates the user's
+variables from the replicas' results. Both are part of the graph of the run, so there is
+no call that a user could forget. Variables that replicas share need neither.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Coherence:
         )
 
     def refresh(self) -> None:
-        """Emits the check for outside changes and the reset that follows one."""
+        """Emits the check for outside changes, and the reset of changed variables."""
         if self.entries:
             # Not inlined: an untaken branch costs one node a step instead of thousands.
             reset = traced_once(
@@ -67,7 +67,7 @@ class Coherence:
             tf.cond(self._is_changed(), reset, lambda: tf.constant(0))
 
     def publish(self) -> None:
-        """Emits the update of the user's variables and remembers what they hold."""
+        """Emits the update of the user's variables and records their state."""
         values = (
             self._over_workers.read()
             if self._over_workers is not None
@@ -82,10 +82,10 @@ class Coherence:
             entry.seen.assign(seen, read_value=False)
 
     def make_coherent(self) -> None:
-        """Emits what makes variables coherent after a run that ended too early.
+        """Emits the ops that make variables coherent after an incomplete run.
 
-        Nobody knows whether that run had come to its refresh, so this does it too: it
-        is the identity the second time.
+        It is unknown whether that run has executed its refresh, so this includes it:
+        the second time it is the identity.
         """
         self.refresh()
         self.publish()
@@ -104,7 +104,7 @@ class Coherence:
         return tf.reduce_any(tf.stack(differs))
 
     def _reset(self) -> tf.Tensor:
-        # One variable that changed must leave the copies of the others as they are.
+        # A change of one variable must not affect the copies of the others.
         for entry in self.entries:
             resets = {
                 replica: copy
@@ -117,12 +117,12 @@ class Coherence:
         return tf.constant(0)
 
     def _is_held(self, entry: Entry, replica: int) -> bool:
-        """Whether a replica shares the copy of another one."""
+        """Whether a replica uses the copy of another one."""
         is_mirrored = entry.kind is Kind.MIRRORED
         return is_mirrored and self._topology.primaries[replica] != replica
 
     def _reset_like(self, entry: Entry, replicas: tuple[int, ...]) -> Any:
-        """Returns the function that resets a variable, one for all that are alike."""
+        """Returns the reset function of a variable, shared by all that are alike."""
         variable, kind = entry.variable, entry.kind
         key = (
             kind,
@@ -140,7 +140,7 @@ class Coherence:
         return self._resets[key]
 
     def _make_reset(self, entry: Entry, replicas: Sequence[int]) -> Callable[..., None]:
-        """Returns what resets a variable like this one, given handles."""
+        """Returns a function of handles that resets a variable like this one."""
         kind, dtype, device = entry.kind, entry.variable.dtype, entry.variable.device
         shape = entry.variable.shape
         is_sum = kind is Kind.LOCAL and is_summed(entry.variable)
@@ -167,7 +167,7 @@ class Coherence:
                 if not is_mirrored:
                     fresh = tf.where(is_changed, fresh, _read(copy, dtype))
                 resets.append(_assign(copy, fresh))
-            # Only then, so that a reset which was cut short happens again.
+            # Afterwards, so that an interrupted reset is repeated.
             with tf.control_dependencies(resets):
                 _assign(seen, now)
 

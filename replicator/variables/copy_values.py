@@ -1,7 +1,7 @@
-"""Values of users' variables and replicas' copies: each from the other, and checksums.
+"""Conversion between users' variables and replicas' copies, and checksums.
 
-Functions of tensors, in few ops each: a program has them for every variable that has
-copies, and they were a quarter of the time that its first step took.
+Functions of tensors with few ops each: a program has them for every variable with
+copies, and they used to take a quarter of the time of its first step.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def replica_value(
     *,
     is_sum: bool = False,
 ) -> tf.Tensor:
-    """What a replica's copy becomes when the user has set the variable.
+    """The value of a replica's copy after the user has set the variable.
 
     Args:
-      value: Of the user's variable; of static shape where it is random state.
-      kind: Of the variable.
-      replica_id: Of the replica.
-      num_replicas: Of the whole job.
-      is_sum: Whether local copies add up to the value (``kinds.is_summed``).
+      value: Value of the user's variable; of static shape if it is random state.
+      kind: Kind of the variable.
+      replica_id: Id of the replica.
+      num_replicas: Replicas of the whole job.
+      is_sum: Whether the value is the sum of the local copies (``kinds.is_summed``).
     """
     if kind is Kind.LOCAL and is_sum:
-        # Copies must sum to the value; replica 0 takes what is left of a division.
+        # Copies must sum to the value; replica 0 takes the remainder of the division.
         share = tf.zeros_like(value) if num_replicas == 1 else value // num_replicas
         return value - share * (num_replicas - 1) if replica_id == 0 else share
     if kind is not Kind.RANDOM or replica_id == 0:
@@ -63,14 +63,14 @@ def replica_value(
 
 
 def outside_value(entry: Entry) -> tf.Tensor:
-    """What the user's own variable reads as between steps: mean, or replica 0."""
+    """The value of the user's own variable between steps: mean, or replica 0's."""
     is_from_all = _is_from_all(entry.variable, entry.kind)
     used = entry.copies if is_from_all else entry.copies[:1]
     return combine(entry.variable, entry.kind, [copy.value() for copy in used])
 
 
 def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Reads the copies of all replicas as one: sum, mean, or that of replica 0."""
+    """Combines the copies of all replicas: sum, mean, or that of replica 0."""
     if not _is_from_all(variable, kind):
         return copies[0]
     total = tf.add_n(copies)
@@ -85,19 +85,19 @@ def _is_from_all(variable: Any, kind: Kind) -> bool:
 
 
 def state(variable: Any, kind: Kind) -> tf.Tensor:
-    """What tells whether a variable was changed: its value, or a fingerprint of it."""
-    # Where the variable is: of a remote one, eight bytes travel instead of all.
+    """The value or fingerprint by which a change of a variable is detected."""
+    # On the variable's device: of a remote one, only eight bytes are sent.
     with tf.device(variable.device):
         return state_of(variable.value(), kind, variable.device)
 
 
 def state_of(value: tf.Tensor, kind: Kind, device: str) -> tf.Tensor:
-    """What ``state`` is of a variable with this value.
+    """The ``state`` of a variable with this value.
 
     Args:
-      value: Of the variable.
-      kind: Of the variable.
-      device: Where it is, by its full name.
+      value: Value of the variable.
+      kind: Kind of the variable.
+      device: Full name of its device.
 
     Returns:
       The value; a fingerprint [1] of mirrored and partial ones.
@@ -121,7 +121,7 @@ def bits(value: tf.Tensor) -> tf.Tensor:
 
 
 def _fingerprint(value: tf.Tensor) -> tf.Tensor:
-    """A checksum of the bits by ops that GPUs have; CPUs hash 20 times faster."""
+    """A checksum of the bits, of ops with GPU kernels; CPUs hash 20 times faster."""
     # Scrambled first (as in splitmix64): a sum of plain bits by position would take
     # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by
     # position, so that exchanged elements change the sum.

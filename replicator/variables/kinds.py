@@ -1,13 +1,13 @@
-"""Kinds of variables, by how the copies that replicas use relate.
+"""Kinds of variables, by how the copies of the replicas relate.
 
 *Mirrored* variables have the same value on every replica. *Local* variables
 (batch-norm statistics) have a copy per replica that may differ; outside steps, the
-user's own variable holds their mean. *Random* variables are the state of random
+user's own variable has their mean. *Random* variables are the state of random
 generators; each replica's copy is the user's state with the replica id folded in, and
-outside steps the user's own variable holds that of replica 0. *Partial* variables
-(gradients that were not averaged yet) have a copy per replica of which only the mean
-counts: what replica 0 holds is not published, since that would communicate after every
-run, and ``partial.consolidate`` makes all copies their mean.
+outside steps the user's own variable has that of replica 0. *Partial* variables
+(gradients that are not averaged yet) have a copy per replica of which only the mean has
+a meaning: it is not published after every run, because that would communicate;
+``partial.consolidate`` sets all copies to their mean.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# Attribute that says that the copies of a variable are partial.
+# Attribute that marks a variable as partial.
 _IS_PARTIAL = "_replicator_is_partial"
 
 
@@ -31,7 +31,7 @@ class Kind(enum.Enum):
 
 
 def declared_kind(variable: Any) -> Kind:
-    """The kind that a variable's own flags ask for, before any step is analyzed."""
+    """The kind according to a variable's own flags, before any step is analyzed."""
     if getattr(variable, _IS_PARTIAL, False):
         return Kind.PARTIAL
     name = variable.name.partition(":")[0].rpartition("/")[2]
@@ -45,7 +45,7 @@ def declared_kind(variable: Any) -> Kind:
 
 
 def declare_partial(variable: Any) -> None:
-    """Says of a variable that only the mean of its copies counts."""
+    """Marks a variable as partial: only the mean of its copies has a meaning."""
     setattr(variable, _IS_PARTIAL, True)
 
 

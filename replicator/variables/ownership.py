@@ -31,8 +31,8 @@ class Owner(NamedTuple):
 class Ownership:
     """Owners of the variables of one replicator; empty without sharded updates.
 
-    All programs of a job assign the same owners, as they see the same variables in the
-    same order.
+    All programs of a job assign the same owners, because they have the same variables
+    in the same order.
     """
 
     def __init__(self, topology: Topology) -> None:
@@ -59,7 +59,7 @@ class Ownership:
             load[owner] += num_bytes(variable)
 
     def own_slot(self, slot: Any, variable: Any) -> None:
-        """Lets optimizer state exist once, with the owner of its variable."""
+        """Makes optimizer state exist once, on the owner of its variable."""
         owner = _find(self._owners, variable)
         assert owner is not None
         self._slots[id(slot)] = weakref.ref(slot), owner
@@ -67,7 +67,7 @@ class Ownership:
             release(slot)
 
     def device(self, variable: Any) -> str:
-        """The device on which state of a variable belongs, if its owner is here."""
+        """The device for state of a variable, if its owner is in this program."""
         owner = _find(self._owners, variable)
         assert owner is not None
         place = self._topology.logical_device_of(variable.device)
@@ -75,7 +75,7 @@ class Ownership:
         return self._topology.devices[owner.primary if is_here else 0][place]
 
     def owner(self, variable: Any) -> Owner | None:
-        """Who writes a variable; None where every copy is written."""
+        """The replica that writes a variable; None if every replica writes its copy."""
         return _find(self._owners, variable) or _find(self._slots, variable)
 
     def is_slot(self, variable: Any) -> bool:
@@ -100,8 +100,8 @@ class Ownership:
         everyone = self._all_owners()
         if len(everyone) == 1:
             return (
-                "sharded update: replicas share one copy of every variable, so there "
-                "is one update and one copy of its state anyway"
+                "sharded update: no effect, because replicas share one copy of every "
+                "variable and of its optimizer state"
             )
         lines = []
         for one in sorted(
@@ -137,7 +137,7 @@ def fill(variable: Any, value: tf.Tensor) -> None:
 
 
 def release(variable: Any) -> None:
-    """Frees the memory of a variable, which is without elements until it is set."""
+    """Frees the memory of a variable, which has no elements until it is set again."""
     fill(variable, tf.constant(np.zeros([0], variable.dtype.as_numpy_dtype)))
 
 

@@ -1,8 +1,8 @@
-"""Variables: one copy where replicas share memory, one per replica where they do not.
+"""The variable table: one copy of a variable per memory, or one per replica.
 
 Of *mirrored* variables, replica 0 uses the user's own, and so do replicas that share
-its memory; each other memory keeps a copy. Of the other kinds (``kinds``) each replica
-has a copy; that of *partial* variables is the user's own on replica 0.
+its memory; every other memory has a copy. Of the other kinds (``kinds``) each replica
+has a copy; for *partial* variables, replica 0 uses the user's own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from replicator.placement.topology import Topology
 
-# Attribute by which a variable holds its entries, by the table they are in.
+# Attribute of a variable that holds its entries, by table.
 _ENTRIES = "_replicator_entries"
 
 
@@ -37,9 +37,9 @@ class Entry:
       kind: How the copies relate.
       copies: By replica of the program; the user's own may be among them, and
         replicas that share memory share a copy of a mirrored variable.
-      seen: What the copies agree with: the value, or for mirrored and partial
-        variables a fingerprint of it, that the user's own variable had last; None if
-        there are no other copies.
+      seen: The state of the user's own variable with which the copies agree: its last
+        value, or a fingerprint of it for mirrored and partial variables; None if there
+        are no other copies.
     """
 
     variable: Any
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LocalState:
-    """What the replicas hold of a variable whose copies differ.
+    """The replicas' values of a variable whose copies differ.
 
     Attributes:
       variable: The user's own.
@@ -67,29 +67,30 @@ class VariableTable:
     """All variables that the steps of one replicator use.
 
     Attributes:
-      ownership: Who updates which variable, with a sharded update.
-      version: Grows when a variable changes kind, so that programs built before know.
+      ownership: Which replica updates which variable, with a sharded update.
+      version: Incremented when a variable changes kind, so that older programs are
+        stale.
     """
 
     def __init__(self, topology: Topology) -> None:
         self.version = 0
         self._topology = topology
         self.ownership = Ownership(topology)
-        # Weak: an entry lives as long as its variable, which holds it, or a program.
+        # Weak: an entry lives as long as its variable, or as long as a program.
         self._entries: weakref.WeakValueDictionary[int, Entry] = (
             weakref.WeakValueDictionary()
         )
         self._restored: dict[int, tuple[bytes, LocalState]] = {}
 
     def kind(self, variable: Any) -> Kind:
-        """What is known of a variable: its entry, or what its own flags say."""
+        """The kind of a variable: from its entry, or from its own flags."""
         if self._topology.num_replicas == 1:
             return Kind.MIRRORED
         entry = self._entries.get(id(variable))
         return entry.kind if entry else declared_kind(variable)
 
     def require(self, variable: Any, kind: Kind) -> Entry:
-        """Returns the entry of a variable, making its copies on first use."""
+        """Returns the entry of a variable; creates its copies on first use."""
         entry = self._entries.get(id(variable))
         if entry is not None and entry.kind is kind:
             return entry
@@ -122,10 +123,10 @@ class VariableTable:
         return [entry for entry in found if entry is not None]
 
     def bytes_by_device(self, variables: Sequence[Any]) -> dict[str, int]:
-        """Bytes that variables of static shape take on each device, with all copies.
+        """Bytes of variables of static shape on each device, including all copies.
 
         Args:
-          variables: Keras or TensorFlow variables; those of no step count once.
+          variables: Keras or TensorFlow variables; one that no step uses counts once.
         """
         sizes: dict[str, int] = {}
         for variable in map(_tf_compat.unwrap, variables):
@@ -138,7 +139,7 @@ class VariableTable:
         return sizes
 
     def local_state(self) -> list[LocalState]:
-        """What the copies hold that differ between replicas."""
+        """The values of the copies that differ between replicas."""
         return [
             LocalState(
                 variable=entry.variable,
@@ -153,9 +154,9 @@ class VariableTable:
         """Sets the copies that differ, now or when a step first needs them.
 
         Args:
-          saved: Values of all replicas of the job, of variables that were just set. As
-            many as here: each copy gets its own. Otherwise, and for variables that are
-            not among them, the copies start from the user's variable.
+          saved: Values of all replicas of the job, for variables that were just set. If
+            the number of replicas is the same, each copy gets its own value. Otherwise,
+            and for other variables, the copies start from the user's variable.
         """
         whole = [s for s in saved if len(s.values) == self._topology.num_replicas]
         self._restored = {
@@ -172,11 +173,11 @@ class VariableTable:
                 entry.seen.assign(state(entry.variable, entry.kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
-        """What the copies of this program's replicas start from."""
+        """Initial values of the copies of this program's replicas."""
         topology = self._topology
         replica_ids = [topology.replica_id(r) for r in range(len(topology.devices))]
         value, restored = self._restored.pop(id(variable), (b"", None))
-        # A variable that was set since the restore is the truth, as always.
+        # A value that the user has set since the restore takes precedence.
         if restored is not None and value == variable.numpy().tobytes():
             return [tf.constant(restored.values[r]) for r in replica_ids]
         is_sum = kind is Kind.LOCAL and is_summed(variable)

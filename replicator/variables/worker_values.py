@@ -98,7 +98,7 @@ class OutsideValues:
 def add_up(
     values: Sequence[tf.Tensor], topology: Topology, group: Group
 ) -> list[tf.Tensor]:
-    """Sums values over all workers, now.
+    """Sums values over all workers, eagerly.
 
     Args:
       values: Numbers, in the same order on all workers, of the same shapes and types.
@@ -115,7 +115,7 @@ def add_up(
 def broadcast_initial_values(
     variables: Sequence[Any], topology: Topology, group: Group
 ) -> None:
-    """Gives variables the values that they have on worker 0, on all workers.
+    """Broadcasts the initial values of variables from worker 0 to all workers.
 
     Args:
       variables: In the same order on all workers, of the same shapes and types.
@@ -135,10 +135,10 @@ def broadcast_initial_values(
 
 
 def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Tensor:
-    """Sends the value of a variable from one worker to all others, now.
+    """Sends the value of a variable from one worker to all others, eagerly.
 
     Args:
-      variable: Of static shape; elsewhere than on the source its value is not read.
+      variable: Of static shape; its value is read on the source only.
       source: Worker id of the source.
       topology: Where the replicas of this program are.
       group: The workers.
@@ -214,5 +214,5 @@ def _to_number(value: tf.Tensor) -> tf.Tensor:
 
 
 def cpu(topology: Topology) -> str:
-    """Where values that workers exchange are: the CPU of replica 0."""
+    """The device of values that workers exchange: the CPU of replica 0."""
     return device_lib.cpu_of(topology.replica_devices[0])

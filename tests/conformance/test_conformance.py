@@ -187,7 +187,9 @@ def test_the_document_shows_the_present_matrix():
 
 def test_an_unknown_capability_in_the_catalogue_is_refused():
     """A typing error would be a promise that nobody checks."""
-    with pytest.raises(ValueError, match=r"'x' lacks 'colectives', which is no capab"):
+    with pytest.raises(
+        ValueError, match=r"'x' lacks 'colectives', which is not a capab"
+    ):
         type(BACKENDS["single"])(
             name="x", target="", description="", kind="ours", lacks={"colectives": ""}
         )

@@ -26,8 +26,8 @@ WRONG = {
     for name in ("gan", "keras_metrics")
 } | {
     ("mixed_lengths", "tf_mirrored"): (
-        "Keras joins the rows of all replicas, and squares those that come twice one "
-        "by one"
+        "Keras concatenates the rows of all replicas, and squares duplicate rows "
+        "separately"
     )
 }
 PAIRS = [

@@ -1,1 +1,1 @@
-"""What a traced step does: placement, plan of its collectives, shares of its update."""
+"""Analysis of a traced step: placement, plan of collectives, shares of its update."""

@@ -1,4 +1,4 @@
-"""Analysis: all that is known of a step before its replicas are made.
+"""Analysis: all facts about a step before its replicas are created.
 
 The step is traced and its graph optimized, once for all replicas. From the graph follow
 the kinds of its variables, what each replica has to compute, how the collectives are
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Analysis:
-    """What is known of a step.
+    """The facts about a step.
 
     Attributes:
       traced: The step as it was traced.
@@ -57,7 +57,7 @@ class Analysis:
     shares: tuple[Share, ...]
 
     def description(self) -> dict[str, Any]:
-        """What programs that run side by side must have in common, as JSON."""
+        """What concurrent programs must have in common, as JSON."""
         return {
             "inputs": [dtype.name for dtype in self.traced.argument_dtypes],
             "collectives": [
@@ -67,8 +67,8 @@ class Analysis:
                         f"{dtype.name}{shape}"
                         for dtype, shape in zip(c.dtypes, c.shapes, strict=True)
                     ],
-                    "travels as": c.wire_dtype.name if c.wire_dtype else "itself",
-                    "travels": "sometimes" if c.needed_if else "always",
+                    "sent as": c.wire_dtype.name if c.wire_dtype else "its own type",
+                    "sent": "conditionally" if c.needed_if else "always",
                     "buckets": [list(b.positions) for b in p.buckets],
                 }
                 for p, c in ((p, p.collective) for p in self.plans)
@@ -104,7 +104,7 @@ def analyze(
       is_in_group: Whether programs of other workers run side by side.
 
     Raises:
-      ReplicatorError: Misuse inside the step; the message says how to mend it.
+      ReplicatorError: Misuse inside the step; the message says how to fix it.
     """
     traced = trace(step_fn, specs, topology.num_replicas, topology.num_logical_devices)
     body = to_body(traced, name, topology)
@@ -231,7 +231,7 @@ def _check_slots(
     ownership: Ownership,
     topology: Topology,
 ) -> None:
-    """Refuses a step that uses optimizer state in a program that does not keep it."""
+    """Rejects a step that uses optimizer state in a program that does not have it."""
     variables = traced.variables
     slots = {n: o for n, o in owners.items() if ownership.is_slot(variables[n])}
     shares.check(

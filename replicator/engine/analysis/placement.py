@@ -1,9 +1,9 @@
 """Placement: which logical device each op of a step runs on (model parallelism).
 
-Users place the ops and variables that matter; the rest follows: a gradient runs where
-its forward op ran, an op that touches a variable where the variable is, any other where
-its inputs come from. This is decided on the traced graph, where gradients still carry
-the names of their forward ops.
+Users place some ops and variables; the placement of all others follows: a gradient runs
+on the device of its forward op, an op that accesses a variable on that of the variable,
+any other on that of its inputs. This is decided on the traced graph, in which gradients
+still have the names of their forward ops.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _scopes(name: str) -> list[str]:
 
 
 def _follow_consumers(nodes: Any, index: dict[str, int]) -> None:
-    """Puts constants where their only users are, so that they do not travel."""
+    """Puts constants where their only users are, so that they are not sent."""
     users: dict[str, set[int]] = {}
     for node in nodes:
         for text in node.input:

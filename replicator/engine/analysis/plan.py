@@ -1,14 +1,14 @@
 """Plan: how each collective of a step is carried out, decided before linking.
 
-The linker sees every collective of a step at once. Reductions are balanced over owner
-devices, largest first, so that no device sums more than its share. Where a transfer
-costs more than a copy (between devices with their own memory, and more so between
-worker processes), small tensors of one call are fused into buckets; where replicas
-share memory there is nothing to transfer, and fusing would only add copies.
+The linker has all collectives of a step at once. Reductions are balanced over owner
+devices, largest first, so that no device sums more than its share. If a transfer
+costs more than a copy (between devices with separate memories, and more so between
+worker processes), small tensors of one call are fused into buckets; if replicas
+share memory, nothing is transferred, and fusing would only add copies.
 
-Between workers, transfers are put into the order in which a backward pass has their
-operands: by their distance from the inputs of the step. All workers then have the same
-order, and the first transfers run while the rest is computed.
+Between workers, transfers are ordered as a backward pass produces their operands: by
+distance from the inputs of the step. All workers then have the same order, and the
+first transfers overlap with the rest of the computation.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Tensors of one collective that travel together.
+    """Tensors of one collective that are sent together.
 
     Attributes:
       positions: Which tensors of the call.
-      num_bytes: Their size on one replica, in the type in which they travel; 0 where
+      num_bytes: Their size on one replica, in the type in which they are sent; 0 where
         shapes are unknown.
       owner: Replica whose device combines them.
     """
@@ -132,7 +132,7 @@ def make_plan(
 
 
 def explain(plans: Sequence[CollectivePlan], topology: Topology) -> str:
-    """Prints a plan: one line per collective, then the bytes per owner device."""
+    """Describes a plan: one line per collective, then the bytes per owner device."""
     if not plans:
         return "no collectives"
     devices = topology.replica_devices
@@ -187,7 +187,7 @@ def _compression(collective: Collective, topology: Topology) -> str:
     if collective.wire_dtype is None:
         return ""
     if len(set(topology.memories)) == 1 and topology.num_programs == 1:
-        return ", in one memory: nothing travels, so nothing is compressed"
+        return ", in one memory: nothing is sent, so nothing is compressed"
     return f", {collective.wire_dtype.name} between memories"
 
 
@@ -203,7 +203,7 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
         return "wire"
     if collective.op in ("min", "max"):
         return "pairwise"
-    # The kernel meets in the memory of one process.
+    # NCCL's kernel synchronizes within one process.
     is_one_process = len({device.rpartition("/")[0] for device in devices}) == 1
     distinct_gpus = (
         is_one_process
@@ -220,7 +220,7 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
 
 
 def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:
-    """Positions of a call's tensors in the order in which they should travel."""
+    """Positions of a call's tensors in the order in which they should be sent."""
     positions = list(range(len(collective.markers)))
     if depths is None:
         return positions

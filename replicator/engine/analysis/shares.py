@@ -1,10 +1,10 @@
 """Shares: what the owner of a variable sends to the programs of other workers.
 
-With a sharded update over worker processes, a variable is updated in one program. The
-others receive its new value, before anything there reads it again. Small variables of
-one owner travel together. These transfers take their place in the chain of the step's
-collectives, which is the same in every program: each goes before the first collective
-that depends on the update, or to the end.
+With a sharded update over worker processes, one program updates a variable. The others
+receive its new value before anything there reads it again. Small variables of one owner
+are sent together. These transfers are part of the chain of the step's collectives,
+which is the same in every program: each comes before the first collective that depends
+on the update, or at the end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def schedule(
       shares: Of all programs, in the order of the graph.
 
     Returns:
-      By index of a call, the shares that travel before it; those after all calls have
+      By index of a call, the shares that are sent before it; those after all calls have
       the number of calls as their index.
     """
     last = len(collectives)
@@ -81,7 +81,7 @@ def schedule(
 def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
     """How many updates in a row lead to each node.
 
-    What travels together must not wait for what travels after it, so only updates of
+    Shares that are sent together must not wait for later ones, so only updates of
     one level do.
     """
     updates = {share.node for share in shares}
@@ -115,7 +115,7 @@ def check(
     program_id: int,
     names: Mapping[str, str],
 ) -> None:
-    """Refuses steps that need, in one program, what exists in another only.
+    """Rejects steps that need state in one program that exists in another one only.
 
     Args:
       body: The single-device graph.
@@ -131,11 +131,11 @@ def check(
         handles = [ref.node for ref in node.inputs if ref.node in slots]
         if len({slots[handle] for handle in handles}) > 1:
             raise OptimizerOptionError(
-                "sharded_update=True keeps the optimizer's state on several workers, "
-                f"but one {node.op} node of the step uses that of many variables: an "
-                "update in a branch (such as Keras' gradient_accumulation_steps) is "
-                "computed in one place; use sharded_update=False, or an optimizer "
-                "that updates in every call"
+                "sharded_update=True distributes the optimizer's state over several "
+                f"workers, but one {node.op} node of the step uses the state of many "
+                "variables: an update in a branch (such as Keras' "
+                "gradient_accumulation_steps) is computed on one worker; use "
+                "sharded_update=False, or an optimizer that updates in every call"
             )
         where = (
             {live.writers[node.name]}
@@ -149,7 +149,7 @@ def check(
             if others:
                 raise OptimizerOptionError(
                     f"sharded_update=True keeps {names[handle]!r} on worker "
-                    f"{slots[handle]} only, but the step uses it (by {node.op}) on "
-                    "others; let only apply_gradients() use the optimizer's state, or "
+                    f"{slots[handle]} only, but the step uses it (in {node.op}) on "
+                    "others; use the optimizer's state in apply_gradients() only, or "
                     "use sharded_update=False"
                 )

@@ -1,4 +1,4 @@
-"""Traffic: what a step's collectives send from one worker to another, by the plan."""
+"""Traffic: the bytes that a step's collectives send between workers, from the plan."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sent_bytes(
       Bytes by worker; tensors of unknown shape count nothing.
     """
     sent = dict.fromkeys(workers, 0)
-    # A value travels once to each memory, not to each replica.
+    # A value is sent once to each memory, not to each replica.
     memories = tuple(dict.fromkeys(topology.memories))
     for plan in plans:
         for bucket in plan.buckets:

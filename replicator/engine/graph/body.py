@@ -1,4 +1,4 @@
-"""Body: a graph in the form in which functions keep it.
+"""Body: a graph in the form of a function body.
 
 Functions name a tensor ``node:output_arg:index`` where graphs say ``node:index``. In
 this form nodes can be copied, renamed and put into a ``FunctionDef`` without building

@@ -86,7 +86,7 @@ class CopyOrder:
         return list(edges)
 
     def after(self, replica: int, node: str) -> list[str]:
-        """Control edges that let a replica go on when a node has had its effect."""
+        """Control edges that make a replica wait for the effect of a node."""
         if node not in self._writers:
             primary = self._topology.primaries[replica]
             is_live = self._emitted is None or node not in self._merged

@@ -1,4 +1,4 @@
-"""What an operation does to resources and randomness, read off the graph."""
+"""The effects of an operation on resources and random state, read from the graph."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Emits the nodes of small computations, one method each.
 
-For code that writes graphs as ``NodeDef``s, where TensorFlow's own functions would need
-a graph of Python objects.
+For code that builds graphs of ``NodeDef``s without Python graph objects, which
+TensorFlow's own functions would need.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Emitter:
     def pack(
         self, name: str, refs: Sequence[Tensor], dtype: tf.DType, device: str
     ) -> Ref:
-        """The elements of some tensors as one vector, so that they travel together."""
+        """The elements of some tensors as one vector, to send them together."""
         flat = self.numbers(f"{name}/flat", [-1], device)
         parts = [
             self.reshape(f"{name}/part_{index}", ref, flat, dtype, device)

@@ -1,11 +1,11 @@
 """Invariance: which parts of a step have the same value on every replica.
 
-A mirrored variable stays mirrored exactly if every value written to it is the same on
-every replica. That is a property of the graph: batches, random numbers and the replica
-id vary; results of reductions do not; a node whose inputs are all invariant is
-invariant. So the engine proves which variables are mirrored instead of trusting a flag,
-finds replica-local ones (batch-norm statistics) by itself, and knows which work need be
-done only once where replicas share memory.
+A mirrored variable stays mirrored if and only if every value written to it is the same
+on every replica. That is a property of the graph: batches, random numbers and the
+replica id vary; results of reductions do not; a node whose inputs are all invariant is
+invariant. So the engine proves which variables are mirrored instead of relying on a
+flag, detects replica-local ones (batch-norm statistics), and knows which work has to be
+done only once if replicas share memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def analyze(
 def check_trainable(
     invariance: Invariance, variables: Mapping[str, Any], num_replicas: int
 ) -> None:
-    """Refuses steps that train each replica's copy apart without saying so.
+    """Rejects steps that would make trainable variables diverge between replicas.
 
     Raises:
       UnsynchronisedUpdateError: Names the variables and the way out.
@@ -92,12 +92,12 @@ def check_trainable(
         more = f" and {len(drifting) - 1} more" if len(drifting) > 1 else ""
         raise UnsynchronisedUpdateError(
             f"trainable variable {drifting[0]!r}{more} would be updated with a value "
-            "that differs between replicas, so the copies would drift apart; wrap the "
+            "that differs between replicas, so the copies would diverge; wrap the "
             "optimizer with repl.wrap_optimizer(), or all_reduce the gradients; if it "
-            "is no weight (a metric, a counter, a statistic), make it with "
-            "trainable=False, which tf.Variable is not by default: then each replica "
-            "keeps its own (or with synchronization="
-            "tf.VariableSynchronization.ON_READ, if it is trained apart on purpose)"
+            "is not a weight (a metric, a counter, a statistic), create it with "
+            "trainable=False (tf.Variable is trainable by default): then each replica "
+            "keeps its own copy; if replicas shall train separate copies, create it "
+            "with synchronization=tf.VariableSynchronization.ON_READ"
         )
 
 
@@ -149,7 +149,7 @@ class _Known:
         return ref.node if ref.node in self._handles else self._alias.get(ref)
 
     def look_through(self, node: Node) -> None:
-        """Lets identities pass on what is known: output i is input i.
+        """Propagates facts through identities: output i is input i.
 
         Gradients of collectives pass results and operands through one ``IdentityN``,
         and only the former are the same on every replica.

@@ -1,8 +1,8 @@
-"""Liveness: which replicas need a node, where one replica updates for all.
+"""Liveness: which replicas need a node, if one replica updates for all.
 
 With a sharded update (Rajbhandari et al. 2020, stage 1) a variable has an owner. A
 write to it happens on the owner only; the owner's new value is then copied to the
-variables of the others. So what leads to the write is needed on the owner only: the
+variables of the others. So the inputs of the write are needed on the owner only: the
 analysis walks the graph backwards from what every replica needs (outputs, operands of
 collectives, varying nodes, effects) and from the writes, each with its owner's need.
 """

@@ -1,7 +1,7 @@
-"""Localize: make a copied node that of one replica.
+"""Localize: adapts a copied node to one replica.
 
-A replica has its own devices, its own streams of random numbers, and its own copies of
-the functions in which either of them matters.
+A replica has its own devices, its own random streams, and its own copies of the
+functions that use either of them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Localizer:
         if requested:
             spec = tf.DeviceSpec.from_string(requested)
             if spec.job not in (None, mine.job):
-                return requested  # a parameter server, which is no replica's device
+                return requested  # a parameter server, which is not a replica's device
             if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
                 place = spec.device_index or 0

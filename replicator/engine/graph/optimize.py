@@ -1,7 +1,7 @@
 """Optimize: TensorFlow's graph optimizer over the one traced graph.
 
-Optimizing the linked graph would do the same work once per replica; the traced graph is
-cut at its collectives instead, optimized once, and replicated afterwards.
+Optimizing the linked graph would repeat the same work per replica. Instead, the traced
+graph is cut at its collectives, optimized once, and then replicated.
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def cut(traced: TracedStep) -> Any:
 def own_functions(graph_def: Any, owner: str) -> None:
     """Gives every function of a graph a name that no other graph uses.
 
-    Colocation groups go, since replicas that run one function are on many devices.
-    The optimizer changes functions, and names the changed ones alike in every graph;
-    TensorFlow keeps functions of all graphs in one table, by name.
+    Colocation groups are removed, because replicas that run one function are on many
+    devices. The optimizer changes functions and gives the changed ones the same names
+    in every graph, but TensorFlow has one table, by name, for the functions of all
+    graphs.
 
     Args:
       graph_def: Changed in place: its library and all references to it.

@@ -1,10 +1,10 @@
-"""Ordering: calls, loops and branches with effects keep their place in the order.
+"""Ordering: keeps the order of calls, loops and branches with effects.
 
-TensorFlow's graph optimizer takes such a node for one operation that starts when all
-inputs are there and ends with all outputs, so it drops a control edge wherever a data
-edge says the same. When the function runs, the node becomes the nodes of its body:
-those start with their own inputs, and an output is there before all effects are. So
-every such node gets a control edge along each of its data edges again.
+TensorFlow's graph optimizer treats such a node as one operation that starts when all
+its inputs are available and finishes with all its outputs, so it drops a control edge
+that a data edge implies. At run time, the node becomes the nodes of its body: these
+start as soon as their own inputs are available, and an output can be available before
+all effects. So every such node gets a control edge along each of its data edges again.
 """
 
 from __future__ import annotations

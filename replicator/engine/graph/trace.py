@@ -1,10 +1,10 @@
 """Trace: one single-device graph of a step, with placeholders for collectives.
 
 The paper's problem: a replica's step may call a primitive in the middle of graph
-construction and so refer to data of replicas that are not built yet. Its answer is
-kept: a marker node stands for the result until all replicas exist. Markers are of a
-type whose value TensorFlow never infers from its input, and which a vectorized loop
-hands to ``replicator.collectives.vectorized``.
+construction and so refer to data of replicas that are not built yet. Its solution is
+used here: a marker node represents the result until all replicas exist. Markers are of
+an op type whose value TensorFlow never infers from its input, and which a vectorized
+loop passes to ``replicator.collectives.vectorized``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Collective:
       markers: One node per tensor, which stands for the result.
       dtypes: Type of each operand.
       shapes: Static shape of each operand.
-      wire_dtype: Type in which wider floating operands travel between memories, or
+      wire_dtype: Type in which wider floating operands are sent between memories, or
         None for their own.
       needed_if: Node whose only output says whether this call communicates at all, a
         scalar bool; None if it always does.
@@ -120,7 +120,7 @@ class TraceContext(context.ReplicaContext):
         self.replica_id_tensor: tf.Tensor | None = None
 
     def forget_graph(self) -> None:
-        """Lets go of the graph once it was read."""
+        """Releases the graph after it was read."""
         self.graph = self.replica_id_tensor = None
 
     @property
@@ -227,9 +227,9 @@ class TraceContext(context.ReplicaContext):
         else:
             where = "a nested tf.function or a dataset function"
         raise CollectiveControlFlowError(
-            f"{kind} was called inside {where}; replicas could take different paths, "
-            "so it cannot be linked to the other replicas: move it out (compute "
-            "inside, communicate outside), write the loop as a Python loop, or drop "
+            f"{kind} was called inside {where}, where replicas could take different "
+            "paths, so it cannot be linked across replicas; move it out (compute "
+            "inside, communicate outside), write the loop as a Python loop, or remove "
             "the inner @tf.function"
         )
 
@@ -313,7 +313,7 @@ def trace(
 def _used(
     collectives: Sequence[Collective], graph_def: Any, roots: Sequence[str]
 ) -> tuple[Collective, ...]:
-    """Leaves out collectives whose results nobody uses, on any replica.
+    """Removes collectives whose results no replica uses.
 
     Such are those in the body of a loop that was vectorized, and in gradients that
     forward mode needs for their own gradients only.

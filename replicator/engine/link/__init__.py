@@ -1,1 +1,1 @@
-"""From collectives of all replicas to the ops that carry them out."""
+"""Linking: from the collectives of all replicas to the ops that execute them."""

@@ -1,10 +1,10 @@
-"""Tensors whose size is known only when a step runs, between workers.
+"""Cross-worker transfers of tensors whose size is known only at run time.
 
-TensorFlow remembers the shape that a collective instance had first and refuses any
-other, and it may crash on a tensor without elements. So what has no static shape
-travels as a vector whose length is a power of two, and each length is an instance of
-its own. At most twice as much travels, and a program has at most 32 instances per
-transfer, however many sizes it sees.
+TensorFlow fixes the shape of a collective instance at its first use and rejects all
+others, and it may crash on a tensor without elements. So a tensor without a static
+shape is sent as a vector whose length is a power of two, and each length is a separate
+instance. At most twice as many bytes are sent, and a program has at most 32 instances
+per transfer, however many sizes occur.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Padded:
 
 
 def pad(emit: Emitter, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Padded:
-    """Emits the vector that travels for a tensor of any size.
+    """Emits the vector that is sent for a tensor of any size.
 
     Args:
       emit: Where nodes go.

@@ -1,4 +1,4 @@
-"""Chain: the collective ops of one program, of which each waits for the one before.
+"""Chain: the collective ops of one program, each of which waits for its predecessor.
 
 All workers emit the same ops in the same order, so that two of them can never wait for
 each other in two collectives.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Chain:
-    """Emits TensorFlow's collective ops, one behind the other."""
+    """Emits TensorFlow's collective ops, one after the other."""
 
     def __init__(
         self, group: Group, emit: Emitter, first_controls: Sequence[str]
@@ -44,7 +44,7 @@ class Chain:
         self._before = list(first_controls)
 
     def continue_after(self, node: str) -> None:
-        """Lets the next op wait for a node instead of the last one."""
+        """Makes the next op wait for a node instead of the last one."""
         self._before = [node]
 
     def add(
@@ -67,7 +67,7 @@ class Chain:
           dtype: Type of the data.
           device: Where it runs: rings join CPUs, NCCL joins GPUs.
           attrs: Attributes that not all collective ops have.
-          last_inputs: Its inputs behind the keys.
+          last_inputs: Its inputs after the keys.
           key_offset: Which of the instances of an ``any_size`` transfer this is.
 
         Returns:

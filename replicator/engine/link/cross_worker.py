@@ -1,7 +1,7 @@
-"""The leg between workers: TensorFlow's collective ops, one per transfer and worker.
+"""Cross-worker communication: TensorFlow's collective ops, one per transfer and worker.
 
-In between-graph replication every worker process links its own replicas first; what is
-left is one tensor per worker, which the nodes emitted here combine over all workers:
+In between-graph replication every worker process links its own replicas first. This
+leaves one tensor per worker, which the nodes emitted here combine over all workers:
 ``CollectiveReduceV2`` (ring on CPUs, NCCL on GPUs), ``CollectiveGatherV2``,
 ``CollectiveBcastSendV2`` and ``CollectiveBcastRecvV2``. All workers emit the same
 nodes in the same order; they compare plans before they run.
@@ -50,7 +50,7 @@ class CrossWorker:
 
     @property
     def emit(self) -> Emitter:
-        """Emits nodes that belong to this leg."""
+        """The emitter of the nodes of cross-worker communication."""
         return self._emit
 
     @property
@@ -64,7 +64,7 @@ class CrossWorker:
         return self._emit.nodes
 
     def continue_after(self, node: str) -> None:
-        """Lets the next collective wait for a node instead of the last one."""
+        """Makes the next collective wait for a node instead of the last one."""
         self._chain.continue_after(node)
 
     def reduce(
@@ -235,7 +235,7 @@ class CrossWorker:
         return self._emit.convert(f"{name}/out", result, how, wire, dtype, device)
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
-        """Emits a comparison of a tensor's shape over workers, before it travels."""
+        """Emits a comparison of a tensor's shape over workers, before it is sent."""
         dims = self._emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
         # One more number, so that a scalar has something to compare as well.
         rank = self._emit.const(f"{name}/one", np.array([1], np.int64), device)
@@ -368,5 +368,5 @@ def _is_empty(shape: tf.TensorShape) -> bool:
 
 
 def _wire_device(dtype: tf.DType, device: str) -> str:
-    """Where a collective of a type runs: integers of a GPU go by way of the host."""
+    """The device of a collective by type: GPU integers are sent through the host."""
     return cpu_of(device) if dtype.is_integer else device

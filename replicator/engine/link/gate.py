@@ -1,10 +1,11 @@
-"""Gate: a collective that communicates only where a condition holds.
+"""Gate: a collective that communicates only if a condition (predicate) is true.
 
-TensorFlow's own control flow, on the level of nodes: each operand passes a ``Switch``
-on its own device, so that where the condition is false nothing leaves it, and what
-follows (sums, transfers, collectives between workers) does not run. A ``Merge`` on each
-device that uses the result ends this: it has the result, or one of no size. The
-condition is the same on every replica and worker, so all of them skip the same.
+It uses TensorFlow's own control flow at the level of nodes: each operand passes a
+``Switch`` on its own device. If the predicate is false, nothing leaves the device, and
+the nodes that follow (sums, transfers, collectives between workers) do not run. A
+``Merge`` on each device that uses the result ends this: it returns the result, or an
+empty tensor. The predicate is identical on all replicas and workers, so all of them
+skip the same collectives.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class Gate:
         self._merged: dict[tuple[str, int], Ref] = {}
 
     def operand(self, replica: int, node: str, ref: Tensor, dtype: tf.DType) -> Tensor:
-        """What of an operand goes on: nothing, where the condition is false."""
+        """An operand after the gate: nothing if the condition is false."""
         return self._switch(
             f"{self._name}/operand_{replica}_{node}", ref, replica, dtype, "true"
         )
@@ -70,7 +71,7 @@ class Gate:
     def _result(
         self, ref: Tensor, memory: int, dtype: tf.DType, nothing: np.ndarray
     ) -> Ref:
-        # Per memory: a result that is merged elsewhere would travel once more.
+        # Per memory: a result that is merged elsewhere would be sent once more.
         key = str(ref), memory
         if key not in self._merged:
             name = f"{self._name}/result_{len(self._merged)}"

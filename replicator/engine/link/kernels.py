@@ -1,9 +1,9 @@
 """Which devices have a kernel for an op and a type.
 
-TensorFlow's CPU kernels take every type that a collective accepts. Those of a GPU do
-not: types that are missing there are combined in the memory of the host. The tables are
-those of TensorFlow 2.21 (a test compares them with its registry). Tensors of int32 are
-in host memory already; its "GPU" kernels work there.
+TensorFlow's CPU kernels support every type that a collective accepts. GPU kernels do
+not: types that are missing there are combined in host memory. The tables are those of
+TensorFlow 2.21 (a test compares them with its registry). Tensors of int32 are already
+in host memory, where their "GPU" kernels work.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
 
 
 def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
-    """Where an op that is meant for ``device`` can run.
+    """The device on which an op that is placed on ``device`` can run.
 
     Args:
       op: An operation that the linker emits.

@@ -1,4 +1,4 @@
-"""Link: put the cross-replica computation where the markers stood."""
+"""Link: replaces the markers of collectives by the cross-replica computation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Linker:
         Args:
           topology: Where the replicas of this program are.
           prefix: What names of nodes begin with.
-          workers: The leg to the programs of other workers; None if there are none.
+          workers: Communication with other workers; None if there are none.
         """
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(kernels.supported_device)
@@ -124,7 +124,7 @@ class Linker:
         name: str,
         operands: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
-        """Finds the source among this program's replicas, or lets it be sent."""
+        """Finds the source among this program's replicas, or receives it."""
         collective, position = plan.collective, bucket.positions[0]
         if self._workers is None:
             return (operands[collective.source_replica_id],) * len(operands)
@@ -208,7 +208,7 @@ class Linker:
     def _link_fused(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
     ) -> None:
-        """Links a reduction of several tensors that travel as one."""
+        """Links a reduction of several tensors that are sent as one."""
         collective, memories = plan.collective, self._reduction.memories
         dtype = collective.dtypes[bucket.positions[0]]
         shapes = [collective.shapes[p].as_list() for p in bucket.positions]

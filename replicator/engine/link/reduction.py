@@ -1,8 +1,8 @@
 """Reduction: one operand per replica becomes one result per memory.
 
-Replicas that share memory are reduced first; what is left, one tensor per memory, is
-combined on an owner device (or by NCCL) and, where there are several workers, between
-them. What leaves a memory may do so in a narrower type.
+Replicas that share memory are reduced first; the remaining tensors, one per memory, are
+combined on an owner device (or by NCCL) and, with several workers, between them.
+Tensors may leave a memory in a narrower type.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Reduction:
         Args:
           topology: Where the replicas of this program are.
           emit: Where nodes go.
-          workers: The leg to the programs of other workers; None if there are none.
+          workers: Communication with other workers; None if there are none.
         """
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
@@ -130,7 +130,7 @@ class Reduction:
     ) -> Tensor:
         """One operand on the owner, which sums in full width what arrives rounded."""
         if memory == self._topology.memories[owner]:
-            return ref  # does not travel, and need not be rounded
+            return ref  # is not sent, and need not be rounded
         source, target = self._devices[memory], self._devices[owner]
         sent = self._emit.cast(f"{name}/send_{memory}", ref, dtype, wire, source)
         return self._emit.cast(f"{name}/widen_{memory}", sent, wire, dtype, target)
@@ -176,7 +176,7 @@ class Reduction:
         dtype: tf.DType,
         wire: tf.DType,
     ) -> list[Tensor]:
-        """Lets NCCL sum, in the type that travels."""
+        """Makes NCCL sum, in the type that is sent."""
         attrs = {
             "T": wire,
             "reduction": "sum",

@@ -1,4 +1,4 @@
-"""The transfer of shares from the program that updates them to all others."""
+"""Share transfer: from the program that updates a share to all other programs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def send(
     Args:
       shares: Of one source and type.
       name: What names of nodes begin with.
-      workers: The leg between programs.
+      workers: Communication between programs.
       sent: By node and handle, the new value, where it is computed here.
       device: Where the transfer runs.
 

@@ -1,8 +1,8 @@
-"""Rows of all workers, where workers have different numbers of them.
+"""Concatenation of the rows of all workers if their numbers of rows differ.
 
-TensorFlow gathers tensors of equal shapes only. So workers tell each other how many
-rows they have; each then sends as many as the worker with most of them, and every
-worker cuts the padding off again.
+TensorFlow gathers tensors of equal shapes only. So workers exchange their numbers of
+rows; each then pads its rows to the largest number, and every worker removes the
+padding.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnevenRows:
         """Prepares joining.
 
         Args:
-          workers: The leg between workers.
+          workers: Communication between workers.
         """
         self._workers = workers
         self._emit = workers.emit
@@ -60,7 +60,7 @@ class UnevenRows:
         """
         if shape.rank is None:
             raise CollectiveTypeError(
-                f"{dtype.name} rows of unknown rank cannot cross between worker "
+                f"{dtype.name} rows of unknown rank cannot be sent between worker "
                 "processes; give the values of tf.IndexedSlices a static rank"
             )
         rest = shape[1:]

@@ -1,1 +1,1 @@
-"""From a linked graph to a program that runs."""
+"""Execution: from a linked graph to a program that runs."""

@@ -1,7 +1,7 @@
 """Assembly: the replicas of a step and their collectives, as one function.
 
 The analysed graph is copied for every replica and the collectives are linked across the
-copies. What comes of it is a ``FunctionDef``, which TensorFlow keeps by name.
+copies. The result is a ``FunctionDef``, which TensorFlow registers by name.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Assembly:
         for function in functions:
             _tf_compat.add_function(function)
         names = [function.signature.name for function in functions]
-        # TensorFlow would keep the functions, and what it made of them, for ever.
+        # TensorFlow would keep the functions, and what it made of them, forever.
         weakref.finalize(self, _tf_compat.remove_functions, names).atexit = False
 
     def call(self, captured: Iterable[Any], batch: Sequence[Any]) -> list[tf.Tensor]:

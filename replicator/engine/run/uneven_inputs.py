@@ -1,8 +1,8 @@
-"""The end of data that several workers read: the same step on all of them.
+"""Uneven inputs: all workers end with the same step if one has no more data.
 
 Each worker reads its own pipelines. Before a step communicates, workers count how many
-of them have all batches of theirs; unless all have, none runs it. The count is one
-number in one collective, so it is taken only where data may end at all.
+of them have a batch for every replica; unless all have, none runs the step. The count
+is one number in one collective, and is skipped if no pipeline can end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class UnevenInputs:
-    """Reads the batches of steps that either all workers can feed, or none runs."""
+    """Reads the batches of steps that run on all workers or on none."""
 
     def __init__(self, topology: Topology, group: Group) -> None:
         self._topology = topology
@@ -38,8 +38,8 @@ class UnevenInputs:
           source: Iterators, of which each feeds an equal share of the replicas.
 
         Returns:
-          A nest per replica, and what the step has to wait for. Both end in
-          ``tf.errors.OutOfRangeError`` on all workers where one has no batch.
+          A nest per replica, and the tensors that the step has to wait for. Both raise
+          ``tf.errors.OutOfRangeError`` on all workers if one has no batch.
         """
         num_replicas = self._topology.num_local_replicas
         share = num_replicas // len(source)
@@ -71,7 +71,7 @@ def read(
     Args:
       source: None, iterators, or one nest of tensors per replica.
       num_replicas: Replicas of this worker.
-      end: The end that workers have in common; None where there is none.
+      end: Handles uneven inputs between workers; None if they cannot occur.
 
     Returns:
       A nest per replica (nothing without a source), and what the step has to wait for.

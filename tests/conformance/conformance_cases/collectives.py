@@ -63,7 +63,7 @@ def all_reduce_floats(repl):
 
 @case("collectives", reference=lambda t: _reduced(t, INTEGERS, ("sum", "min", "max")))
 def all_reduce_integers(repl):
-    """Integers of every width are reduced as they are."""
+    """Integers of every width are reduced in their own type."""
     values = _typed(repl.num_replicas, INTEGERS)
 
     def step(x):
@@ -165,7 +165,7 @@ def _dense_slices(topology):
 
 @case("sparse_gradients", reference=_dense_slices)
 def all_reduce_sparse(repl):
-    """IndexedSlices of all replicas join; densified, they equal the dense result."""
+    """IndexedSlices are concatenated; densified, they equal the dense result."""
     values, indices = _slices(repl.num_replicas)
 
     def step(pair):
@@ -236,7 +236,7 @@ def gradients(repl):
     ),
 )
 def gradient_through_mixed_types(repl):
-    """Integers ride along with a float, whose gradient passes."""
+    """Integers in one call with a float do not stop the float's gradient."""
 
     def step(x):
         with tf.GradientTape() as tape:
@@ -276,7 +276,7 @@ def reduce_outside(repl):
     },
 )
 def steps_may_return_nothing(repl):
-    """None stays None on every replica; reduce() returns other leaves as they are."""
+    """None stays None on every replica; reduce() returns other leaves unchanged."""
     with repl.context():
         counter = tf.Variable(0.0, trainable=False)
 

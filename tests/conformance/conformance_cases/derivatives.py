@@ -28,7 +28,7 @@ def _second_derivative(topology):
 
 @case("collectives", "higher_derivatives", reference=_second_derivative)
 def second_derivatives(repl):
-    """The gradient of a gradient through all_sum has all replicas in it."""
+    """The gradient of a gradient through all_sum includes all replicas."""
 
     def step(x):
         with tf.GradientTape() as outer:
@@ -52,7 +52,7 @@ def _tangents(topology):
 
 @case("collectives", "higher_derivatives", reference=_tangents)
 def forward_mode(repl):
-    """Tangents of a result have those of all replicas in them."""
+    """Tangents of a result include those of all replicas."""
 
     def step(x):
         with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forward:
@@ -130,7 +130,7 @@ _EVEN, _UNEVEN = (3, 3, 3, 3), (3, 1, 0, 2)
 
 @case("synchronous_training", "shared_rows", reference=_trained_table(_EVEN))
 def rows_that_replicas_share(repl):
-    """They are added up before a nonlinear update, as in the dense gradient."""
+    """They are summed before a nonlinear update, as in the dense gradient."""
     return _train_table(repl, _EVEN[: repl.num_replicas])
 
 

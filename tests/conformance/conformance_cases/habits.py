@@ -33,7 +33,7 @@ def a_dataset_in_place_of_its_function(repl):
     raises=(TypeError, r"calls '.*<lambda>' with one argument, an InputContext, which"),
 )
 def an_input_function_without_an_argument(repl):
-    """The context is passed even where nobody needs it."""
+    """The context is passed even if the function does not use it."""
     repl.make_input_iterator(lambda: tf.data.Dataset.range(3))
 
 
@@ -45,7 +45,7 @@ def an_input_function_without_an_argument(repl):
     ),
 )
 def a_step_of_two_arguments(repl):
-    """A batch is one argument, whatever is in it."""
+    """A batch is one argument, whatever its structure."""
 
     def step(x, y):
         return x + y
@@ -59,7 +59,7 @@ def a_step_of_two_arguments(repl):
     raises=(TypeError, r"run\(\) does not take args=; write repl.run\(step_fn, inputs"),
 )
 def arguments_as_of_a_strategy(repl):
-    """strategy.run(step, args=(x, y)) has another shape here."""
+    """strategy.run(step, args=(x, y)) is written differently here."""
 
     def step(batch):
         return batch
@@ -72,7 +72,7 @@ def arguments_as_of_a_strategy(repl):
     raises=(TypeError, r"step '.*step' takes no argument, but run\(\) got inputs"),
 )
 def inputs_for_a_step_that_takes_none(repl):
-    """The other way round is refused as well."""
+    """Inputs for a step without arguments raise an error as well."""
 
     def step():
         return tf.constant(1)
@@ -88,7 +88,7 @@ def inputs_for_a_step_that_takes_none(repl):
     },
 )
 def reduce_of_bools(repl):
-    """Outside a step as inside: any and all."""
+    """As inside a step: any and all."""
 
     def step():
         return tf.equal(replicator.get_replica_context().replica_id, 0)
@@ -99,10 +99,10 @@ def reduce_of_bools(repl):
 
 @case(
     "collectives",
-    raises=(ValueError, r"reduce 'sum' of string has no meaning; reductions take num"),
+    raises=(ValueError, r"reduce 'sum' of string is not defined; reductions take"),
 )
 def reduce_of_strings(repl):
-    """The same words as inside a step."""
+    """The same message as inside a step."""
 
     def step():
         return tf.constant("a")
@@ -127,7 +127,7 @@ _SPARSE = [[[0, 1], [0, 0]], [[2, 0], [0, 3]]]
     },
 )
 def ragged_and_sparse_values(repl):
-    """Each replica gets its own, with as many rows as it has."""
+    """Each replica gets its own value, whose number of rows may differ."""
     values = [tf.ragged.constant(_RAGGED[r % 2]) for r in range(repl.num_replicas)]
     sparse = [tf.sparse.from_dense(_SPARSE[r % 2]) for r in range(repl.num_replicas)]
 
@@ -166,7 +166,7 @@ def _place(topology, step):
     },
 )
 def an_iterator_of_python(repl):
-    """next(), for and run() read on from each other's place, to the same end."""
+    """next(), for and run() share one position and the same end."""
     num_batches = 4 * repl.num_replicas // repl.num_workers
     inputs = repl.make_input_iterator(lambda ctx: _numbered(ctx, num_batches))
 
@@ -195,7 +195,7 @@ def an_iterator_of_python(repl):
     reference=lambda t: [_place(t, 0), _place(t, 1)],
 )
 def a_loop_ends_together(repl):
-    """Where one worker has fewer batches, the loops of all end with the same step."""
+    """If one worker has fewer batches, the loops of all end after the same step."""
     num_local = repl.num_replicas // repl.num_workers
     inputs = repl.make_input_iterator(
         lambda ctx: _numbered(ctx, (2 + ctx.input_pipeline_id) * num_local)
@@ -232,12 +232,12 @@ def an_update_in_the_spelling_of_keras(repl):
     "unsynchronized_update_check",
     raises=(
         errors.UnsynchronisedUpdateError,
-        r"'total:0' would be updated.*a metric.*make it with trainable=False",
+        r"'total:0' would be updated.*a metric.*create it with trainable=False",
     ),
     min_replicas=2,
 )
 def a_metric_that_is_trainable_by_default(repl):
-    """tf.Variable is trainable unless told otherwise."""
+    """tf.Variable is trainable by default."""
     with repl.context():
         total = tf.Variable(0.0, name="total")
 
@@ -255,7 +255,7 @@ def a_metric_that_is_trainable_by_default(repl):
     ),
 )
 def compile_with_a_wrapped_optimizer(repl):
-    """Keras quotes the lesson where it refuses what is none of its optimizers."""
+    """Keras' error for objects that are not its optimizers quotes the advice."""
     with repl.context():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
@@ -264,7 +264,7 @@ def compile_with_a_wrapped_optimizer(repl):
 
 @case(
     "synchronous_training",
-    raises=(TypeError, r"wrapped already, <.*Optimizer of SGD>; wrap it once"),
+    raises=(TypeError, r"already wrapped, <.*Optimizer of SGD>; use it as it is"),
 )
 def an_optimizer_that_is_wrapped_twice(repl):
     """It would average twice."""

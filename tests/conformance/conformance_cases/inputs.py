@@ -56,7 +56,7 @@ def _read(repl, mode):
 
 @case("input_per_worker", reference=_steps(PER_WORKER))
 def reads_per_worker(repl):
-    """A worker's pipeline is dealt to its replicas in turn."""
+    """A worker's pipeline feeds its replicas round-robin."""
     return _read(repl, PER_WORKER)
 
 
@@ -68,7 +68,7 @@ def reads_per_replica(repl):
 
 @case("input_single", reference=_steps(SINGLE))
 def reads_single(repl):
-    """One pipeline is dealt to all replicas of the job in turn."""
+    """One pipeline feeds all replicas of the job round-robin."""
     return _read(repl, SINGLE)
 
 
@@ -81,7 +81,7 @@ def reads_single(repl):
     },
 )
 def steps_of_one_dispatch_read_as_many_batches(repl):
-    """run(num_steps=4) then run(): the fifth step's batches come next."""
+    """After run(num_steps=4), run() reads the batches of the fifth step."""
     results = {}
     for mode in (PER_WORKER, PER_REPLICA):
         inputs = repl.make_input_iterator(_numbered, mode)
@@ -108,7 +108,7 @@ def _count(inputs_error, repl, inputs):
     },
 )
 def end_of_data(repl):
-    """OutOfRangeError once a step cannot be fed; a rewind gives batch 0 again."""
+    """OutOfRangeError once a replica has no batch; a rewind gives batch 0 again."""
     inputs = repl.make_input_iterator(lambda ctx: _numbered(ctx, 2), PER_REPLICA)
     first = repl.run(_identity, inputs)
     repl.run(_identity, inputs)
@@ -231,7 +231,7 @@ _ROWS = [[1, 2], [3], [4, 5, 6], [7]] * 4
     },
 )
 def ragged_batches(repl):
-    """Composite tensors are fed as they are: rows [1, 2], [3], then [4, 5, 6], [7]."""
+    """Composite tensors are not converted: rows [1, 2], [3], then [4, 5, 6], [7]."""
 
     def input_fn(ctx):
         rows = tf.data.Dataset.from_tensor_slices(tf.ragged.constant(_ROWS))

@@ -27,7 +27,7 @@ def _items():
     atol=1e-5,
 )
 def map_gather(repl):
-    """Each inverse is computed on one replica, and all replicas have all of them."""
+    """Each inverse is computed on one replica, and all replicas get all of them."""
     items = _items()
 
     def step():

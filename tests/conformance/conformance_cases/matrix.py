@@ -49,7 +49,7 @@ def _cell(results: Mapping[tuple[str, str], str], backend: str, case: str) -> st
 
 
 def render_document() -> str:
-    """``docs/conformance.md``: what the suite holds every backend to."""
+    """``docs/conformance.md``: what the suite checks of every backend."""
     names = list(BACKENDS)
     notes: list[str] = []
     rows = []
@@ -89,7 +89,7 @@ def render_document() -> str:
         "",
         "## Cases",
         "",
-        "| case | needs | what holds |",
+        "| case | needs | checked property |",
         "| --- | --- | --- |",
         *(
             f"| `{case.name}` | {', '.join(sorted(case.needs))} | {case.summary} |"
@@ -109,7 +109,7 @@ def why_not_shown(backend: str, capability: str) -> str | None:
                 continue
             reason = target.why_not(case)
             if not target.is_meant(case):
-                reason = f"it says something from {case.min_replicas} replicas on"
+                reason = f"its cases need at least {case.min_replicas} replicas"
             if reason is None:
                 return None
             reasons.append(reason)
@@ -125,8 +125,8 @@ def _targets_of(backend: str) -> str:
 _INTRODUCTION = """# Conformance
 
 Generated from the catalogue of backends and the suite in `tests/conformance/`; a test
-says when it is stale, and `python tests/conformance/write_document.py` writes it again.
+fails if it is stale, and `python tests/conformance/write_document.py` regenerates it.
 
-Every backend must pass every case whose capabilities it has; what it lacks, it says
-with a reason. A test run ends with the table of what was run and what came of it.
+Every backend must pass every case whose capabilities it has; each capability that it
+lacks has a reason. A test run ends with the table of the cases and their results.
 """

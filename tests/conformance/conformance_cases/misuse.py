@@ -13,7 +13,7 @@ from replicator import errors
 
 @case("control_flow_check", reference=lambda _: {})
 def collectives_in_control_flow(repl):
-    """In a branch, a loop or a nested function, each is refused with what to do."""
+    """In a branch, a loop or a nested function, each raises an actionable error."""
 
     def in_cond():
         x = tf.random.uniform([])
@@ -46,10 +46,13 @@ def collectives_in_control_flow(repl):
 
 @case(
     "variable_creation_check",
-    raises=(errors.CreateVariableInStepError, r"made a variable \('mine'\).*context"),
+    raises=(
+        errors.CreateVariableInStepError,
+        r"created a variable \('mine'\).*context",
+    ),
 )
 def a_variable_made_in_a_step(repl):
-    """The message names the variable and where to make it."""
+    """The message names the variable and says where to create it."""
 
     def step():
         return tf.Variable(1.0, name="mine")
@@ -66,7 +69,7 @@ def a_variable_made_in_a_step(repl):
     min_replicas=2,
 )
 def training_apart_by_accident(repl):
-    """An optimizer that nobody wrapped would train replicas apart."""
+    """An optimizer that is not wrapped would make replicas diverge."""
     with repl.context():
         weight = tf.Variable([1.0], name="weight")
         optimizer = keras.optimizers.SGD(0.1)
@@ -85,7 +88,7 @@ def training_apart_by_accident(repl):
     "collectives", raises=(ValueError, r"unknown reduction 'avg'; use one of 'sum', 'm")
 )
 def an_unknown_reduction(repl):
-    """The message lists the reductions there are."""
+    """The message lists the reductions."""
 
     def step():
         return replicator.all_reduce(tf.constant(1.0), "avg")
@@ -93,9 +96,9 @@ def an_unknown_reduction(repl):
     repl.run(step)
 
 
-@case("collectives", raises=(ValueError, r"'mean' of int32 would have to round"))
+@case("collectives", raises=(ValueError, r"'mean' of int32 would be rounded"))
 def the_mean_of_integers(repl):
-    """Rounding in silence would be a wrong number."""
+    """Silent rounding would give a wrong number."""
 
     def step():
         return replicator.all_mean(tf.constant(1))
@@ -118,7 +121,7 @@ def a_broadcast_from_nowhere(repl):
 
 @case("collectives", raises=(TypeError, r"source_replica_id 0.5 must be a Python int"))
 def a_source_that_is_no_int(repl):
-    """The source is linked when the step is traced."""
+    """The source is fixed when the step is traced."""
 
     def step():
         return replicator.broadcast(tf.constant(1.0), 0.5)
@@ -127,10 +130,10 @@ def a_source_that_is_no_int(repl):
 
 
 @case(
-    "sparse_gradients", raises=(ValueError, r"IndexedSlices knows 'sum' and 'mean', no")
+    "sparse_gradients", raises=(ValueError, r"IndexedSlices supports 'sum' and 'mean'")
 )
 def the_maximum_of_sparse_slices(repl):
-    """The message names the way: densify."""
+    """The message names the fix: densify."""
 
     def step():
         slices = tf.IndexedSlices(
@@ -149,7 +152,7 @@ def the_maximum_of_sparse_slices(repl):
     ),
 )
 def a_collective_outside_a_step(repl):
-    """Also after a step has run: its context ended with it."""
+    """Also after a step has run, because its context has ended."""
 
     def step():
         return replicator.all_sum(tf.constant(1.0))
@@ -166,13 +169,13 @@ def a_collective_outside_a_step(repl):
     ),
 )
 def an_update_outside_a_step(repl):
-    """Outside there are no replicas to average over."""
+    """Outside a step there are no replicas to average over."""
     repl.wrap_optimizer(keras.optimizers.SGD(0.1)).apply_gradients([])
 
 
 @case(
     "synchronous_training",
-    raises=(ValueError, r"got no gradient: every one is None"),
+    raises=(ValueError, r"got no gradient: all of them are None"),
 )
 def an_update_without_gradients(repl):
     """A loss that does not depend on the variables trains nothing."""
@@ -211,7 +214,7 @@ def results_that_are_no_tensors(repl):
 
 @case("fixed_inputs", raises=(TypeError, r"nest of PerReplica, or None; got 'list'"))
 def inputs_of_another_kind(repl):
-    """A bare tensor does not say which replica it is for."""
+    """A bare tensor does not say for which replica it is."""
     repl.run(tf.identity, [tf.constant(1)])
 
 
@@ -228,10 +231,10 @@ def values_for_another_number_of_replicas(repl):
 @case(
     "fixed_inputs",
     "several_steps",
-    raises=(ValueError, r"num_steps 2 needs fresh batches.*InputIterator"),
+    raises=(ValueError, r"num_steps 2 needs a new batch.*InputIterator"),
 )
 def several_steps_over_one_batch(repl):
-    """Fixed values would be the same batch again and again."""
+    """Fixed values would repeat the same batch."""
     values = share(repl, [tf.constant(1)] * repl.num_replicas)
     repl.run(tf.identity, values, num_steps=2)
 
@@ -240,7 +243,7 @@ def several_steps_over_one_batch(repl):
     "several_steps", raises=(ValueError, r"num_steps 0 must be an integer of at least")
 )
 def no_step_at_all(repl):
-    """Refused before anything is traced."""
+    """Raises an error before anything is traced."""
     repl.run(lambda: tf.constant(1), num_steps=0)
 
 
@@ -249,7 +252,7 @@ def no_step_at_all(repl):
     raises=(TypeError, r"input_fn returned 'list', but it must return a tf.data."),
 )
 def an_input_function_without_a_dataset(repl):
-    """The message has the type that came."""
+    """The message has the type that was returned."""
     repl.make_input_iterator(lambda _: [1, 2])
 
 
@@ -262,7 +265,7 @@ def a_mode_that_is_a_string(repl):
 @case(
     "input_per_worker",
     "synchronous_training",
-    raises=(errors.SplitBatchError, r"does not divide by num_replicas \d+"),
+    raises=(errors.SplitBatchError, r"is not divisible by num_replicas \d+"),
     min_replicas=2,
 )
 def a_global_batch_that_does_not_divide(repl):

@@ -41,19 +41,19 @@ def _train(repl, optimizers, **options):
 
 @case("synchronous_training", "gradient_compression", **_within_rounding("bfloat16"))
 def trains_with_gradients_in_bfloat16(repl):
-    """Losses and weights of one device, but for the rounding of what travels."""
+    """Losses and weights of one device, up to the rounding of sent gradients."""
     return _train(repl, _LINEAR, compression="bfloat16")
 
 
 @case("synchronous_training", "gradient_compression", **_within_rounding("float16"))
 def trains_with_gradients_in_float16(repl):
-    """With three bits more than bfloat16, as much closer to one device."""
+    """Three bits more than bfloat16, and closer to one device by as much."""
     return _train(repl, _LINEAR, compression="float16")
 
 
 @case("synchronous_training", "gradient_accumulation", **LIKE_ONE)
 def trains_with_accumulated_gradients(repl):
-    """accumulation_steps=2: every other call is an update, by the mean of both."""
+    """accumulation_steps=2: every other call updates, with the mean of both."""
     return _train(repl, _FEW, accumulation_steps=2)
 
 
@@ -70,7 +70,7 @@ def trains_with_keras_accumulation(repl):
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_with_a_global_clipnorm(repl):
-    """All averaged gradients together are clipped, to a norm that they exceed."""
+    """The averaged gradients are clipped by their global norm, above the limit."""
     return _train(repl, _FEW, global_clipnorm=0.05)
 
 
@@ -84,7 +84,7 @@ def trains_with_a_global_clipnorm(repl):
     },
 )
 def global_clipping_comes_after_reduction(repl):
-    """Gradients that cancel on replicas are averaged first, then share one norm."""
+    """Gradients that cancel across replicas are averaged first; one norm for all."""
     n = repl.num_replicas
     with repl.context():
         vector, scalar = tf.Variable([1.0, 2.0]), tf.Variable(3.0)
@@ -106,7 +106,7 @@ def global_clipping_comes_after_reduction(repl):
 
 @case("synchronous_training", **LIKE_ONE)
 def trains_with_a_scaled_loss(repl):
-    """A power of two changes no bit of the gradients that it is divided out of."""
+    """Scaling by a power of two changes no bit of the unscaled gradients."""
     return _train(repl, _FEW, loss_scale=1024.0)
 
 
@@ -151,7 +151,7 @@ def a_dynamic_loss_scale_skips_on_all_replicas(repl):
 
 @case("synchronous_training", "sharded_update", **LIKE_ONE)
 def trains_with_a_sharded_update(repl):
-    """Each variable is updated by one replica: the weights of an update by all."""
+    """One replica updates each variable; the weights are those of a full update."""
     sharded = _train(repl, OPTIMIZERS, sharded_update=True)
     whole = _train(repl, OPTIMIZERS)
     for name, result in whole.items():

@@ -46,7 +46,7 @@ def _mean_operand(topology):
     },
 )
 def wrap_optimizer_averages_exactly_once(repl):
-    """The update is by the sum of gradients over R, at any R."""
+    """The update uses the sum of gradients divided by R, for any R."""
     weight, optimizer, step = _linear(repl)
     for _ in range(2):
         repl.run(step, _ones(repl))
@@ -63,7 +63,7 @@ def wrap_optimizer_averages_exactly_once(repl):
     reference=lambda _: np.float32([1.0 - 0.5, 2.0]),
 )
 def clipping_comes_after_reduction(repl):
-    """Gradients that cancel on replicas are averaged first, and then clipped."""
+    """Gradients that cancel across replicas are averaged first, then clipped."""
     n = repl.num_replicas
     with repl.context():
         weight = tf.Variable([1.0, 2.0])
@@ -91,7 +91,7 @@ def _statistics(topology):
 
 @case("replica_local_state", reference=_statistics)
 def local_batch_norm_statistics(repl):
-    """Each replica keeps its own; outside reads the mean, and sets all copies."""
+    """Each replica keeps its own; outside, a read is the mean, a write sets all."""
     with repl.context():
         layer = keras.layers.BatchNormalization(momentum=0.5)
         layer.build((None, 1))
@@ -120,7 +120,7 @@ def local_batch_norm_statistics(repl):
     ),
 )
 def weights_set_outside_reach_every_replica(repl):
-    """An assignment between steps is what the next step sees, on all replicas."""
+    """After an assignment between steps, the next step reads it on all replicas."""
     weight, _, step = _linear(repl)
     repl.run(step, _ones(repl))
     weight.assign([100.0, 200.0])
@@ -195,7 +195,7 @@ def split_in_order(global_batch_size, *arrays):
     },
 )
 def new_shapes_keep_the_state(repl):
-    """A batch of another shape traces the step again, and training goes on."""
+    """A batch of another shape retraces the step, and training continues."""
     weight, optimizer, _ = _linear(repl)
 
     def step(x):
@@ -253,7 +253,7 @@ def _check_streams(topology, joined):
 
 @case("random_streams", check=_check_streams)
 def random_streams(repl):
-    """No two replicas or steps draw the same, and a seed repeats all of it."""
+    """All replicas and steps draw different numbers; a seed reproduces them."""
     rounds = []
     for _ in range(2):
         keras.utils.set_random_seed(11)
@@ -268,7 +268,7 @@ def random_streams(repl):
 
 @case("explained_plan", check=lambda _, lines: _check_plan(lines))
 def explain_shows_the_plan(repl):
-    """Once a step was traced, explain() names its collectives and their bytes."""
+    """After a step was traced, explain() lists its collectives and their bytes."""
 
     def step():
         return replicator.all_sum(tf.zeros([25]))

@@ -166,7 +166,7 @@ TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 # Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {
     "tpu": (
-        "no TPU: `MirroredStrategy` on virtual CPU devices stands in for "
+        "without a TPU: `MirroredStrategy` on virtual CPU devices replaces "
         "`TPUStrategy`, with all code but the start of the TPU system and the "
         "placement on its cores"
     ),

@@ -185,7 +185,7 @@ def trains_embedding(repl):
 
 @case("synchronous_training", "shared_rows", **LIKE_ONE)
 def trains_embedding_by_adam(repl):
-    """Words that come several times are added up before they are squared."""
+    """Words that occur several times are summed before they are squared."""
     return _train_embedding(repl, "adam")
 
 
@@ -236,7 +236,7 @@ def trains_in_mixed_precision(repl):
 
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)
 def two_steps_share_variables(repl):
-    """Two players, as in a GAN: each step sees what the other wrote."""
+    """Two players, as in a GAN: each step reads what the other wrote."""
     with repl.context():
         generator = tf.Variable([0.5, -0.5], name="generator")
         critic = tf.Variable([1.0, 2.0], name="critic")

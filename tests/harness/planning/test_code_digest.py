@@ -173,7 +173,7 @@ def test_everything_of_the_replicator_but_backends_counts() -> None:
     [
         ("workloads.catalog", "the recipe of Goyal", "a recipe", ("resnet50",)),
         ("workloads.catalog", "D4PG on the DeepMind", "on DeepMind", ("d4pg",)),
-        ("replicator.catalog", "Horovod plans while", "It plans while", ("horovod",)),
+        ("replicator.catalog", "Horovod plans its", "It plans its", ("horovod",)),
     ],
 )
 def test_an_entry_of_a_catalogue_counts_for_its_own_trials(

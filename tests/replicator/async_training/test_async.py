@@ -76,7 +76,7 @@ def test_staleness_counts_every_update_once(two_servers):
 def test_an_update_that_would_race_is_refused(two_servers):
     """No kernel, and no single server that could lock all of it."""
     assert re.search(
-        r"OptimizerOptionError: RMSprop as it is configured has no atomic update "
+        r"OptimizerOptionError: RMSprop in this configuration has no atomic update "
         r"kernel.*its variables are on 2: use keras.optimizers.SGD",
         two_servers.error("keras_optimizer_on_two_servers"),
     )
@@ -104,29 +104,32 @@ def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
         (
             "weight_elsewhere",
             (
-                r"DeviceError: variable 'kernel:0' is on '/job:chief.*no parameter "
-                r"server; make models and optimizers inside `with repl.context\(\):`"
+                r"DeviceError: variable 'kernel:0' is on '/job:chief.*not a parameter "
+                r"server; create models and optimizers inside `with repl.context\(\):`"
             ),
         ),
         (
             "stock_pipeline_per_replica",
-            r"PER_REPLICA does not work under ParameterServerStrategy.*PER_WORKER",
+            r"PER_REPLICA does not work with ParameterServerStrategy.*PER_WORKER",
         ),
         (
             "stock_replicas",
             r"DeviceError: num_replicas 4 does not work.*1 per worker.*use 2",
         ),
-        ("single_pipeline", r"SINGLE deals one pipeline to all workers.*PER_WORKER"),
+        (
+            "single_pipeline",
+            r"SINGLE distributes one pipeline to all workers.*PER_WORKER",
+        ),
         (
             "loop_over_inputs",
             (
-                r"ReplicatorError: next\(\) and get_next\(\) would read here what "
-                r"lives on the workers; pass the iterator to run\(\)"
+                r"ReplicatorError: next\(\) and get_next\(\) cannot read in this "
+                r"process.* on the workers; pass the iterator to run\(\)"
             ),
         ),
         (
             "stock_loop_over_inputs",
-            r"ReplicatorError: next\(\) and get_next\(\) would read here what lives on",
+            r"ReplicatorError: next\(\) and get_next\(\) cannot read in this process",
         ),
         (
             "schedule_as_a_coordinator",
@@ -139,7 +142,7 @@ def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
         (
             "refused_option",
             (
-                r"OptimizerOptionError: accumulation_steps=2 does not work under the "
+                r"OptimizerOptionError: accumulation_steps=2 does not work with the "
                 r"async backend: accumulated gradients of all workers would mix"
             ),
         ),

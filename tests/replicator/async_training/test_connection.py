@@ -35,10 +35,10 @@ def set_config(monkeypatch, cluster, kind="chief"):
         (
             without("ps"),
             "chief",
-            r"has no 'ps' but 1 'chief', 1 'worker', and .* a par",
+            r"has 1 'chief', 1 'worker', but no 'ps': .* one par",
         ),
-        (without("worker"), "chief", r"has no 'worker' but 1 'chief', 1 'ps', and "),
-        (WHOLE, "worker", r"this process is 'worker' 0, but .* run by the chief alone"),
+        (without("worker"), "chief", r"has 1 'chief', 1 'ps', but no 'worker'"),
+        (WHOLE, "worker", r"this process is 'worker' 0, but only the chief runs"),
         (WHOLE, "ps", r"this process is 'ps' 0, but .*run `python -m replicator.serv"),
         (without("chief"), "worker", r"this process is 'worker' 0, but .* the chief"),
     ],
@@ -75,6 +75,6 @@ def test_processes_that_do_not_answer_are_named(monkeypatch):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=r"2 of 2 processes did not answer within 0.1 s: .*worker 0 at .*ps 0 at",
+        match=r"no response from 2 of 2 processes within 0.1 s: .*worker 0.*ps 0 at",
     ):
         MultiWorkerAsyncReplicator(connect_timeout_sec=0.1)

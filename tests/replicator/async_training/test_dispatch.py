@@ -108,7 +108,7 @@ def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
     dispatcher.hand_out(given(num_commits=()))
     message = (
         r"worker 0 \(localhost:2997\) was lost and did not come back within 0.01 s; "
-        r"start `python -m replicator.server` there again"
+        r"restart `python -m replicator.server` there"
     )
 
     with pytest.raises(errors.WorkerLostError, match=message):
@@ -134,7 +134,7 @@ def test_a_server_that_ended_is_named(server):
     assert watch.find_lost() is None
     listener.close()
 
-    message = rf"parameter server 0 \({address}\) does not answer, and the variables"
+    message = rf"parameter server 0 \({address}\) does not respond, and its variables"
     assert re.match(message, str(watch.find_lost()))
     with pytest.raises(errors.ServerLostError, match=message), watch.guard():
         pass
@@ -147,7 +147,7 @@ def test_a_server_that_hangs_is_named(server):
     watch._addresses = (address, address)
     watch._peers = [Peer(address), Peer(address)]
     watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
-    message = r"server 1 \(.*\) gave no response for 30 s"
+    message = r"server 1 \(.*\) did not respond for 30 s"
 
     with pytest.raises(errors.ServerLostError, match=message) as caught, watch.guard():
         raise tf.errors.UnavailableError(None, None, "Socket closed")

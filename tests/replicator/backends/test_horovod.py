@@ -106,7 +106,7 @@ def test_a_sharded_update_is_refused(alone):
     [
         (1, None, None),
         (2, None, r"local rank 2 has no GPU: this machine has 2"),
-        (0, RuntimeError("started"), r"already taken all GPUs"),
+        (0, RuntimeError("started"), r"already initialized all GPUs"),
     ],
 )
 def test_each_process_takes_the_gpu_of_its_local_rank(
@@ -147,6 +147,7 @@ def test_processes_that_are_not_at_the_same_place(alone):
     alone.allgather_object = lambda value, *, name: [value, other]
 
     with pytest.raises(
-        replicator.ReplicatorError, match=r"rank 0 is at an exchange.*rank 1 at assert"
+        replicator.ReplicatorError,
+        match=r"rank 0 is at an exchange.*rank 1 is at assert",
     ):
         repl.gather_bytes(b"")

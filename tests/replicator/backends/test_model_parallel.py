@@ -183,7 +183,7 @@ def test_outside_a_replica_there_are_no_parts():
     """The message says where to use it."""
     with pytest.raises(
         errors.DeviceError,
-        match=r"logical_device\(0\) needs a replica: .*step function",
+        match=r"logical_device\(0\) was called outside a replica; .*step function",
     ):
         replicator.logical_device(0)
 

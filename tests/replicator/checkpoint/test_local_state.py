@@ -80,7 +80,9 @@ def test_another_number_of_replicas_starts_from_what_was_combined(
     restored = _manager(two, tmp_path, variable, generator).restore()
 
     assert expected == _floats(two.run(read))
-    assert "2 variables of 4 replicas, combined and given to 2" == restored.local_state
+    assert (
+        "2 variables, combined from 4 replicas and copied to 2" == restored.local_state
+    )
 
 
 def test_random_streams_are_folded_anew_for_another_number_of_replicas(tmp_path):

@@ -30,7 +30,7 @@ def test_the_checkpoint_of_another_model_is_refused_with_the_differences(tmp_pat
 
     with pytest.raises(
         errors.CheckpointMismatchError,
-        match=r"ckpt-1' \(step 7, in_graph, 2 replicas\) is of another model: "
+        match=r"ckpt-1' \(step 7, in_graph, 2 replicas\) belongs to another model: "
         r"'model/.*kernel' is float32\[2, 3\] in the checkpoint but float32\[2, 5\] "
         r"here; 'model/.*/bias' is float32\[3\] in the checkpoint but float32\[5\]",
     ):
@@ -75,7 +75,7 @@ def test_there_is_nothing_to_restore_before_the_first_save(tmp_path):
     assert manager.latest_checkpoint is None
     with pytest.raises(errors.CheckpointError, match=r"'nowhere' could not be read"):
         manager.restore("nowhere")
-    with pytest.raises(errors.CheckpointError, match=r"new' holds no checkpoint"):
+    with pytest.raises(errors.CheckpointError, match=r"new' contains no checkpoint"):
         manager.read_metadata()
 
 
@@ -156,8 +156,8 @@ def test_a_full_disk_is_one_clear_line_and_the_last_good_one_stays(tmp_path):
     try:
         with pytest.raises(
             errors.CheckpointError,
-            match=r"ckpt-2' could not be written: .*; the last good one is '.*ckpt-1'; "
-            r"free space",
+            match=r"ckpt-2' could not be written: .*; the latest valid checkpoint is "
+            r"'.*ckpt-1'; free space",
         ):
             manager.save(2)
     finally:
@@ -178,7 +178,7 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
 
     with pytest.raises(
         errors.CheckpointError,
-        match=r"file/ckpt-1' could not be written: .*there is none yet; free space or",
+        match=r"file/ckpt-1' could not be written: .*there is no earlier checkpoint; ",
     ):
         manager.save(1)
 
@@ -196,7 +196,7 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
         repl.make_checkpoint_manager(1, x=tf.Variable(0))
     with pytest.raises(ValueError, match=r"got nothing to save; pass for example"):
         repl.make_checkpoint_manager(tmp_path)
-    with pytest.raises(ValueError, match=r"'save_counter' is a name that checkpoints"):
+    with pytest.raises(ValueError, match=r"'save_counter' is reserved: checkpoints"):
         repl.make_checkpoint_manager(tmp_path, save_counter=tf.Variable(0))
     with pytest.raises(ValueError, match=r"max_to_keep 0 must be an integer of at l"):
         repl.make_checkpoint_manager(tmp_path, max_to_keep=0, x=tf.Variable(0))
@@ -230,7 +230,7 @@ def test_steps_are_counted_by_the_optimizer_or_by_the_caller(tmp_path):
     both = repl.make_checkpoint_manager(tmp_path, generator=one, discriminator=other)
     with pytest.raises(
         ValueError,
-        match=r"2 optimizers under what is saved \(discriminator, generator\)",
+        match=r"saved objects have 2 optimizers \(discriminator, generator\)",
     ):
         both.save()
     with pytest.raises(ValueError, match=r"step -1 must be an integer of at least 0"):

@@ -52,14 +52,14 @@ def reports(monkeypatch):
 @pytest.mark.parametrize(
     ("faults", "said", "expected"),
     [
-        ({2: "has ended"}, {1: "step 'train'"}, r"worker 2 \(localhost:1002\) has e"),
+        ({2: "has exited"}, {1: "step 'train'"}, r"worker 2 \(localhost:1002\) has e"),
         # One that reported and then ended did so because of the other.
         (
-            {1: "has ended", 2: "has ended"},
+            {1: "has exited", 2: "has exited"},
             {1: "step 'train'"},
-            r": worker 2 \(localhost:1002\) has ended; a sync",
+            r": worker 2 \(localhost:1002\) has exited; a sync",
         ),
-        ({}, {1: "step 'train'"}, r"worker 2 .* is alive, but did not come"),
+        ({}, {1: "step 'train'"}, r"worker 2 .* is alive, but timed out"),
         ({}, {1: "step 'train'", 2: "saving"}, r": worker 2 .* was at saving; a syn"),
         ({}, {1: "step 'train'", 2: "step 'train'"}, r": RecvBuf failed; a synch"),
     ],
@@ -79,11 +79,11 @@ def test_the_worker_that_began_it_is_named(reports, faults, said, expected):
 def test_without_the_coordination_service_connections_tell(reports):
     """Worker 0 hosts it; when that is gone, nobody reports."""
     reports[1] = "step 'train'"
-    state = FakeState({1: "has ended"}, has_leader=False)
+    state = FakeState({1: "has exited"}, has_leader=False)
 
     error = diagnosis.diagnose(state, "no more", 30.0)
 
-    assert "worker 1 (localhost:1001) has ended" in str(error)
+    assert "worker 1 (localhost:1001) has exited" in str(error)
     assert "worker 2" not in str(error)
 
 

@@ -89,7 +89,7 @@ def test_a_resolver_is_as_good_as_the_environment():
             r"'worker' must be a list of addresses, but is \[\]",
         ),
         (tf_config({"tower": WORKERS}), r"unknown kind 'tower'; kinds are 'chief'"),
-        (tf_config({"chief": WORKERS}, "chief"), r"has 2 chiefs, but there can be one"),
+        (tf_config({"chief": WORKERS}, "chief"), r"has 2 chiefs, but at most one"),
         (tf_config({"ps": WORKERS}, "ps"), r"has no 'worker': \{'ps'"),
         (
             tf_config({"worker": ["localhost"]}),
@@ -98,7 +98,7 @@ def test_a_resolver_is_as_good_as_the_environment():
         (tf_config({"worker": ["a:99999"]}), r"'a:99999' .* port from 1 to 65535"),
         (tf_config({"worker": ["a:b"]}), r"address 'a:b' is not of the form"),
         (tf_config({"worker": [7]}), r"address 7 is not of the form 'name:port'"),
-        (tf_config({"worker": ["a:1", "a:1"]}), r"address 'a:1' stands twice"),
+        (tf_config({"worker": ["a:1", "a:1"]}), r"address 'a:1' is listed twice"),
         (tf_config({"worker": WORKERS}, "ps"), r"of kind 'ps', but the cluster lists"),
         (
             tf_config({"worker": WORKERS}, index=2),
@@ -119,7 +119,7 @@ def test_a_server_is_no_worker():
     """A parameter server has no worker id."""
     config = read(tf_config({"worker": WORKERS, "ps": ["localhost:1"]}, "ps"))
 
-    with pytest.raises(errors.ClusterConfigError, match=r"ps:0, which is no worker"):
+    with pytest.raises(errors.ClusterConfigError, match=r"ps:0, not a worker"):
         config.worker_id  # noqa: B018 (the property raises)
 
 
@@ -131,7 +131,8 @@ def test_those_who_do_not_answer_are_named(listener):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=rf"1 of 2 processes .* within 0.5 s: worker 1 at localhost:{port};",
+        match=r"no response from 1 of 2 processes within 0.5 s: worker 1 at "
+        rf"localhost:{port};",
     ):
         reachability.wait_for(addresses, timeout_sec=0.5)
 

@@ -52,7 +52,7 @@ def test_another_cluster_place_or_role_is_refused(
     message = (
         r"this process is already between-graph worker 0 of localhost:1001, "
         rf"localhost:1002, and cannot become {role} worker {other.index} of local.*; "
-        r"TensorFlow has one cluster per process: start another process"
+        r"TensorFlow allows one cluster per process: start a new process"
     )
 
     with pytest.raises(ClusterConfigError, match=message):

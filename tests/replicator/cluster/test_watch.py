@@ -48,7 +48,7 @@ def test_each_replicator_has_its_own_timeout(silent: threading.Event) -> None:
     with (
         pytest.raises(
             WorkerLostError,
-            match=r"^worker 1 \(localhost:1\) gave no response for 0\.2 s; start the ",
+            match=r"^no response from worker 1 \(localhost:1\) for 0\.2 s; restart",
         ),
         short.guard(),
     ):

@@ -96,7 +96,7 @@ def test_in_one_memory_nothing_is_rounded(in_graph):
     out = _mean(in_graph, xs, "bfloat16")
 
     np.testing.assert_allclose(xs.mean(axis=0), out[0], rtol=1e-6, atol=1e-7)
-    assert "in one memory: nothing travels, so nothing is compressed" in (
+    assert "in one memory: nothing is sent, so nothing is compressed" in (
         in_graph.explain()
     )
 

@@ -113,8 +113,8 @@ def test_inference_uses_the_moving_statistics(in_graph):
             {"variance_form": tf.zeros([2])},
             r"variance_form a '.*' of float32 and shape \(2,\) is unknown; use 'shif",
         ),
-        ({"synchronized": True}, r"synchronized=True asks Keras to communicate too"),
-        ({"renorm": True}, r"renorm=True corrects statistics of small batches"),
+        ({"synchronized": True}, r"synchronized=True makes Keras communicate too"),
+        ({"renorm": True}, r"renorm=True corrects the statistics of small batches"),
     ],
 )
 def test_an_option_without_meaning_is_refused(options, message):

@@ -193,7 +193,7 @@ def test_mapping_outside_a_replica_raises_an_actionable_error():
         ),
         (
             lambda: replicator.map_reduce(lambda x: x, [1, 2], "mean"),
-            r"map_reduce 'mean' of int32 would have to round",
+            r"map_reduce 'mean' of int32 would be rounded",
         ),
         (
             lambda: replicator.map_reduce(lambda x: x, [1, 2], "avg"),
@@ -221,7 +221,10 @@ def test_bad_items_and_results_raise_actionable_errors(in_graph, call, message):
 @pytest.mark.parametrize(
     ("fn", "message"),
     [
-        (2.5, r"calls fn with an item, but got 2.5, which is no function; pass a func"),
+        (
+            2.5,
+            r"calls fn with an item, but got 2.5, which is not a function; pass a func",
+        ),
         (lambda: 1.0, r"calls fn with an item, but '.*' does not take one argument; p"),
     ],
 )

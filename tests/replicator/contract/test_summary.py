@@ -35,7 +35,7 @@ def test_shared_variables_are_held_once():
 
     lines = repl.summary().splitlines()
     assert kept
-    assert "variables: none yet; call run() first" in before
+    assert "variables: none yet; the first run() places" in before
     assert (
         "InGraphReplicator: 4 replicas on 1 worker, 4 in sync, 1 logical devices each"
         == lines[0]

@@ -77,7 +77,7 @@ def test_values_that_are_no_tensors_are_refused(repl_once, value):
     values = replicator.PerReplica([value] * repl_once.num_replicas)
 
     with pytest.raises(
-        TypeError, match=r"inputs must hold tensors \(dense, ragged.*, but got .*; "
+        TypeError, match=r"inputs must be tensors \(dense, ragged.*, but got .*; "
     ):
         repl_once.run(tf.identity, values)
 
@@ -135,7 +135,7 @@ def test_arguments_by_position_are_refused_too(repl_once):
     values = replicator.PerReplica([1.0] * repl_once.num_replicas)
 
     with pytest.raises(
-        TypeError, match=r"run\(\) does not take 1 arguments more; write"
+        TypeError, match=r"run\(\) does not take 1 extra arguments; write"
     ):
         repl_once.run(lambda batch: batch, values, values)
 
@@ -169,6 +169,6 @@ def test_steps_of_every_kind_of_signature_are_taken(repl_once, step_fn):
 def test_an_audit_asks_for_the_same_kind_of_function(repl_once):
     """It calls it as make_input_iterator does."""
     with pytest.raises(
-        TypeError, match=r"audit_inputs\(\) takes a function that makes"
+        TypeError, match=r"audit_inputs\(\) takes a function that returns"
     ):
         repl_once.audit_inputs(tf.data.Dataset.range(3), key_fn=lambda x: x)

@@ -63,7 +63,7 @@ def test_a_global_batch_that_does_not_divide_is_refused(
 
     with pytest.raises(
         errors.SplitBatchError,
-        match=rf"size {global_batch_size} does not divide by num_replicas "
+        match=rf"size {global_batch_size} is not divisible by num_replicas "
         rf"{num_replicas}: .*such as {hint}",
     ):
         ctx.get_per_replica_batch_size(global_batch_size)

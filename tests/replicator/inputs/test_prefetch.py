@@ -97,7 +97,7 @@ def test_a_pipeline_works_ahead_of_the_steps():
     [
         # The state of tf.data holds the buffer.
         (None, "exact, from the state of the iterators"),
-        (DEVICES, "by skipping the 3 steps that were read (batches that wait on"),
+        (DEVICES, "by skipping the 3 steps that were read (batches prefetched to"),
     ],
 )
 def test_training_goes_on_with_the_batch_behind_the_last_one(tmp_path, devices, how):
@@ -128,7 +128,7 @@ def test_a_stock_strategy_prefetches_in_its_own_way():
 @pytest.mark.parametrize("wrong", [-1, True, "2", 1.5])
 def test_a_number_of_batches_that_makes_no_sense(on_two_devices, wrong):
     """The message says what the number counts."""
-    with pytest.raises(ValueError, match=r"prefetch_to_device .* batches that wait on"):
+    with pytest.raises(ValueError, match=r"prefetch_to_device .* .batches to prefetch"):
         on_two_devices.make_input_iterator(numbered(1), prefetch_to_device=wrong)
 
 

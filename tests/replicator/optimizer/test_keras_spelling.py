@@ -50,7 +50,7 @@ def test_gradients_that_are_none_are_left_out(in_graph):
     [
         (1, 2, r"apply\(\) got 1 gradients for 2 variables; pass one per variable, in"),
         (2, None, r"got gradients but no variables, and the optimizer was not built"),
-        (0, 0, r"got no gradient: every one is None"),
+        (0, 0, r"got no gradient: all of them are None"),
     ],
 )
 def test_gradients_without_variables_are_refused(in_graph, grads, variables, message):
@@ -163,7 +163,5 @@ def test_wrapping_twice_is_refused():
     """Whichever replicator wrapped it first."""
     first = replicator.create("single").wrap_optimizer(keras.optimizers.SGD(0.5))
 
-    with pytest.raises(
-        TypeError, match=r"wrapped already, <Replic.*; wrap it once and"
-    ):
+    with pytest.raises(TypeError, match=r"already wrapped, <Replic.*; use it as it is"):
         replicator.create("in_graph", num_replicas=2).wrap_optimizer(first)

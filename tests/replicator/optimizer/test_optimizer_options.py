@@ -295,12 +295,12 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
         (
             {"global_clipnorm": 1.0},
             {"global_clipnorm": 2.0},
-            r"global_clipnorm=2.0 was asked .* SGD has global_clipnorm=1.0 itself",
+            r"global_clipnorm=2.0 was passed .* SGD itself has global_clipnorm=1.0",
         ),
         (
             {"gradient_accumulation_steps": 2},
             {"accumulation_steps": 3},
-            r"SGD has gradient_accumulation_steps=2 itself.*set only one",
+            r"SGD itself has gradient_accumulation_steps=2.*set only one",
         ),
         (
             {},
@@ -312,7 +312,7 @@ def test_gradients_of_a_loss_that_was_not_scaled_are_refused(in_graph):
         (
             {"loss_scale_factor": 8.0},
             {"loss_scale": "dynamic"},
-            r"SGD has loss_scale_factor=8.0 itself, so it would be done twice",
+            r"SGD itself has loss_scale_factor=8.0, so it would be applied twice",
         ),
     ],
 )
@@ -331,7 +331,7 @@ def test_an_option_that_cannot_be_is_refused_at_once(
     [
         (
             {"accumulation_steps": 2},
-            r"accumulation_steps=2 does not work under Mirrored",
+            r"accumulation_steps=2 does not work with Mirrored",
         ),
         (
             {"loss_scale": "dynamic"},

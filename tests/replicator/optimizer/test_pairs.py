@@ -30,12 +30,12 @@ _SAID = r"apply_gradients\(\) takes pairs of gradient and variable; write optimi
         (
             lambda w: [1.0, w],
             TypeError,
-            rf"{_SAID}, but got 1.0 where a pair should be",
+            rf"{_SAID}, but got 1.0 instead of a pair",
         ),
         (
             lambda _: [(tf.ones([2]), "w")],
             TypeError,
-            r"apply_gradients\(\) got 'w' where a variable should be; pass tf.Variable",
+            r"apply_gradients\(\) got 'w' instead of a variable; pass tf.Variable",
         ),
         (
             lambda w: [(object(), w)],

@@ -104,7 +104,8 @@ def test_devices_that_do_not_exist_are_refused_by_every_backend(
 def test_one_device_per_replica_is_needed(names):
     """More, fewer, or a string where a list belongs."""
     with pytest.raises(
-        errors.DeviceError, match=r"devices .* must be a list of one device per replica"
+        errors.DeviceError,
+        match=r"devices .* must be a list with one device per replica",
     ):
         replicator.create("in_graph", num_replicas=2, devices=names)
 
@@ -120,7 +121,8 @@ def test_a_running_tensorflow_cannot_be_split_further():
     tf.constant(1)
 
     with pytest.raises(
-        errors.DeviceError, match=r"64 virtual CPU devices are needed.* runs with 4; "
+        errors.DeviceError,
+        match=r"64 virtual CPU devices are needed.* initialized with 4; ",
     ):
         devices.split_cpu(64)
 
@@ -129,7 +131,8 @@ def test_a_running_tensorflow_cannot_be_split_further():
 def test_devices_are_a_list(passed):
     """The message has what was passed."""
     with pytest.raises(
-        errors.DeviceError, match=r"devices .* must be a list of one device per replica"
+        errors.DeviceError,
+        match=r"devices .* must be a list with one device per replica",
     ):
         devices.resolve(2, passed, distinct=False)
 

@@ -161,7 +161,8 @@ def test_a_generator_of_the_step_itself_is_still_refused(repl_once):
         return keras.random.normal([2], seed=keras.random.SeedGenerator(1))
 
     with pytest.raises(
-        errors.CreateVariableInStepError, match=r"made a variable \('seed_generator_st"
+        errors.CreateVariableInStepError,
+        match=r"created a variable \('seed_generator_st",
     ):
         repl_once.run(step)
 

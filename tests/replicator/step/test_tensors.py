@@ -12,7 +12,7 @@ from replicator.step.tensors import tensor_of
 
 _PAIR = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
 _NO_TENSORS = {
-    "None": (None, r"got None; leave it out, or pass zeros in its place"),
+    "None": (None, r"got None; leave it out, or pass zeros instead"),
     "ragged": (
         tf.ragged.constant([[1.0], [2.0, 3.0]]),
         r"got a 'RaggedTensor' .*; make it dense with value.to_tensor\(\)",
@@ -25,7 +25,7 @@ _NO_TENSORS = {
         _PAIR,
         r"got a 'PerReplica'; pass it to run\(step_fn, inputs\), and",
     ),
-    "huge": (10**30, r"got 10+; pass an integer that 64 bits can hold, or a float"),
+    "huge": (10**30, r"got 10+; pass an integer that fits into 64 bits, or a float"),
     "object": (object(), r"got a 'object'; pass tensors, NumPy arrays or numbers"),
     "set": ({1.0}, r"got a 'set'; pass tensors, NumPy arrays or numbers"),
 }

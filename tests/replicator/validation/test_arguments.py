@@ -68,8 +68,16 @@ def test_a_path_becomes_text(value):
     ("value", "kind", "message"),
     [
         (2.5, TypeError, r"restore\(path\) must be a path, but got 2.5; pass a string"),
-        ("", ValueError, r"restore\(path\) must be a path, but got '', which names no"),
-        ("a\0b", ValueError, r"got 'a.x00b', which names no file; pass a string with"),
+        (
+            "",
+            ValueError,
+            r"restore\(path\) must be a path, but got '', which cannot name",
+        ),
+        (
+            "a\0b",
+            ValueError,
+            r"got 'a.x00b', which cannot name a file; pass a non-empty",
+        ),
     ],
 )
 def test_what_is_no_path_is_refused(value, kind, message):

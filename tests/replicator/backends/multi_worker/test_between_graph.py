@@ -234,9 +234,9 @@ def test_drift_between_workers_is_found(two_workers):
     [
         (
             0,
-            r"InputModeError: InputReplicationMode.SINGLE cannot work with between-",
+            r"InputModeError: InputReplicationMode.SINGLE does not work with between-",
         ),
-        (1, r"CollectiveTypeError: all_gather of string cannot cross between worker"),
+        (1, r"CollectiveTypeError: all_gather of string cannot be sent between"),
         (
             2,
             r"DeviceError: num_replicas 3 of the whole job is not divisible by its 2 ",

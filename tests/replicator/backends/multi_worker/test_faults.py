@@ -99,7 +99,7 @@ def test_a_lost_worker_ends_the_step_on_all_others(
 @pytest.mark.parametrize(
     ("mode", "message"),
     [
-        ("hang", r"worker 1 \(.*\) (is alive, but did not come|did not answer)"),
+        ("hang", r"worker 1 \(.*\) (is alive, but timed out|did not respond)"),
         ("other_step", r"worker 1 \(.*\) was at the first run of step '.*other_step'"),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
 
         assert "UnreachableError" == field(cluster, 0, "error")
         assert re.search(
-            r"1 of 2 processes did not answer within 3 s: worker 1 at localhost",
+            r"no response from 1 of 2 processes within 3 s: worker 1 at localhost",
             message,
         ), message
         assert waited_sec < START_SEC

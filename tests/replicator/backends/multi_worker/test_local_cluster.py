@@ -104,7 +104,7 @@ def test_a_wait_that_is_too_long_kills_and_shows_the_outputs(tmp_path):
         pid = cluster.pid("worker", 0)
         with pytest.raises(
             errors.LocalClusterError,
-            match=r"(?s)worker 0 did not end within 0.2 s.*-- worker 0:\nstarted",
+            match=r"(?s)worker 0 did not exit within 0.2 s.*-- worker 0:\nstarted",
         ):
             cluster.wait(timeout_sec=0.2)
 

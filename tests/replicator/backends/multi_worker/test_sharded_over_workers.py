@@ -104,7 +104,7 @@ def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
             "accumulation",
             r"OptimizerOptionError: .* under MultiWorkerBetweenGraphReplicator: an ",
         ),
-        ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses that of"),
+        ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses the"),
         (
             "read",
             r"OptimizerOptionError: .* on worker 0 only, but the step uses it",

@@ -59,7 +59,7 @@ def test_training_survives_the_loss_of_workers(tmp_path):
 
         assert time.monotonic() - killed < 60
         assert re.match(
-            rf"WorkerLostError: {worker} was lost during a step; start the whole",
+            rf"WorkerLostError: {worker} was lost during a step; restart the whole",
             running.error("train"),
         )
 
@@ -100,8 +100,9 @@ def test_workers_that_do_not_answer_are_named(config, monkeypatch):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=rf"1 of 1 processes did not answer within 0.3 s: worker 1 at {address};.*"
-        r"every worker but 0 runs `python -m replicator.server`",
+        match=rf"no response from 1 of 1 processes within 0.3 s: worker 1 at "
+        rf"{address};.*"
+        r"every worker except 0 runs `python -m replicator.server`",
     ):
         remote.connect(config, timeout_sec=0.3)
 

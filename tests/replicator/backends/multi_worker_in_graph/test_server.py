@@ -23,7 +23,7 @@ def test_a_server_ends_when_its_client_is_killed(stepping_client):
     assert time.monotonic() - start < 60
     output = cluster.output("worker", 1)
     assert "worker 1 serves at localhost:" in output
-    assert output.rstrip().endswith("replicator.server: the client left")
+    assert output.rstrip().endswith("replicator.server: the client has exited")
 
 
 def test_without_a_chief_worker_0_is_the_client():
@@ -49,6 +49,6 @@ def test_the_wait_for_a_client_is_bounded(monkeypatch):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=rf"the client, worker 0 \(localhost:{first}\), did not appear within 0 s",
+        match=rf"the client, worker 0 \(localhost:{first}\), did not start within 0 s",
     ):
         server.serve(config, client_timeout_sec=0)

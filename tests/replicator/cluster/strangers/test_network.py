@@ -75,8 +75,9 @@ def test_a_public_address_is_refused(name, found):
     with pytest.raises(
         errors.ClusterConfigError,
         match=rf"^address '{re.escape(name)}:2223' of the cluster is public "
-        rf"\({found}\), and whoever can reach the port .* can run any operation there, "
-        r"such as writing files; use the private addresses .* say so in every process: "
+        rf"\({found}\), but every host that can reach the port .* can run any "
+        r"operation there, such as writing files; use the private addresses .* "
+        r"declare it in every process: "
         r"`--i-trust-this-network` for replicator.server, "
         r"cluster=environment.detect\(\).config\(i_trust_this_network=True\) for a "
         r"program$",

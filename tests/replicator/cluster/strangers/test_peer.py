@@ -110,7 +110,7 @@ def test_a_stranger_is_not_taken_for_the_client(server, at, how):
     start = time.monotonic()
 
     assert (
-        "the client left, and another process listens at its address"
+        "the client has exited, and another process listens at its address"
         == watched._find_again()
     )
     assert time.monotonic() - start < client_watch.NO_RESPONSE_SEC
@@ -127,7 +127,7 @@ def test_another_server_is_not_taken_for_the_client(server):
 
 @pytest.mark.parametrize(
     ("how", "what"),
-    [("silent", "says nothing"), ("garbage", "does not speak HTTP/2")],
+    [("silent", "does not respond"), ("garbage", "does not speak HTTP/2")],
 )
 def test_a_stranger_in_the_place_of_a_client_is_told(at, how, what):
     """The wait is bounded, and the message says what is there."""
@@ -135,7 +135,7 @@ def test_a_stranger_in_the_place_of_a_client_is_told(at, how, what):
 
     with pytest.raises(
         errors.UnreachableError,
-        match=r"the client, worker 0 \(somewhere\), did not appear within 0.5 s "
-        rf"\(another process listens at its address, but {what}\); start the training",
+        match=r"the client, worker 0 \(somewhere\), did not start within 0.5 s "
+        rf"\(another process listens at its address; it {what}\); start the training",
     ):
         watched.wait_for(0.5)

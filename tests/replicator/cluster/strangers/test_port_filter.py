@@ -86,9 +86,9 @@ def test_a_system_without_filters_is_told(monkeypatch):
 
     with pytest.raises(
         errors.ClusterError,
-        match=r"listens on all interfaces, .* the filter that lets only this machine "
-        r"reach it does not work on this system \(darwin has none\); where a firewall "
-        r"keeps strangers out, say so: `--i-trust-this-network`",
+        match=r"listens on all interfaces, .* the filter that restricts it to this "
+        r"machine does not work on this system \(darwin has none\); if a firewall "
+        r"blocks untrusted hosts, declare it: `--i-trust-this-network`",
     ):
         port_filter.check(own_config())
     assert Reach.ANY is port_filter.check(own_config(i_trust_this_network=True))
@@ -100,7 +100,7 @@ def test_filters_that_do_nothing_are_found_out(monkeypatch):
     monkeypatch.setattr(port_filter, "attach", lambda *_: None)
 
     with pytest.raises(
-        errors.ClusterError, match=r"\(a socket that drops everything accepted\)"
+        errors.ClusterError, match=r"\(a filter that drops all did not\)"
     ):
         port_filter.check(own_config())
 

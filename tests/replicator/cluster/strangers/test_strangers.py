@@ -95,8 +95,8 @@ def test_servers_end_with_their_client_whoever_takes_its_port(
         for member in others:
             assert 0 == cluster.exit_code(*member)
             assert re.search(
-                r"replicator.server: the client left, and another process listens at "
-                r"its address$",
+                r"replicator.server: the client has exited, and another process "
+                r"listens at its address$",
                 cluster.output(*member).rstrip(),
             )
 
@@ -114,7 +114,8 @@ def test_workers_know_a_dead_worker_from_a_stranger(tmp_path, stranger):
 
         assert messages.last(sent, "waited_sec") < END_SEC
         assert re.search(
-            r"^WorkerLostError: .*: worker 1 \(localhost:\d+\) has ended; a sync", error
+            r"^WorkerLostError: .*: worker 1 \(localhost:\d+\) has exited; a sync",
+            error,
         )
 
 
