@@ -73,7 +73,7 @@ def test_training_survives_the_loss_of_workers(tmp_path):
         wait_until(lambda: not found.is_running("worker", 0), found, 120)
 
         assert re.match(
-            rf"WorkerLostError: {worker} gave no response for 4 s; start the",
+            rf"WorkerLostError: no response from {worker} for 4 s; restart the",
             running.error("train"),
         )
         os.kill(found.pid("worker", 1), signal.SIGCONT)
