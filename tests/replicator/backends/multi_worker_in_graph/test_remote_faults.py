@@ -152,7 +152,8 @@ def test_replicas_divide_by_workers(num_replicas):
     workers = ["/job:worker/replica:0/task:0", "/job:worker/replica:0/task:1"]
 
     with pytest.raises(
-        errors.DeviceError, match=rf"num_replicas {num_replicas} .* num_workers 2; use"
+        errors.DeviceError,
+        match=rf"num_replicas {num_replicas} .* by its 2 workers; use",
     ):
         remote.replica_devices(workers, num_replicas)
 

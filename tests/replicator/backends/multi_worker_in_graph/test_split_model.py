@@ -126,7 +126,7 @@ def test_parts_that_do_not_divide_by_the_workers_are_refused(cpus):
 
     with pytest.raises(
         errors.DeviceError,
-        match=r"num_replicas 3 .*logical_devices_per_replica 3 must be a multiple of "
-        r"its num_workers 2; use for example 8",
+        match=r"num_replicas 3 .*logical_devices_per_replica 3 is not divisible by its "
+        r"2 workers; use a multiple, such as 8",
     ):
         remote.replica_devices(WORKERS, 3, 3)
