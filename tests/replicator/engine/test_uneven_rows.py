@@ -75,6 +75,16 @@ def test_rows_of_static_number_are_gathered_as_they_are(execute, workers):
     assert not any(node.op in ("Pad", "Max") for node in nodes)
 
 
+def test_no_rows_at_all_are_known_without_asking(workers):
+    """A static number of zero: nothing travels."""
+    leg, _ = workers(2)
+
+    UnevenRows(leg).gather("n", "x", tf.float32, tf.TensorShape([0, 3]), 2, CPU[0])
+
+    assert ["Const"] == [node.op for node in leg.nodes]
+    assert (0, 3) == tf.make_ndarray(leg.nodes[0].attr["value"].tensor).shape
+
+
 def test_rows_of_unknown_rank_are_refused(workers):
     """Nobody could say what a row is."""
     (leg,) = workers(1)
