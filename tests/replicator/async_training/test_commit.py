@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -181,28 +182,31 @@ def test_updates_of_threads_do_not_interleave():
     commit_state = CommitState(CPU[1], 2, f"commits of a test {next(_NAMES)}")
     weight = tf.Variable([0.0])
 
-    def make(worker):
+    def wait(value):
+        time.sleep(0.01)
+        return value
+
+    def make():
         @tf.function(autograph=False)
         def step(sequence_numbers):
-            mine = tf.cast(sequence_numbers, tf.int64)
             trace = CommitTrace(
                 commit_states=[commit_state],
                 clocks=[tf.constant(0, tf.int64)],
-                sequence_numbers=mine,
+                sequence_numbers=sequence_numbers,
                 num_commits=[0],
                 shared=[],
             )
 
             def update(arrived):
                 value = weight.read_value()
-                slow = tf.linalg.trace(tf.matmul(tf.ones([99, 99]), tf.ones([99, 99])))
-                weight.assign(value + arrived[0] + 0.0 * slow)
+                late = tf.py_function(wait, [value], tf.float32)
+                weight.assign(tf.ensure_shape(late, [1]) + arrived[0])
 
             commit_lib.commit(trace, 0, [tf.constant([1.0])], update)
 
         return step
 
-    steps = [make(worker) for worker in range(2)]
+    steps = [make() for _ in range(2)]
     for step in steps:
         step.get_concrete_function(tf.TensorSpec([1], tf.int64))
     # Tickets of one series that both take, so that none is skipped by the other's.
@@ -210,7 +214,7 @@ def test_updates_of_threads_do_not_interleave():
     commit_state.sequence_numbers[0].assign(-1)
 
     def run(step):
-        for _ in range(50):
+        for _ in range(15):
             step(tf.constant([10_000 + next(series)], tf.int64))
 
     threads = [threading.Thread(target=run, args=(step,)) for step in steps]

@@ -61,6 +61,45 @@ def test_equal_steps_that_wait_run_together(others, num_together):
     ]
 
 
+def test_as_many_steps_as_the_limit_run_together():
+    """And not one more."""
+    first = given()
+    full = [given(assignment_lib.MAX_STEPS_TOGETHER - 2), given(), given()]
+
+    batch = make_batch(first, [first, *full], (0, 0))
+
+    assert (first, *full[:2]) == batch.members
+    assert assignment_lib.MAX_STEPS_TOGETHER == batch.num_steps
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"worker": 1},
+        {"source": object()},
+        {"batch": object()},
+        {"is_done": True},
+        {"keeps_results": True},
+        {"program": OTHER_PROGRAM},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_steps_that_differ_in_anything_run_apart(difference):
+    """Or that are in another batch, or done."""
+    first, other = given(), given()
+    assert other.follows(first)
+
+    for name, value in difference.items():
+        setattr(other, name, value)
+
+    assert not other.follows(first)
+
+
+def test_nothing_runs_together_with_steps_whose_results_are_kept():
+    """The results are those of the last step."""
+    assert not given().follows(given(keeps_results=True))
+
+
 def test_sequence_numbers_are_counted_by_server():
     """Two commits of a step on server 1 use two sequence numbers there."""
     first = given(4)

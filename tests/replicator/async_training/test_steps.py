@@ -27,7 +27,7 @@ _NAMES = itertools.count()
 class Job:
     """Two workers (CPUs 0 and 1) and some servers (CPUs 2 and 3)."""
 
-    def __init__(self, num_servers=2, share=1):
+    def __init__(self, num_servers=2, share=1, num_workers=2):
         """Makes what a replicator makes."""
         self.share = share
         self.topologies = [
@@ -36,15 +36,17 @@ class Job:
                 num_replicas=share,
                 first_replica_id=worker * share,
             )
-            for worker in range(2)
+            for worker in range(num_workers)
         ]
-        every = [[CPU[w]] for w in range(2) for _ in range(share)]
+        every = [[CPU[w]] for w in range(num_workers) for _ in range(share)]
         self.placement = Placement(num_servers)
         self.placement.devices = tuple(CPU[2 : 2 + num_servers])
-        self.table = ServerTable(make_topology(every), 2, self.placement)
+        self.table = ServerTable(make_topology(every), num_workers, self.placement)
         name = f"steps of a test {next(_NAMES)}"
-        self.commit_states = [CommitState(d, 2, name) for d in self.placement.devices]
-        self.sequence_numbers = [[0] * num_servers for _ in range(2)]
+        self.commit_states = [
+            CommitState(d, num_workers, name) for d in self.placement.devices
+        ]
+        self.sequence_numbers = [[0] * num_servers for _ in range(num_workers)]
 
     def variables(self, *values, **kwargs):
         """Variables on the servers."""
@@ -159,6 +161,81 @@ def test_steps_over_two_servers_are_those_of_one_device(name):
     assert [7, 7] == [
         int(commit_state.update_counts[0]) for commit_state in job.commit_states
     ]
+
+
+def make_net(*, is_sparse):
+    """A small net with batch norm, dropout and maybe an embedding."""
+    keras.utils.set_random_seed(5)
+    layers = [
+        keras.layers.Dense(16),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dropout(0.2, seed=1),
+        keras.layers.Dense(1),
+    ]
+    if is_sparse:
+        layers = [keras.layers.Embedding(20, 4), keras.layers.Flatten(), *layers]
+    model = keras.Sequential(layers)
+    model.build([None, 6])
+    return model
+
+
+def net_step(model, optimizer, x, y):
+    """A step on one batch; returns the loss."""
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        weights = model.trainable_variables
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return loss
+
+    return step
+
+
+NET_OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipnorm=1.0),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, use_ema=True),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_sparse"),
+    [*((name, False) for name in NET_OPTIMIZERS), ("adam", True), ("sgd", True)],
+)
+def test_one_worker_and_one_server_train_exactly_as_one_device(name, is_sparse):
+    """Every loss, weight and statistic is the same number, single steps and a loop."""
+    data = np.random.default_rng(0)
+    x = data.integers(0, 20, [4, 6]) if is_sparse else data.normal(size=[4, 6])
+    x = x.astype("int32" if is_sparse else "float32")
+    y = data.normal(size=[4, 1]).astype("float32")
+    job = Job(num_servers=1, num_workers=1)
+    with job.placement.scope():
+        model = make_net(is_sparse=is_sparse)
+    optimizer = job.optimizer(NET_OPTIMIZERS[name], model.trainable_variables)
+    steps = job.steps(net_step(model, optimizer, x, y))
+    repl = replicator.create("single")
+    with repl.context():
+        plain = make_net(is_sparse=is_sparse)
+        plain_optimizer = repl.wrap_optimizer(NET_OPTIMIZERS[name]())
+    step = net_step(plain, plain_optimizer, x, y)
+
+    losses = [job.run(steps)[0] for _ in range(6)] + job.run(steps, num_steps=4)
+    expected = [repl.run(step)[0].numpy() for _ in range(6)]
+    expected.append(repl.run(step, num_steps=4)[0].numpy())
+
+    assert expected == losses
+    for mine, other in zip(model.weights, plain.weights, strict=True):
+        np.testing.assert_array_equal(other.numpy(), mine.numpy())
+    assert 10 == int(optimizer.iterations.numpy())
+    assert (
+        10
+        == int(job.commit_states[0].update_counts[0])
+        == int(job.commit_states[0].clock)
+    )
 
 
 def test_a_step_that_is_done_again_changes_nothing():

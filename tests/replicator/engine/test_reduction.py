@@ -128,6 +128,18 @@ def test_what_travels_is_rounded_and_summed_in_full_width(execute, op):
         np.testing.assert_array_equal(expected, result)
 
 
+def test_the_operand_of_the_owners_memory_is_not_rounded(execute):
+    """The owner may be the second replica of its memory."""
+    values = arrays(3)
+    plan = make_plan("sum", 3, wire_dtype=tf.bfloat16)
+
+    results, _ = reduce_all(execute, plan, (0, 1, 1), 2, values)
+
+    expected = rounded(rounded(values[0]) + (values[1] + values[2]))
+    for result in results:
+        np.testing.assert_array_equal(expected, result)
+
+
 def test_nothing_is_rounded_where_nothing_travels(execute):
     """Replicas of one memory."""
     values = arrays(3)

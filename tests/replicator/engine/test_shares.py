@@ -65,6 +65,23 @@ def test_a_share_goes_before_the_first_collective_that_depends_on_it(make_body, 
     assert {1: [share("u")]} == shares.schedule(body, calls, [share("u")])
 
 
+def test_of_several_collectives_the_first_one_counts(make_body, node):
+    """Which read one node, or two that depend on the update, in any order."""
+    body = make_body(
+        node("u", "Const"),
+        node("soon", "Neg", "u"),
+        node("late", "Neg", "u"),
+        node("other", "Neg", "soon"),
+        node("c", "Const"),
+    )
+    calls = [call(0, "c"), call(1, "soon"), call(2, "soon"), call(3, "late", "other")]
+
+    assert {1: [share("u")]} == shares.schedule(body, calls, [share("u")])
+    assert {2: [share("u")]} == shares.schedule(
+        body, [calls[0], call(1, "c"), call(2, "late"), call(3, "soon")], [share("u")]
+    )
+
+
 def test_a_share_that_no_collective_waits_for_goes_to_the_end(make_body, node):
     """Its place is the number of calls, also where there are none."""
     body = make_body(node("u", "NoOp"), node("c", "Const"), node("later", "NoOp", "^u"))

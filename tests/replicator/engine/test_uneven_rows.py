@@ -75,6 +75,17 @@ def test_rows_of_static_number_are_gathered_as_they_are(execute, workers):
     assert not any(node.op in ("Pad", "Max") for node in nodes)
 
 
+@pytest.mark.parametrize(("shape", "joined"), [([0, 3], (0, 3)), ([2, 0], (8, 0))])
+def test_rows_without_elements_are_known_without_asking(workers, shape, joined):
+    """Two workers of two replicas: nothing travels, and the number of rows is right."""
+    leg, _ = workers(2)
+
+    UnevenRows(leg).gather("n", "x", tf.float32, tf.TensorShape(shape), 2, CPU[0])
+
+    assert ["Const"] == [node.op for node in leg.nodes]
+    assert joined == tf.make_ndarray(leg.nodes[0].attr["value"].tensor).shape
+
+
 def test_rows_of_unknown_rank_are_refused(workers):
     """Nobody could say what a row is."""
     (leg,) = workers(1)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
-from loading import load
 
 import replicator
 
@@ -18,43 +17,35 @@ pytestmark = pytest.mark.processes
 FOLDER = Path(__file__).parent
 worker_types = load(FOLDER / "worker_types.py")
 worker_programs = load(FOLDER / "worker_programs.py")
-CLUSTERS = [("two_workers", 2), ("two_workers_of_two", 4)]
 
 
-@pytest.mark.parametrize("fixture", ["two_workers", "two_workers_of_two"])
-def test_accumulation_over_workers_is_that_of_one_device(request, fixture):
+def test_accumulation_over_workers_is_that_of_one_device(two_workers):
     """Each replica adds up its own gradients; the scale is the same everywhere."""
     expected = worker_programs.accumulated(replicator.create("single"))
 
-    for result in request.getfixturevalue(fixture).values("accumulated"):
+    for result in two_workers.values("accumulated"):
         for mine, reference in zip(result["weights"], expected["weights"], strict=True):
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("fixture", "num_replicas"), CLUSTERS)
 @pytest.mark.parametrize("case", ["joined rows", "sparse training"])
-def test_rows_of_all_workers_are_those_of_one_process(
-    request, fixture, num_replicas, case
-):
+def test_rows_of_all_workers_are_those_of_one_process(two_workers, case):
     """Workers may have different numbers of rows, or none."""
-    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    repl = replicator.create("in_graph", num_replicas=2)
     expected = worker_programs.CASES[case](repl)
 
-    for result in request.getfixturevalue(fixture).values(case):
+    for result in two_workers.values(case):
         for mine, reference in zip(result, expected, strict=True):
             for got, want in zip(mine, reference, strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("fixture", "num_replicas"), CLUSTERS)
-def test_derivatives_over_workers_are_those_of_one_process(
-    request, fixture, num_replicas
-):
+def test_derivatives_over_workers_are_those_of_one_process(two_workers):
     """Second order, Jacobians, vectorized loops and forward mode communicate."""
-    repl = replicator.create("in_graph", num_replicas=num_replicas)
+    repl = replicator.create("in_graph", num_replicas=2)
     expected = worker_programs.derivatives(repl)
 
-    results = request.getfixturevalue(fixture).values("derivatives")
+    results = two_workers.values("derivatives")
 
     found = {replica: value for result in results for replica, value in result.items()}
     assert set(expected) == set(found)
@@ -93,22 +84,18 @@ def test_several_steps_in_one_dispatch_are_the_same(two_workers):
     assert single[1]["losses"][3::4] == several[1]["losses"]
 
 
-def test_workers_know_their_place(two_workers_of_two):
+def test_workers_know_their_place(two_workers):
     """Replica ids count over the job; worker 0 is the chief."""
-    first, second = two_workers_of_two.values("topology")
+    first, second = two_workers.values("topology")
 
-    assert {"ids": [0, 1], "facts": [4, 2, 0, 2, 0, True]} == first
-    assert {"ids": [2, 3], "facts": [4, 2, 2, 2, 1, False]} == second
+    assert {"ids": [0], "facts": [2, 1, 0, 2, 0, True]} == first
+    assert {"ids": [1], "facts": [2, 1, 1, 2, 1, False]} == second
 
 
 @pytest.mark.parametrize("name", worker_types.TYPES)
-@pytest.mark.parametrize("num_replicas", [2, 4])
-def test_every_type_crosses(request, name, num_replicas):
+def test_every_type_crosses(two_workers, name):
     """As NumPy and TensorFlow compute it in one process, on every replica."""
-    results = request.getfixturevalue(
-        "two_workers" if num_replicas == 2 else "two_workers_of_two"
-    )
-    values = [worker_types.of_type(name, r) for r in range(num_replicas)]
+    values = [worker_types.of_type(name, r) for r in range(2)]
     stacked = tf.stack(values)
     expected = {"gather": stacked, "broadcast": values[1]}
     for op in worker_types.ops_of(values[0].dtype):
@@ -118,7 +105,7 @@ def test_every_type_crosses(request, name, num_replicas):
             reduce = getattr(tf, f"reduce_{op}")
         expected[op] = reduce(stacked, axis=0)
 
-    for result in results.values("every type"):
+    for result in two_workers.values("every type"):
         assert set(expected) == set(result[name])
         for key, value in expected.items():
             assert worker_types.plain(value) == result[name][key], key
