@@ -36,7 +36,7 @@ def test_a_sweep_ends_with_table_and_report(
     assert "<html" in report.read_text()
     assert exit_codes.OK == again[0]
     assert json.loads(again[1])["coverage"]["ok"] == 8
-    assert "8 trials, 8 finished before" in again[2]
+    assert "8 trials, 8 already finished" in again[2]
 
 
 @pytest.mark.processes

@@ -76,9 +76,8 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             ("--replicas=1,3", "--mode=strong"),
             (
-                "strong scaling: global batch 32 does not divide over 3 replicas (rest "
-                "2); nearest that work: --global-batch-size 30 or 33, or 2 or 4 "
-                "replicas"
+                "strong scaling: global batch 32 is not divisible by 3 replicas "
+                "(remainder 2); use --global-batch-size 30 or 33, or 2 or 4 replicas"
             ),
         ),
         (

@@ -122,7 +122,7 @@ def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
     drive(progress.PlainProgress(stream), small_plan)
     lines = stream.getvalue().splitlines()
 
-    assert lines[0] == "8 trials, 6 finished before"
+    assert lines[0] == "8 trials, 6 already finished"
     assert lines[1].startswith("[7/8] in_graph x1 weak, batch 1x4, repetition 0")
     assert lines[1].endswith("(1 min 40 s left)")
     assert lines[4] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"

@@ -93,7 +93,7 @@ def test_a_report_replaces_nothing_but_files(
     code, _, err = harness("report", "s", "-o", "pipe")
 
     assert exit_codes.USAGE == code
-    assert "cannot write report 'pipe': it is not a plain file" in err
+    assert "cannot write report 'pipe': it is not a regular file" in err
     assert (tmp_path / "pipe").is_fifo()
 
 
@@ -147,7 +147,7 @@ def test_a_failure_of_no_phase_is_told(tmp_path: Path, make_spec: Any) -> None:
     found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
 
     assert found.failure is not None
-    assert "rank 0 recorded a failure that is none" in found.failure.reason
+    assert "rank 0 recorded a malformed failure" in found.failure.reason
 
 
 def test_a_rank_file_that_is_a_folder_is_a_failure(
@@ -212,9 +212,9 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
             holder["quality"] += [{**holder["quality"][0], "name": "another"}]
         path.write_text(json.dumps(result))
 
-    assert "left out: the records" not in build.build_report(store)
+    assert "omitted: the records" not in build.build_report(store)
 
     monkeypatch.setattr(axes, "MOST_FIGURES", 1)
     page = build.build_report(store)
 
-    assert 2 == len(re.findall(r"more figures?, of other names, left out", page))
+    assert 2 == len(re.findall(r"more figures? with other names omitted", page))

@@ -269,13 +269,13 @@ def run_quality_sweep(overrides, tmp_path, *more):
 
 _NAN = (
     "the loss became nan in step {step}, seen by replica 1 of 2, in training: lower "
-    "the learning rate, or look at the data of that step; "
+    "the learning rate, or check the data of that step; "
 )
 _KEPT = (
     "the last good checkpoint, after 10 steps, is trials/{id}/checkpoint/ckpt-1 in the "
     "study"
 )
-_NONE_YET = "there is no checkpoint yet: none was due before"
+_NONE_YET = "there is no checkpoint: none was due before this step"
 
 
 @pytest.mark.parametrize(
