@@ -131,10 +131,10 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     view = view_store(store)
-    told = verdict.judge(view)
+    judged = verdict.judge(view)
     console.print()
-    console.print(rich.text.Text(told.headline, style="bold"))
-    for finding in told.others:
+    console.print(rich.text.Text(judged.headline, style="bold"))
+    for finding in judged.others:
         console.print(rich.text.Text(finding.sentence))
     console.print()
     console.print(summary_table(view))
@@ -145,5 +145,5 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         if not number:
             console.print(rich.text.Text("\nquality runs", style="bold"))
         console.print(rich.text.Text(line))
-    for sentence in told.unknowns:
+    for sentence in judged.unknowns:
         console.print(rich.text.Text(f"- {sentence}", style="dim"))

@@ -84,9 +84,11 @@ def _scaling_finding(point: Point) -> Finding:
     replicas = formats.count(point.num_replicas, "replica")
     assert point.baseline is not None
     unchanged = point.baseline.spec.num_replicas
-    is_told = not point.speedup.has_interval or point.speedup.excludes(unchanged)
+    is_figure_shown = not point.speedup.has_interval or point.speedup.excludes(
+        unchanged
+    )
     speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
-    if is_told:
+    if is_figure_shown:
         verb = "reaches" if point.speedup.value > unchanged else "falls to"
         sentence = (
             f"{point.backend} {verb} {speedup} with {replicas} ({NOUN[point.mode]}), a "
@@ -99,7 +101,7 @@ def _scaling_finding(point: Point) -> Finding:
             f"inconclusive: the speedup {speedup} includes {unchanged}."
         )
     return Finding(
-        figure=formats.times(point.speedup.value) if is_told else INCONCLUSIVE,
+        figure=formats.times(point.speedup.value) if is_figure_shown else INCONCLUSIVE,
         interval=interval_text(point.speedup),
         label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
         sentence=sentence,
@@ -136,9 +138,11 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     assert comparison.ratio is not None
     first, second = comparison.first.spec.backend, comparison.second.spec.backend
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
-    is_told = comparison.ratio.excludes(1.0)
+    is_figure_shown = comparison.ratio.excludes(1.0)
     return Finding(
-        figure=formats.times(comparison.ratio.value) if is_told else INCONCLUSIVE,
+        figure=formats.times(comparison.ratio.value)
+        if is_figure_shown
+        else INCONCLUSIVE,
         interval=interval_text(comparison.ratio),
         label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
         sentence=compare_text(comparison),
