@@ -95,7 +95,7 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ("--option=min_replay_size=30000",),
             (
                 "option min_replay_size=30000 is more than the 19558 transitions that "
-                "replay_capacity=20000 holds beside what is being written: use at most "
+                "replay_capacity=20000 holds besides those being written: use at most "
                 "that, or a replay_capacity of at least 30654"
             ),
         ),
@@ -107,7 +107,7 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ),
             (
                 "option min_replay_size=220 is more than the 212 transitions that "
-                "replay_capacity=300 holds beside what is being written on each of 2 "
+                "replay_capacity=300 holds besides those being written on each of 2 "
                 "workers: use at most that, or a replay_capacity of at least 308"
             ),
         ),
@@ -122,9 +122,9 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             ("--option=samples_per_insert=0.000001",),
             (
-                "option samples_per_insert=1e-06 asks for 32,000,000 environment steps "
+                "option samples_per_insert=1e-06 requires 32,000,000 environment steps "
                 "before each learner step of 32 transitions, but replay_capacity=20000 "
-                "keeps fewer: use at least 0.0016, or 0 for no limit"
+                "stores fewer: use at least 0.0016, or 0 for no limit"
             ),
         ),
     ],

@@ -150,7 +150,7 @@ def test_a_label_outside_the_classes_is_named(
         list(dataset)
     assert (
         "data 'secret' has an example with label -1, which is outside its 3 classes (0 "
-        "to 2): mend its labels, or use another data set"
+        "to 2): fix its labels, or use another data set"
     ) == source.explain(raised.value)
 
 

@@ -128,7 +128,7 @@ def test_images_of_another_size_than_the_reference_are_refused(
 ) -> None:
     """Resizing changes scores, so nobody does it in silence."""
     with pytest.raises(
-        ValueError, match=r"images of \(16, 16, 1\) .* by the same code"
+        ValueError, match=r"images of \(16, 16, 1\) .* with the same code"
     ):
         evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
 
@@ -176,7 +176,7 @@ def test_weights_that_are_damaged_say_how_to_mend_them(
     before = path.read_bytes()
     path.write_bytes(before[: len(before) // 2])
     try:
-        with pytest.raises(ValueError, match=r"digits-.*delete it, and it is trained"):
+        with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
             digits.open_digits()
     finally:
         path.write_bytes(before)

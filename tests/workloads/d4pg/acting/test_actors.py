@@ -267,8 +267,8 @@ def test_actors_that_always_die_end_the_run_with_their_log(
     settings = ActorSettings(name=NAME, max_restarts=1)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         message = (
-            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, as many "
-            rf"as are tried: mend what its last message says: {expected}$"
+            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
+            rf"allowed: fix what its last message says: {expected}$"
         )
         with pytest.raises(ActorError, match=message):
             wait_until(lambda: False, pool)

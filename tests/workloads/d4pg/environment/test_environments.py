@@ -117,7 +117,7 @@ def test_an_episode_has_a_thousand_control_steps() -> None:
     assert 334 == len(steps)
     assert 1.0 == steps[-1].discount
     assert steps[-1].reward <= 1 < steps[0].reward <= 3
-    with pytest.raises(RuntimeError, match=r"no episode goes on here: call reset\(\)"):
+    with pytest.raises(RuntimeError, match=r"no episode is running: call reset\(\)"):
         environment.step(np.zeros(1))
 
 

@@ -154,8 +154,8 @@ def test_what_each_actor_did_is_told_in_a_line() -> None:
         streams.heartbeat[0] = time.monotonic() - 7
 
         assert re.fullmatch(
-            r"actor 0: 11 environment steps, 0 refused, last sign of life \d+ s ago; "
-            r"actor 1: 0 environment steps, 3 refused, no sign of life",
+            r"actor 0: 11 environment steps, 0 refused, last heartbeat \d+ s ago; "
+            r"actor 1: 0 environment steps, 3 refused, no heartbeat",
             streams.describe_actors(),
         )
 
