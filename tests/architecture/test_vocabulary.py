@@ -34,6 +34,7 @@ LEFT_OUT = (
 QUOTING = ("docs/glossary.md", "tests/architecture/test_vocabulary.py")
 
 SUFFIXES = (".py", ".md", ".j2")
+OTHER_FILES = ("Makefile", "pyproject.toml")
 
 # (file, identifier) -> why the word is right there.
 ALLOWED_IDENTIFIERS = {
@@ -169,12 +170,12 @@ def checked_files() -> list[Path]:
     folders = ("benchmarks", "docs", "harness", "replicator")
     folders += ("reports", "results", "tests", "workloads")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
-    found += ROOT.glob("*.md")
+    found += [*ROOT.glob("*.md"), *(ROOT / name for name in OTHER_FILES)]
     skipped = (*LEFT_OUT, *QUOTING)
     return sorted(
         path
         for path in found
-        if path.suffix in SUFFIXES
+        if (path.suffix in SUFFIXES or path.name in OTHER_FILES)
         and not path.relative_to(ROOT).as_posix().startswith(skipped)
     )
 
