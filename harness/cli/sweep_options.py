@@ -101,12 +101,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--per-replica-batch-size",
                 type=click.IntRange(1, limits.MAX_BATCH_SIZE),
-                help="Constant in weak scaling.  [default: the preset's]",
+                help="Examples per replica and step; constant in weak scaling."
+                "  [default: the preset's]",
             ),
             click.option(
                 "--global-batch-size",
                 type=click.IntRange(1, limits.MAX_BATCH_SIZE),
-                help="Constant in strong scaling.  [default: the baseline's]",
+                help="Examples of all replicas per step; constant in strong scaling."
+                "  [default: the baseline's]",
             ),
             click.option(
                 "--num-warmup-steps",
@@ -165,6 +167,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.IntRange(0, limits.MAX_SEED),
                 default=0,
                 show_default=True,
+                help="Seed of the sweep.",
             ),
             click.option(
                 "--timeout",

@@ -247,7 +247,7 @@ def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
 
 
 def test_opening_nothing_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Missing, empty, a file: each with its own lesson."""
+    """Missing, empty, a file: each with its own error."""
     with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
         Store.open(tmp_path / "missing")
     with pytest.raises(errors.OpenStoreError, match=r"holds neither plan.json nor"):

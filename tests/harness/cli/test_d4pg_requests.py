@@ -140,7 +140,7 @@ def test_what_is_wrong_with_a_request_is_one_line(
 def test_frames_without_opengl_name_the_packages(
     refuse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the preset asks for them; EGL finds no driver here."""
+    """Also where the preset requires them; EGL finds no driver here."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
 

@@ -241,7 +241,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize(("arguments", "message"), HOSTILE)
-def test_a_hostile_value_is_told_in_one_line(
+def test_a_hostile_value_is_reported_in_one_line(
     harness: Any, tmp_path: Path, arguments: Any, message: str
 ) -> None:
     """Before anything is planned, made or written."""

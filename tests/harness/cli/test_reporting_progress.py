@@ -117,7 +117,7 @@ def drive(shown: progress.Progress, plan: Plan) -> None:
 
 
 def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
-    """No control characters; numbers go on where the last run ended."""
+    """No control characters; numbers continue where the last run ended."""
     stream = io.StringIO()
     drive(progress.PlainProgress(stream), small_plan)
     lines = stream.getvalue().splitlines()

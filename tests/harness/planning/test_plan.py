@@ -61,7 +61,7 @@ def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
 
 @given(requests)
 def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
-    """ABBA: a linear drift hits every case alike over a pair of blocks."""
+    """ABBA: a linear drift affects every case equally over a pair of blocks."""
     planned = plan_of(**fields)
     blocks = [
         [trial.case_id for trial in block]

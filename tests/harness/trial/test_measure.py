@@ -89,7 +89,7 @@ class FakeProgram:
         return (Count("steps", self.num_steps - self.window_start[1]),)
 
     def explain(self) -> str:
-        """A text."""
+        """A string."""
         return "all-reduce"
 
 

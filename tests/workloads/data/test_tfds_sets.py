@@ -155,7 +155,7 @@ def test_a_label_outside_the_classes_is_named(
 
 
 def test_damaged_set_says_to_prepare_it_again(data_dirs: pathlib.Path) -> None:
-    """A directory without feature descriptions is named with the mending command."""
+    """A directory without feature descriptions is named, with the fix."""
     place = data_dirs / "tfds" / "damaged" / "1.0.0"
     place.mkdir(parents=True)
     (place / "dataset_info.json").write_text("{}")
