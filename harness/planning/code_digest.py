@@ -11,7 +11,7 @@ The rule, for a trial of one workload on one backend:
 - All of ``replicator/``, except that of ``replicator/backends/`` only what is reached.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
-backends, and ``results/``: records have a schema version of their own. Comments,
+backends, and ``results/``: records have their own schema version. Comments,
 docstrings and formatting are ignored. The versions of the numeric packages and
 Python's minor version are included. No module is imported to compute the digest.
 """

@@ -109,7 +109,7 @@ class Replay(abc.ABC):
         )
 
     def __len__(self) -> int:
-        """Returns the number of records with n records after them."""
+        """Returns how many records, final observations included, have n after them."""
         low, high = self._reader.bounds()
         return int((high - low).sum())
 
