@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicator import server
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +27,7 @@ BATCH_SIZE = 8
 def main() -> None:
     """Serves, or measures what the JSON argument asks for."""
     config = json.loads(sys.argv[1])
-    if ClusterConfig.from_tf_config().kind != "chief":
+    if environment.detect().config().kind != "chief":
         server.run([])
     from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 
@@ -88,7 +88,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
 
     def make(num_steps: int) -> Any:
         @tf.function
-        def several_steps(iterator: Any) -> Any:
+        def run_steps(iterator: Any) -> Any:
             loss = 0.0
             for _ in tf.range(num_steps):
                 loss = strategy.run(step, args=(next(iterator),))
@@ -98,7 +98,7 @@ def _stock(repl: Any) -> tuple[Callable[[int], None], Callable[[], int]]:
         def one_step(iterator: Any) -> Any:
             return strategy.run(step, args=(next(iterator),))
 
-        return one_step if num_steps == 1 else several_steps
+        return one_step if num_steps == 1 else run_steps
 
     def schedule(num_steps: int) -> None:
         function = functions.setdefault(num_steps, make(num_steps))

@@ -6,6 +6,9 @@ from .backends.horovod import HorovodReplicator as HorovodReplicator
 from .backends.in_graph import InGraphReplicator as InGraphReplicator
 from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
 from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator
+from .backends.multi_worker_between_graph import (
+    MultiWorkerBetweenGraphReplicator as MultiWorkerBetweenGraphReplicator,
+)
 from .backends.multi_worker_in_graph import (
     MultiWorkerInGraphReplicator as MultiWorkerInGraphReplicator,
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# What the conformance suite asks of every backend. A backend has them all, but for
-# those that it says it lacks, and why: a new name is claimed by every backend at once.
+# What the conformance suite requires of every backend. A backend has all of them except
+# those that it lists as lacking, with the reason: every backend claims a new name.
 CAPABILITIES: dict[str, str] = {
     "collectives": "collectives over all replicas of a step, with gradients",
     "synchronous_training": (
@@ -17,7 +17,7 @@ CAPABILITIES: dict[str, str] = {
     ),
     "sparse_gradients": "tf.IndexedSlices are summed and averaged over replicas",
     "shared_rows": (
-        "rows of sparse gradients that several replicas touch are added up before the "
+        "rows of sparse gradients that several replicas touch are summed before the "
         "update"
     ),
     "uneven_rows": "replicas may touch different numbers of rows",
@@ -26,7 +26,7 @@ CAPABILITIES: dict[str, str] = {
     ),
     "vectorized_collectives": "collectives in tf.vectorized_map and tape.jacobian",
     "loss_objects": "a Keras loss object gives the mean over the batch of a replica",
-    "random_streams": "replicas draw different streams, which a seed repeats",
+    "random_streams": "replicas draw different random streams, reproducible by a seed",
     "replica_local_state": (
         "a variable written with per-replica values keeps a copy per replica"
     ),
@@ -36,23 +36,27 @@ CAPABILITIES: dict[str, str] = {
     "input_per_replica": "PER_REPLICA pipelines",
     "input_single": "one SINGLE pipeline for the whole job",
     "batches_outside_steps": "get_next() reads batches outside steps",
-    "end_of_data": "the end of the data is an error, and a rewind starts again",
-    "whole_steps": "a step that cannot be fed on every replica runs on none",
-    "new_shapes": "batches of new shapes trace the step again and keep its state",
-    "ragged_inputs": "ragged batches reach the replicas as they are",
+    "end_of_data": "the end of the data raises an error, and a rewind starts over",
+    "whole_steps": "a step runs on no replica unless every replica has a batch",
+    "new_shapes": "batches of new shapes retrace the step and keep its state",
+    "ragged_inputs": "ragged batches reach the replicas as ragged tensors",
     "fixed_inputs": "run() takes a nest of PerReplica instead of an iterator",
-    "control_flow_check": "a collective in control flow is refused with a lesson",
-    "variable_creation_check": "a variable made in a step is refused with a lesson",
+    "control_flow_check": "a collective in control flow raises an actionable error",
+    "variable_creation_check": (
+        "creating a variable in a step raises an actionable error"
+    ),
     "unsynchronized_update_check": (
-        "training replicas apart by accident is refused with a lesson"
+        "updating a trainable variable without averaging raises an actionable error"
     ),
     "model_parallelism": "logical_devices_per_replica and logical_device(i)",
     "gradient_accumulation": "updates once per k steps with the mean gradient",
     "gradient_compression": (
-        "gradients travel in 16 bits, and train like whole ones within the rounding"
+        "gradients are sent in 16 bits; training differs by rounding only"
     ),
-    "dynamic_loss_scale": "loss_scale='dynamic' adapts, and skips, on all replicas",
-    "sharded_update": "each replica may update a share of the variables for all",
+    "dynamic_loss_scale": (
+        "loss_scale='dynamic' adapts the scale and skips updates on all replicas"
+    ),
+    "sharded_update": "each replica can update a part of the variables for all",
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -67,22 +71,22 @@ PARAMETER_SERVERS = "parameter_servers"
 
 
 MAX_REPLICAS = 2**16
-"""Most replicas, and devices of theirs; each is traced into one graph."""
+"""Upper limit of replicas, and of their devices; all are traced into one graph."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class BackendInfo:
-    """What a planner needs to know of a backend.
+    """What a planner needs to know about a backend.
 
     Attributes:
-      name: The name users type.
+      name: The name that users pass.
       target: ``module:Class`` of the implementation.
       description: One line.
       kind: ``ours``, ``baseline`` or ``peer`` (a stock TensorFlow strategy).
       max_replicas: Most replicas it can run, or None for ``MAX_REPLICAS``.
-      lacks: Capability it does not have -> why not; see ``CAPABILITIES``.
+      lacks: Missing capability -> reason; see ``CAPABILITIES``.
       processes: How replicas are spread over processes; one of the constants above.
-      not_swept_because: Why the harness cannot start it by itself, or empty.
+      not_swept_because: Why the harness cannot start it, or empty.
     """
 
     name: str
@@ -98,74 +102,74 @@ class BackendInfo:
         unknown = sorted(set(self.lacks) - set(CAPABILITIES))
         if unknown:
             raise ValueError(
-                f"backend {self.name!r} lacks {unknown[0]!r}, which is no capability; "
-                f"use one of {', '.join(sorted(CAPABILITIES))}"
+                f"backend {self.name!r} lacks {unknown[0]!r}, which is not a "
+                f"capability; use one of {', '.join(sorted(CAPABILITIES))}"
             )
 
     @property
     def capabilities(self) -> frozenset[str]:
-        """What the backend promises, and the conformance suite holds it to."""
+        """What the backend promises and the conformance suite checks."""
         return frozenset(CAPABILITIES) - frozenset(self.lacks)
 
 
-# What tf.distribute does not do, whatever its strategy.
+# What no strategy of tf.distribute does.
 _STOCK_LACKS = {
     "loss_objects": (
         "Keras divides the loss by the number of replicas under a strategy; the "
         "average of gradients over replicas then divides again"
     ),
     "shared_rows": (
-        "Keras joins the rows of all replicas in its update, and squares each of those "
-        "that come twice"
+        "Keras concatenates the rows of all replicas in its update, and squares "
+        "duplicate rows separately"
     ),
     "vectorized_collectives": (
-        "a vectorized loop rewrites the graph of one replica; refused by name"
+        "a vectorized loop rewrites the graph of one replica; raises an error"
     ),
-    "control_flow_check": "tf.distribute fails in its own words, or not at all",
+    "control_flow_check": "tf.distribute raises errors of its own, or none",
     "explained_plan": "tf.distribute does not show its plan",
     "model_parallelism": "a replica of tf.distribute is one device here",
     "gradient_accumulation": (
-        "Keras reduces in the branch that accumulates, where a stock strategy refuses "
-        "to communicate"
+        "Keras reduces gradients in the branch that accumulates, where a stock "
+        "strategy cannot communicate"
     ),
     "dynamic_loss_scale": (
-        "Keras reduces in the branch that skips, where a stock strategy refuses to "
-        "communicate"
+        "Keras reduces gradients in the branch that skips updates, where a stock "
+        "strategy cannot communicate"
     ),
     "random_streams": (
         "a random op in a nested tf.function and an unseeded random function of Keras "
-        "draw the same on every replica"
+        "draw the same numbers on every replica"
     ),
     "replica_local_state": (
-        "which variables are local is declared, and Keras declares batch-norm "
-        "statistics as averaged in every step"
+        "local variables must be declared, and Keras declares batch-norm statistics "
+        "as averaged in every step"
     ),
-    "sharded_update": "its variables are updated by all replicas",
+    "sharded_update": "all replicas update its variables",
     "unsynchronized_update_check": (
-        "Keras optimizers sum gradients by themselves under a strategy"
+        "under a strategy, Keras optimizers sum gradients themselves"
     ),
     "whole_steps": (
-        "updates that need no batch, such as counters, run in a step that has none"
+        "updates that need no batch, such as counters, also run in a step without one"
     ),
 }
-# On a TPU a step is one compiled program, which starts when its batches are there, and
-# may be split over cores.
+# On a TPU a step is one compiled program that starts when its batches have arrived, and
+# it can be split over cores.
 _TPU_HAS = ("model_parallelism", "whole_steps")
 
-_OWN_PROGRAMS = "each worker runs a program of its own, and none feeds the others"
+_OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
 
-# What workers that do not wait for each other cannot do.
+# What asynchronous workers cannot do.
 _ASYNC_LACKS = {
     "batches_outside_steps": (
-        "pipelines are on the workers; a step can return what it read"
+        "pipelines are on the workers; a step can return the batch it read"
     ),
-    "collectives": "they join the replicas of one worker, not workers",
+    "collectives": "they span the replicas of one worker, not all workers",
     "dynamic_loss_scale": (
         "the scale would change between a worker's read and its update"
     ),
     "gradient_accumulation": "accumulated gradients of all workers would mix",
-    "model_parallelism": "replicas of one device each, so far",
-    "input_single": "workers that do not wait cannot be dealt one pipeline in turn",
+    "model_parallelism": "a replica has one device, so far",
+    "input_single": "asynchronous workers cannot take turns on one pipeline",
     "sparse_gradients": "they are averaged over the replicas of one worker only",
     "synchronous_training": "every worker updates from the values that it has read",
     "whole_steps": "a worker that has no batch does not stop the others",
@@ -177,7 +181,8 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="single",
             target="replicator.backends.single:SingleDeviceReplicator",
-            description="one replica on one device; the identity, and the baseline",
+            description="one replica on one device; collectives are the identity; the "
+            "baseline",
             kind="baseline",
             max_replicas=1,
             lacks={
@@ -190,14 +195,17 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="in_graph",
             target="replicator.backends.in_graph:InGraphReplicator",
-            description="synchronous replicas linked into one graph of one process",
+            description="synchronous replicas linked into one graph in one process",
             kind="ours",
         ),
         BackendInfo(
             name="multi_worker",
-            target="replicator.backends.multi_worker:MultiWorkerReplicator",
-            description="synchronous replicas of several worker processes, one program "
-            "in each, joined by collective ops",
+            target=(
+                "replicator.backends.multi_worker_between_graph:"
+                "MultiWorkerBetweenGraphReplicator"
+            ),
+            description="synchronous replicas in several worker processes, one program "
+            "in each, connected by collective ops",
             kind="ours",
             processes=WORKERS,
             lacks={
@@ -216,13 +224,13 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="async",
             target="replicator.backends.asynchronous:MultiWorkerAsyncReplicator",
-            description="workers that do not wait for each other; parameter servers",
+            description="asynchronous workers with parameter servers",
             kind="ours",
             lacks={
                 **_ASYNC_LACKS,
                 "unsynchronized_update_check": (
                     "workers share one copy, to which every optimizer may add; only "
-                    "overwriting a trained variable is refused"
+                    "overwriting a trainable variable raises an error"
                 ),
             },
             processes=PARAMETER_SERVERS,
@@ -247,7 +255,8 @@ BACKENDS: dict[str, BackendInfo] = {
                 **_STOCK_LACKS,
                 "input_single": _OWN_PROGRAMS,
                 "whole_steps": (
-                    "a worker whose data ended is fed zeros until the data of all has"
+                    "a worker without data is fed zeros until all workers are at the "
+                    "end of their data"
                 ),
             },
         ),
@@ -266,7 +275,8 @@ BACKENDS: dict[str, BackendInfo] = {
         BackendInfo(
             name="tf_parameter_server",
             target="replicator.backends.parameter_server:ParameterServerReplicator",
-            description="ParameterServerStrategy of tf.distribute behind the contract",
+            description="tf.distribute.ParameterServerStrategy behind the same "
+            "contract",
             kind="peer",
             lacks={
                 **_STOCK_LACKS,
@@ -291,24 +301,25 @@ BACKENDS: dict[str, BackendInfo] = {
             processes=WORKERS,
             lacks={
                 "control_flow_check": (
-                    "Horovod waits without end where replicas take different paths"
+                    "Horovod hangs if replicas take different branches"
                 ),
-                "explained_plan": "Horovod plans while it runs",
-                "gradient_compression": "float16 only: Horovod reduces no bfloat16",
+                "explained_plan": "Horovod plans its communication at run time",
+                "gradient_compression": "float16 only: Horovod cannot reduce bfloat16",
                 "input_single": _OWN_PROGRAMS,
-                "model_parallelism": "a process of Horovod has one GPU",
+                "model_parallelism": "a Horovod process has one GPU",
                 "random_streams": (
-                    "seeds are the program's: the same seed draws the same everywhere"
+                    "the program sets seeds: the same seed draws the same numbers in "
+                    "every process"
                 ),
                 "replica_local_state": (
                     "every process keeps its own copy, and reads its own outside steps"
                 ),
                 "sharded_update": "every process keeps and updates all variables",
                 "vectorized_collectives": (
-                    "Horovod's operations have no form for several iterations"
+                    "Horovod's operations cannot be vectorized over iterations"
                 ),
                 "unsynchronized_update_check": (
-                    "every process has variables of its own, which may drift apart"
+                    "every process has its own variables, which can diverge"
                 ),
                 "whole_steps": (
                     "a process does not know that another one's data has ended: it "

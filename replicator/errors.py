@@ -1,4 +1,4 @@
-"""Errors that teach: what was passed, why it is wrong, what to do.
+"""Actionable errors: what was passed, why it is wrong, and what to do.
 
 ReplicatorError
 +-- CollectiveContextError     a collective called outside a replica
@@ -7,29 +7,29 @@ ReplicatorError
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
-+-- OptimizerOptionError       an option of wrap_optimizer that cannot be used
-+-- SplitBatchError            a global batch that replicas cannot share evenly
++-- OptimizerOptionError       an invalid option of wrap_optimizer
++-- SplitBatchError            a global batch that is not divisible by the replicas
 +-- InputAuditError            an epoch that misses or repeats examples
 +-- CheckpointError            a checkpoint that cannot be written or read
-|   +-- CheckpointMismatchError  the checkpoint of another model
+|   +-- CheckpointMismatchError  a checkpoint of another model
 +-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
 +-- BackendNotInstalledError   a backend whose library cannot be imported
 +-- DeviceError                devices that do not exist, or too few of them
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
-+-- InputModeError             an input mode that the backend cannot serve
-+-- CollectiveTypeError        a type that cannot cross between worker processes
-+-- ClusterError               processes that do not work together
-    +-- ClusterConfigError     TF_CONFIG is missing, partial or wrong
++-- InputModeError             an input mode that the backend does not support
++-- CollectiveTypeError        a type that cannot be sent between worker processes
++-- ClusterError               a failure of the processes of a cluster
+    +-- ClusterConfigError     TF_CONFIG is missing, incomplete or wrong
     +-- PortInUseError         another process listens at this one's address
-    +-- UnreachableError       processes that do not answer
-    +-- LocalClusterError      processes on this machine that fail or do not end
-    +-- WorkerLostError        a worker ended, or came too late to a step
+    +-- UnreachableError       processes that do not respond
+    +-- LocalClusterError      processes on this machine that fail or do not exit
+    +-- WorkerLostError        a worker exited, or timed out in a step
     +-- DisagreementError      workers are about to run different programs
-    +-- ServerLostError        a parameter server that does not answer
+    +-- ServerLostError        a parameter server that does not respond
 
-RetraceWarning                 another step function object in each of several calls
+RetraceWarning                 a new step function object in each of several calls
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ReplicatorError(Exception):
 
 
 class CollectiveContextError(ReplicatorError):
-    """A collective was called where no replica is running."""
+    """A collective was called outside a replica."""
 
 
 class RunContextError(ReplicatorError):
@@ -54,15 +54,15 @@ class RunContextError(ReplicatorError):
 
 
 class CollectiveControlFlowError(ReplicatorError):
-    """A collective stands where it cannot be linked to the other replicas."""
+    """A collective is inside control flow, where replicas cannot be linked."""
 
 
 class CreateVariableInStepError(ReplicatorError):
-    """A step function made a variable; variables belong in ``context()``."""
+    """A step function created a variable; create variables in ``context()``."""
 
 
 class UnsynchronisedUpdateError(ReplicatorError):
-    """A trainable variable would drift apart between replicas."""
+    """A trainable variable would diverge between replicas."""
 
 
 class ReplicasOutOfSyncError(ReplicatorError):
@@ -70,17 +70,17 @@ class ReplicasOutOfSyncError(ReplicatorError):
 
 
 class OptimizerOptionError(ReplicatorError):
-    """An option of ``wrap_optimizer`` is wrong, or does not go with another."""
+    """An option of ``wrap_optimizer`` is invalid, or conflicts with another."""
 
 
 class SplitBatchError(ReplicatorError):
-    """A global batch does not divide by the number of replicas."""
+    """A global batch is not divisible by the number of replicas."""
 
 
 class InputAuditError(ReplicatorError):
     """An epoch does not feed every example exactly once.
 
-    ``audit``, where the epoch could be read to its end, has the counts.
+    ``audit`` has the counts if the epoch could be read to its end.
     """
 
     def __init__(self, message: str, audit: Any = None) -> None:
@@ -93,11 +93,11 @@ class CheckpointError(ReplicatorError):
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint belongs to another model, or to inputs that do not fit."""
+    """A checkpoint belongs to another model or to incompatible inputs."""
 
 
 class RemoteInputError(ReplicatorError):
-    """An input pipeline calls Python, which only the client's process can run."""
+    """An input pipeline calls Python code, which runs in the client's process only."""
 
 
 class UnknownBackendError(ReplicatorError):
@@ -113,31 +113,31 @@ class DeviceError(ReplicatorError):
 
 
 class StaticShapeError(ReplicatorError):
-    """A compiled step cannot take batches whose shapes are not known in advance."""
+    """A compiled step cannot take batches without static shapes."""
 
 
 class RetraceLimitError(ReplicatorError):
-    """A fresh step function object is passed on every call, so each call retraces."""
+    """A new step function object is passed in every call, so each call retraces."""
 
 
 class RetraceWarning(UserWarning):
-    """Several step function objects of one function were traced, each anew."""
+    """Several step function objects of one function were each traced."""
 
 
 class InputModeError(ReplicatorError):
-    """An input replication mode that the backend cannot serve."""
+    """An input replication mode that the backend does not support."""
 
 
 class CollectiveTypeError(ReplicatorError):
-    """A type that cannot cross between worker processes."""
+    """A type that cannot be sent between worker processes."""
 
 
 class ClusterError(ReplicatorError):
-    """Processes of a cluster do not work together."""
+    """A failure of the processes of a cluster."""
 
 
 class ClusterConfigError(ClusterError):
-    """What describes the cluster (``TF_CONFIG``) is missing, partial or wrong."""
+    """The cluster description (``TF_CONFIG``) is missing, incomplete or wrong."""
 
 
 class PortInUseError(ClusterError):
@@ -145,15 +145,15 @@ class PortInUseError(ClusterError):
 
 
 class UnreachableError(ClusterError):
-    """Processes of the cluster do not answer."""
+    """Processes of the cluster do not respond."""
 
 
 class LocalClusterError(ClusterError):
-    """Processes that were started on this machine failed or did not end."""
+    """Processes that were started on this machine failed or did not exit."""
 
 
 class WorkerLostError(ClusterError):
-    """A worker ended, or did not come to a step in time."""
+    """A worker exited, or did not reach a step before the timeout."""
 
 
 class DisagreementError(ClusterError):
@@ -161,4 +161,4 @@ class DisagreementError(ClusterError):
 
 
 class ServerLostError(ClusterError):
-    """A parameter server does not answer; the variables that it held are gone."""
+    """A parameter server does not respond; the variables on it are lost."""

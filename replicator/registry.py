@@ -1,4 +1,4 @@
-"""Making a replicator by the name of its backend."""
+"""Creates a replicator from the name of its backend."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 
 
 def backend_names() -> tuple[str, ...]:
-    """Names that ``create`` takes, sorted."""
+    """Returns the backend names that ``create`` accepts, sorted."""
     return tuple(sorted(BACKENDS))
 
 
 def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator:
-    """Makes the replicator of a backend.
+    """Creates the replicator of a backend.
 
     Args:
       backend: One of ``backend_names()``.
-      num_replicas: Copies of the computation.
+      num_replicas: Number of replicas.
       **options: Keyword arguments of the backend's class, such as ``devices``.
 
     Returns:
       A new replicator.
 
     Raises:
-      UnknownBackendError: No such backend; the message lists those there are.
+      UnknownBackendError: No such backend; the message lists the backends.
       DeviceError: The backend cannot run that many replicas.
-      TypeError: The backend has no such option; the message lists those it has.
+      TypeError: The backend has no such option; the message lists its options.
     """
     if not is_one_of(backend, BACKENDS):
         raise UnknownBackendError(
@@ -58,7 +58,7 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
 
 
 def _check_options(backend: str, kind: Any, options: dict[str, Any]) -> None:
-    """Refuses options that a backend does not take, before anything is made."""
+    """Rejects options that a backend does not take, before anything is created."""
     parameters = inspect.signature(kind).parameters
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
         return

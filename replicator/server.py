@@ -1,15 +1,14 @@
-"""A TensorFlow server: what the workers of a job with one client run.
+"""A TensorFlow server: the program of every worker in a job with one client.
 
     python -m replicator.server [--num-cpu-devices N] [--client-timeout-sec S]
         [--i-trust-this-network]
 
-Reads ``TF_CONFIG`` to learn which process of the cluster this is, and does what the
-client asks for: the chief or, in a cluster without one, worker 0, which runs the
-training program. Serves until the client leaves, or until it is told to stop
-(SIGTERM). The client is known by a connection that is held open to it, and by numbers
-of its process, so that another process which takes its port is not taken for it. The
-same program serves ``multi_worker_in_graph``, ``async`` and
-``tf_parameter_server``.
+Reads ``TF_CONFIG`` to learn which process of the cluster this is, and executes the
+requests of the client. The client is the chief or, in a cluster without one, worker 0;
+it runs the training program. Serves until the client exits or SIGTERM arrives. The
+client is identified by a connection that is kept open to it, and by numbers of its
+process, so that another process that takes over its port is not mistaken for it. The
+same program serves ``multi_worker_in_graph``, ``async`` and ``tf_parameter_server``.
 """
 
 from __future__ import annotations
@@ -20,13 +19,15 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from replicator.cluster import port_filter
+from replicator.cluster import environment, port_filter
 from replicator.cluster.client_watch import ClientWatch
-from replicator.cluster.configuration import ClusterConfig, check_port_is_free
+from replicator.cluster.reachability import check_port_is_free
 from replicator.errors import ClusterConfigError, ReplicatorError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from replicator.cluster.configuration import ClusterConfig
 
 _SERVED_KINDS = ("worker", "ps")
 CLIENT_TIMEOUT_SEC = 600.0
@@ -38,25 +39,25 @@ def serve(
     num_cpu_devices: int = 1,
     client_timeout_sec: float = CLIENT_TIMEOUT_SEC,
 ) -> str:
-    """Serves the client of a cluster; returns when the client has left.
+    """Serves the client of a cluster; returns when the client has exited.
 
-    TensorFlow cannot stop a server, so the process should end then.
+    TensorFlow cannot stop a server, so the process should exit then.
 
     Args:
-      config: The cluster and the place of this process in it.
+      config: The cluster, and which of its processes this one is.
       num_cpu_devices: Virtual devices into which this process splits its CPU, so that
         several replicas of one worker have a device each.
-      client_timeout_sec: Longest wait for the client to appear.
+      client_timeout_sec: Longest wait for the client to start.
 
     Returns:
-      How the client left, in a few words.
+      How the client exited, in a few words.
 
     Raises:
-      ClusterConfigError: This process is not one that serves, such as the chief, or an
-        address of the cluster is public; see ``network``.
-      ClusterError: This system cannot keep strangers out; see ``port_filter``.
+      ClusterConfigError: This process does not serve, for example because it is the
+        chief, or an address of the cluster is public; see ``network``.
+      ClusterError: This system cannot block untrusted hosts; see ``port_filter``.
       PortInUseError: Another process listens at this one's address.
-      UnreachableError: The client did not appear.
+      UnreachableError: The client did not start in time.
     """
     _check_serves(config)
     port_filter.check(config)
@@ -77,7 +78,7 @@ def serve(
 def _check_serves(config: ClusterConfig) -> None:
     if config.kind not in _SERVED_KINDS:
         raise ClusterConfigError(
-            f"this process is {config.kind!r} {config.index}, and only "
+            f"this process is {config.kind!r} {config.index}, but only "
             f"{' and '.join(map(repr, _SERVED_KINDS))} run replicator.server; start "
             "your own program as the chief, and check TF_CONFIG['task'] here"
         )
@@ -105,7 +106,7 @@ def _start(config: ClusterConfig, num_cpu_devices: int) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> str:
-    """Serves as ``TF_CONFIG`` says; returns when the client has left, and how.
+    """Serves as ``TF_CONFIG`` says; returns how the client exited, once it has.
 
     Raises:
       ReplicatorError: See ``serve``.
@@ -123,17 +124,17 @@ def main(argv: Sequence[str] | None = None) -> str:
         "--client-timeout-sec",
         type=float,
         default=CLIENT_TIMEOUT_SEC,
-        help="longest wait for the client to appear (default %(default)g)",
+        help="longest wait for the client to start (default %(default)g)",
     )
     parser.add_argument(
         "--i-trust-this-network",
         action="store_true",
-        help="serve whoever reaches the port, also at public addresses: something "
-        "else, such as a firewall, keeps strangers out",
+        help="serve every host that can reach the port, also at public addresses: "
+        "something else, such as a firewall, blocks untrusted hosts",
     )
     arguments = parser.parse_args(argv)
     return serve(
-        ClusterConfig.from_tf_config(
+        environment.detect().config(
             i_trust_this_network=arguments.i_trust_this_network
         ),
         num_cpu_devices=arguments.num_cpu_devices,
@@ -142,12 +143,12 @@ def main(argv: Sequence[str] | None = None) -> str:
 
 
 def run(argv: Sequence[str] | None = None) -> NoReturn:
-    """The program: serves, says in one line why it ends, and ends the process.
+    """The program: serves, prints in one line why it stops, and exits.
 
     Args:
       argv: Arguments as for ``python -m replicator.server``; by default this process's.
     """
-    signal.signal(signal.SIGTERM, lambda *_: _end("was told to stop", 0))
+    signal.signal(signal.SIGTERM, lambda *_: _end("stopped by SIGTERM", 0))
     try:
         reason = main(argv)
     except ReplicatorError as error:
@@ -156,7 +157,7 @@ def run(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _end(message: str, exit_code: int) -> NoReturn:
-    # Not sys.exit: TensorFlow's server threads may hold up the interpreter's end.
+    # Not sys.exit: TensorFlow's server threads may block the interpreter's shutdown.
     print(f"replicator.server: {message}", file=sys.stderr, flush=True)  # noqa: T201
     os._exit(exit_code)
 

@@ -7,29 +7,19 @@ harness has open (works only once this process runs Python code).
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING
 
+from replicator.cluster.die_with_parent import request_death_signal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PR_SET_PDEATHSIG = 1
+__all__ = ("beat", "request_death_signal", "watch_pipe")
 HEARTBEAT_SEC = 5.0
-
-
-def request_death_signal() -> None:
-    """Asks the kernel for SIGKILL when the parent ends; Linux only."""
-    if not sys.platform.startswith("linux"):
-        return
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
 
 
 def watch_pipe(descriptor: int) -> None:

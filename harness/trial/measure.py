@@ -204,7 +204,7 @@ class _Steps:
         self._program = program
         self._writer = writer
         self._clock = clock
-        self.progress = training.Progress(
+        self.progress = training.TrainingProgress(
             step_time_sec=[], global_batch_size=program.global_batch_size
         )
         self.bad_loss = ""

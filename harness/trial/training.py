@@ -41,7 +41,7 @@ class Trainable(Protocol):
 
 
 @dataclasses.dataclass(kw_only=True)
-class Progress:
+class TrainingProgress:
     """How far a program has been trained.
 
     Attributes:
@@ -88,7 +88,7 @@ class Progress:
 def train(
     program: Trainable,
     budget: Budget,
-    progress: Progress,
+    progress: TrainingProgress,
     step: Callable[[], None],
     record: Callable[..., None],
     attach: Callable[[str, bytes], None],

@@ -23,7 +23,7 @@ from harness.placement.processes import processes_of
 from harness.trial import die_with_parent, measure
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import environment
 from results.records import Environment, TrialSpec
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int:
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     rank: int | None = 0
     if "TF_CONFIG" in os.environ:  # the cluster launcher has done both
-        cluster = ClusterConfig.from_tf_config()
+        cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
         processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
         rank = processes.rank(member)
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
-        run_trial(spec, env.placement, writer)
+        measure_spec(spec, env.placement, writer)
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         measure.write_failure(writer, error)
         return 1
@@ -112,7 +112,7 @@ def _serve(placement: Placement) -> int:
     return 0
 
 
-def run_trial(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
+def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
     """Prepares TensorFlow, then measures.
 
     Raises:

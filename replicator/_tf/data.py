@@ -70,14 +70,14 @@ def device_iterators(
       An iterator on each of ``devices``.
     """
     with untuned_device_buffers():
-        dealt = multi_device_iterator_ops.OwnedMultiDeviceIterator(
+        distributed = multi_device_iterator_ops.OwnedMultiDeviceIterator(
             dataset,
             list(devices),
             max_buffer_size=num_batches,
             prefetch_buffer_size=num_batches,
             source_device=source,
         )
-    return list(dealt._device_iterators)  # noqa: SLF001
+    return list(distributed._device_iterators)  # noqa: SLF001
 
 
 def serialize_iterator(iterator: Any) -> list[bytes]:

@@ -22,7 +22,7 @@ def has_started() -> bool:
     return eager_context.context()._context_handle is not None  # noqa: SLF001
 
 
-def own_place() -> tuple[str, int]:
+def own_address() -> tuple[str, int]:
     """Kind and index of this process in its cluster (test_between_graph)."""
     server = eager_context.context()._collective_ops_server_def  # noqa: SLF001
     if server is None:

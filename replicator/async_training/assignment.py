@@ -21,7 +21,7 @@ class Assignment:
       worker: Which worker.
       num_steps: How many steps.
       num_commits: By server, commits of one step.
-      run: Takes the iterators of the worker, the tickets that it has used (by server)
+      run: Takes the iterators of the worker, its last sequence numbers (by server)
         and how many steps to run.
       skip: Takes the iterators of the worker, and how many steps to read and drop.
       program: What ``run`` runs; assignments of one program can run together.
@@ -65,14 +65,14 @@ class Batch:
 
     Attributes:
       members: In the order in which they were given.
-      first_tickets: By server, the worker's tickets before the first step.
+      first_sequence_numbers: By server, those of the worker before the first step.
       num_attempts: How often it was started.
       num_made: How often the iterators were made before the last attempt.
       error: What its last attempt raised.
     """
 
     members: tuple[Assignment, ...]
-    first_tickets: tuple[int, ...]
+    first_sequence_numbers: tuple[int, ...]
     num_attempts: int = 0
     num_made: int = 0
     error: BaseException | None = None
@@ -87,42 +87,44 @@ class Batch:
         """Steps of all members."""
         return sum(member.num_steps for member in self.members)
 
-    def tickets_after(self, num_steps: int) -> tuple[int, ...]:
-        """By server, the tickets that are used after so many steps."""
+    def sequence_numbers_after(self, num_steps: int) -> tuple[int, ...]:
+        """By server, the sequence numbers that are used after so many steps."""
         return tuple(
-            ticket + num_steps * num_commits
-            for ticket, num_commits in zip(
-                self.first_tickets, self.first.num_commits, strict=True
+            sequence_number + num_steps * num_commits
+            for sequence_number, num_commits in zip(
+                self.first_sequence_numbers, self.first.num_commits, strict=True
             )
         )
 
-    def num_done(self, tickets: Sequence[int]) -> int:
+    def num_done(self, sequence_numbers: Sequence[int]) -> int:
         """Finds the steps whose updates all servers have, but for the last one.
 
         The last one is run in any case, for its results.
 
         Args:
-          tickets: By server, the worker's tickets now.
+          sequence_numbers: By server, the worker's sequence numbers now.
         """
         num_commits = self.first.num_commits
         num_done = self.num_steps - 1 if any(num_commits) else 0
-        for ticket, first, each in zip(
-            tickets, self.first_tickets, num_commits, strict=True
+        for sequence_number, first, each in zip(
+            sequence_numbers, self.first_sequence_numbers, num_commits, strict=True
         ):
             if each:
-                num_done = min(num_done, (ticket - first) // each)
+                num_done = min(num_done, (sequence_number - first) // each)
         return num_done
 
 
 def make_batch(
-    first: Assignment, queued: Sequence[Assignment], first_tickets: tuple[int, ...]
+    first: Assignment,
+    queued: Sequence[Assignment],
+    first_sequence_numbers: tuple[int, ...],
 ) -> Batch:
     """Puts an assignment together with those that wait right behind it.
 
     Args:
       first: The one whose turn it is.
       queued: All that the worker was given, in order; ``first`` is among them.
-      first_tickets: By server, the tickets that the worker has used.
+      first_sequence_numbers: By server, the worker's last ones.
     """
     members = [first]
     num_steps = first.num_steps
@@ -131,7 +133,7 @@ def make_batch(
         if num_steps > MAX_STEPS_TOGETHER or not other.follows(first):
             break
         members.append(other)
-    batch = Batch(members=tuple(members), first_tickets=first_tickets)
+    batch = Batch(members=tuple(members), first_sequence_numbers=first_sequence_numbers)
     for member in members:
         member.batch = batch
     return batch

@@ -2,17 +2,18 @@
 
 The update runs in a locked section of the server, which starts when everything that it
 needs has arrived there; from then on it depends on no other process. So updates of
-different workers never interleave, none overwrites another, and the death of a worker
-leaves either a whole update or none on a server. Every commit carries a ticket, by
-which a worker's commits on a server are numbered. A step that is done again, because
-its worker died, carries the tickets that it had before, and a server that has used one
-of them already skips that update. The number travels with the update instead of being
-counted where it arrives, so it does not matter when what a dead worker sent arrives.
+different workers never interleave, none overwrites another, and a worker that exits
+leaves either a whole update or none on a server. Every commit carries a sequence
+number, which counts the worker's commits on that server. A step that is run again
+because its worker was lost has the same sequence numbers as before, and a server skips
+an update whose number it has applied already. The number is sent with the update
+rather than counted on arrival, so late messages of a lost worker do no harm.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -20,13 +21,14 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.async_training.ledger import NUM_BINS
+from replicator.async_training.commit_state import NUM_BINS
+from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.commit_state import CommitState
 
 _STATEFUL_CALLS = ("If", "While", "StatefulPartitionedCall")
 
@@ -36,16 +38,16 @@ class CommitTrace:
     """What the trace of a step knows of its commits.
 
     Attributes:
-      ledgers: By server.
+      commit_states: One per server.
       clocks: By server, the clock as the step read it before its variables.
-      tickets: By server, how many tickets the worker used before this step; int64.
+      sequence_numbers: By server, the worker's last one before this step; int64.
       num_commits: By server, commits of one step.
       shared: Variables that commits update; they need no copy per worker.
     """
 
-    ledgers: Sequence[Ledger]
+    commit_states: Sequence[CommitState]
     clocks: Sequence[tf.Tensor]
-    tickets: Any
+    sequence_numbers: Any
     num_commits: list[int]
     shared: list[Any]
 
@@ -89,19 +91,21 @@ def commit(
       update: Emits the update from ``needed`` as it arrived; everything that it reads
         besides must be on the server.
     """
-    ledger = trace.ledgers[server]
+    commit_state = trace.commit_states[server]
     trace.num_commits[server] += 1
-    ticket = trace.tickets[server] + trace.num_commits[server]
-    with tf.device(ledger.device):
+    sequence_number = trace.sequence_numbers[server] + trace.num_commits[server]
+    with tf.device(commit_state.device):
         clock = tf.identity(trace.clocks[server])
         # As two floats, so that it travels in the same message as small gradients.
-        unpack = send([tf.bitcast(ticket, tf.float32), *needed], ledger.device)
+        unpack = send(
+            [tf.bitcast(sequence_number, tf.float32), *needed], commit_state.device
+        )
         arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
         with tf.control_dependencies([arrived[0].op]):
-            lock = tf.raw_ops.MutexLock(mutex=ledger.mutex)
+            lock = tf.raw_ops.MutexLock(mutex=commit_state.mutex)
 
         with tf.control_dependencies([lock]):
-            done = _emit_effects(lambda: _once(ledger, unpack, arrived, update))
+            done = _emit_effects(lambda: _once(commit_state, unpack, arrived, update))
         with tf.control_dependencies(done):
             release = tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
     # TensorFlow would make it wait for the releases before it, on other servers: two
@@ -110,36 +114,41 @@ def commit(
 
 
 def _once(
-    ledger: Ledger,
+    commit_state: CommitState,
     unpack: Parcel,
     arrived: Sequence[tf.Tensor],
     update: Callable[[list[tf.Tensor]], None],
 ) -> None:
-    """Emits the update for a ticket that was not used before."""
+    """Emits the update for a sequence number that was not used before."""
     clock, *messages = arrived
     bits, *values = unpack(messages)
-    ticket = tf.bitcast(bits, tf.int64)
+    sequence_number = tf.bitcast(bits, tf.int64)
 
     def apply() -> tf.Tensor:
         update(values)
-        _count(ledger, clock)
+        _count(commit_state, clock)
         tf.raw_ops.AssignVariableOp(
-            resource=_tf_compat.handle(ledger.tickets[0]), value=ticket
+            resource=_tf_compat.handle(commit_state.sequence_numbers[0]),
+            value=sequence_number,
         )
         return tf.constant(1)
 
-    tf.cond(ticket > _read(ledger.tickets[0]), apply, lambda: tf.constant(0))
+    tf.cond(
+        sequence_number > _read(commit_state.sequence_numbers[0]),
+        apply,
+        lambda: tf.constant(0),
+    )
 
 
-def _count(ledger: Ledger, clock_at_read: tf.Tensor) -> None:
-    staleness = _read(ledger.clock) - clock_at_read
+def _count(commit_state: CommitState, clock_at_read: tf.Tensor) -> None:
+    staleness = _read(commit_state.clock) - clock_at_read
     place = tf.minimum(staleness, NUM_BINS - 1)
     tf.raw_ops.ResourceScatterAdd(
-        resource=_tf_compat.handle(ledger.tally),
+        resource=_tf_compat.handle(commit_state.update_counts),
         indices=place,
         updates=tf.ones([], tf.int64),
     )
-    _add(ledger.clock, 1)
+    _add(commit_state.clock, 1)
 
 
 def _read(variable: Any) -> tf.Tensor:
@@ -207,19 +216,13 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
     Returns:
       The messages, on the receiver.
     """
-    groups: dict[tf.DType, list[int]] = {}
-    plan: list[tuple[tuple[int, ...], bool]] = []
-    for place, tensor in enumerate(tensors):
-        shape = tensor.shape
-        is_small = (
-            shape.is_fully_defined()
-            and 0 < shape.num_elements() * tensor.dtype.size < FUSE_BELOW_BYTES
-        )
-        if is_small:
-            groups.setdefault(tensor.dtype, []).append(place)
-        else:
-            plan.append(((place,), False))
-    plan += [(tuple(places), len(places) > 1) for places in groups.values()]
+    filled = buckets.fill(
+        [tensor.dtype for tensor in tensors],
+        [_num_bytes(tensor) for tensor in tensors],
+        limit=sys.maxsize,
+        alone_from=FUSE_BELOW_BYTES,
+    )
+    plan = [(places, len(places) > 1) for places in filled]
     messages = []
     for places, is_packed in plan:
         message = tensors[places[0]]
@@ -235,3 +238,10 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         plan=tuple(plan),
         shapes=tuple(tensor.shape for tensor in tensors),
     )
+
+
+def _num_bytes(tensor: tf.Tensor) -> int:
+    """The static size, or 0 where it is unknown."""
+    if not tensor.shape.is_fully_defined():
+        return 0
+    return int(tensor.shape.num_elements() * tensor.dtype.size)

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.async_training.faults import ServerWatch
-from replicator.cluster import configuration as cluster_lib
-from replicator.cluster import port_filter, remote
-from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster import (
+    environment,
+    membership,
+    port_filter,
+    reachability,
+    remote,
+)
 from replicator.errors import ClusterConfigError, DeviceError
-from replicator.validation.integers import is_integer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from replicator.cluster.configuration import ClusterConfig
 
 CONNECT_TIMEOUT_SEC = 60.0
 _CLIENT_KIND = "chief"
@@ -52,10 +57,6 @@ class Connection:
         return len(self.cluster.addresses["ps"])
 
 
-# TensorFlow connects a process to one cluster, once.
-_CONNECTIONS: dict[Any, Connection] = {}
-
-
 def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
     """Returns a cluster that can train over parameter servers.
 
@@ -77,24 +78,6 @@ def check_cluster(cluster: ClusterConfig) -> ClusterConfig:
             "{'type': 'chief', 'index': 0}); run `python -m replicator.server` here"
         )
     return cluster
-
-
-def check_num_replicas(num_replicas: Any, num_workers: int) -> int:
-    """Returns the replicas of one worker.
-
-    Raises:
-      DeviceError: The workers cannot share the replicas evenly; with both numbers.
-    """
-    if num_replicas is None:
-        return 1
-    if not is_integer(num_replicas):
-        raise DeviceError(f"num_replicas {num_replicas!r} must be an integer")
-    if num_replicas < 1 or num_replicas % num_workers:
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} does not divide by the {num_workers} "
-            f"workers of TF_CONFIG; use a multiple, such as {num_workers}"
-        )
-    return num_replicas // num_workers
 
 
 def check_stock(num_replicas: Any, share: int, num_workers: int) -> None:
@@ -128,32 +111,30 @@ def connect(
       ClusterConfigError: The cluster is not one for parameter servers.
       UnreachableError: Some processes do not answer; names them.
     """
-    cluster = check_cluster(cluster or ClusterConfig.from_tf_config())
-    key = tuple(sorted(cluster.addresses.items()))
-    if key in _CONNECTIONS:
-        return _CONNECTIONS[key]
-    served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
-    if not _CONNECTIONS:
-        remote.check_nothing_is_made()
-        cluster_lib.check_port_is_free(cluster.address)
-        cluster_lib.wait_for(served, timeout_sec)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({k: list(a) for k, a in cluster.addresses.items()}),
-        task_type=cluster.kind,
-        task_id=cluster.index,
-        rpc_layer="grpc",
+    cluster = check_cluster(environment.config_of(cluster))
+    return membership.join_once(
+        "the client of parameter servers,",
+        cluster,
+        lambda: _connect(cluster, timeout_sec),
     )
+
+
+def _connect(cluster: ClusterConfig, timeout_sec: float) -> Connection:
+    served = {k: a for k, a in cluster.addresses.items() if k != _CLIENT_KIND}
+    remote.check_nothing_is_made()
+    reachability.check_port_is_free(cluster.address)
+    reachability.wait_for(served, timeout_sec)
     with port_filter.guarded(cluster):
-        strategy = tf.distribute.ParameterServerStrategy(resolver)
+        strategy = tf.distribute.ParameterServerStrategy(
+            membership.resolver_of(cluster)
+        )
         tf.config.list_logical_devices()  # now TensorFlow's server listens for certain
-    connection = Connection(
+    return Connection(
         cluster=cluster,
         strategy=strategy,
         coordinator=tf.distribute.coordinator.ClusterCoordinator(strategy),
         watch=ServerWatch(cluster.addresses["ps"]),
     )
-    _CONNECTIONS[key] = connection
-    return connection
 
 
 def worker_devices(worker: int, num_replicas: int) -> list[str]:

@@ -1,11 +1,11 @@
 """Dispatch: steps for one worker, through TensorFlow's coordinator, each counted once.
 
-The coordinator runs what it was given in one thread per worker, notices that a worker
-is gone, waits until it is back, makes its iterators again, and runs again what was not
-finished. What happens in between is decided here: what is done again starts after the
-last step whose updates all servers have, with the tickets that it had before, so that a
-server which has an update already skips it. Assignments that wait for a worker run in
-one dispatch, which costs more than a small step.
+The coordinator runs its work in one thread per worker. When a worker is lost, it waits
+until the worker is back, makes its iterators again, and runs the unfinished work again.
+This module decides where that work resumes: after the last step whose updates all
+servers have, with the same sequence numbers as before, so that a server skips updates
+that it has applied already. Assignments that queue up for a worker run in one dispatch,
+because a dispatch costs more than a small step.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.async_training.assignment import Assignment, Batch
+    from replicator.async_training.commit_state import CommitState
     from replicator.async_training.connection import Connection
     from replicator.async_training.faults import ServerWatch
-    from replicator.async_training.ledger import Ledger
 
 _POLL_SEC = 0.02
 _SERVERS_POLL_SEC = 1.0
@@ -42,22 +42,22 @@ class Dispatcher:
     def __init__(
         self,
         connection: Connection,
-        ledgers: Sequence[Ledger],
-        worker_timeout_sec: float,
+        commit_states: Sequence[CommitState],
+        recovery_timeout_sec: float,
         client_device: str,
         watch: ServerWatch,
     ) -> None:
         self.num_redone = 0
         self._connection = connection
-        self._ledgers = ledgers
-        self._worker_timeout_sec = worker_timeout_sec
+        self._commit_states = commit_states
+        self._recovery_timeout_sec = recovery_timeout_sec
         self._client_device = client_device
         self._watch = watch
         self._pending: list[Assignment] = []
         self._lost_worker: WorkerLostError | None = None
-        # By worker, its tickets by server; None where a step failed half way.
-        self._tickets: list[tuple[int, ...] | None] = [
-            (0,) * len(ledgers) for _ in range(connection.num_workers)
+        # By worker, its sequence numbers by server; None where a step failed half way.
+        self._sequence_numbers: list[tuple[int, ...] | None] = [
+            (0,) * len(commit_states) for _ in range(connection.num_workers)
         ]
 
     @property
@@ -126,13 +126,13 @@ class Dispatcher:
             since = lost_since.setdefault(worker, time.monotonic())
             if assignment.is_done:
                 return None
-            if time.monotonic() - since > self._worker_timeout_sec:
+            if time.monotonic() - since > self._recovery_timeout_sec:
                 address = self._connection.cluster.addresses["worker"][worker]
                 self._lost_worker = WorkerLostError(
                     f"worker {worker} ({address}) was lost and did not come back "
-                    f"within {self._worker_timeout_sec:g} s; start `python -m "
+                    f"within {self._recovery_timeout_sec:g} s; start `python -m "
                     "replicator.server` there again, or make the replicator with a "
-                    "larger worker_timeout_sec; then restore the last checkpoint"
+                    "larger recovery_timeout_sec; then restore the last checkpoint"
                 )
                 return self._lost_worker
             time.sleep(_POLL_SEC)
@@ -142,12 +142,12 @@ class Dispatcher:
         if assignment.is_done:
             return  # with another one, or before the worker was lost
         worker = assignment.worker
-        known, self._tickets[worker] = self._tickets[worker], None
+        known, self._sequence_numbers[worker] = self._sequence_numbers[worker], None
         batch = assignment.batch
         if batch is None:
             queued = [a for a in self._pending[:] if a.worker == worker]
-            tickets = known or self._read_tickets(worker)
-            batch = make_batch(assignment, queued, tickets)
+            sequence_numbers = known or self._read_sequence_numbers(worker)
+            batch = make_batch(assignment, queued, sequence_numbers)
         elif assignment is not batch.first:
             assert batch.error is not None
             raise batch.error
@@ -156,7 +156,7 @@ class Dispatcher:
         except BaseException as error:
             batch.error = error
             raise
-        self._tickets[worker] = batch.tickets_after(batch.num_steps)
+        self._sequence_numbers[worker] = batch.sequence_numbers_after(batch.num_steps)
 
     def _run(self, batch: Batch, iterators: Any) -> None:
         source = batch.first.source
@@ -166,11 +166,13 @@ class Dispatcher:
         num_done = 0
         if batch.num_attempts > 1:
             self.num_redone += 1
-            num_done = batch.num_done(self._read_tickets(batch.first.worker))
+            num_done = batch.num_done(self._read_sequence_numbers(batch.first.worker))
             if num_done and num_made_before != place.num_made:
                 batch.first.skip(iterators, num_done)
-        tickets = batch.tickets_after(num_done)
-        outputs = batch.first.run(iterators, tickets, batch.num_steps - num_done)
+        sequence_numbers = batch.sequence_numbers_after(num_done)
+        outputs = batch.first.run(
+            iterators, sequence_numbers, batch.num_steps - num_done
+        )
         if batch.first.keeps_results:
             with tf.device(self._client_device):
                 batch.first.results = [tf.identity(output) for output in outputs]
@@ -178,5 +180,10 @@ class Dispatcher:
         for member in batch.members:
             member.is_done = True
 
-    def _read_tickets(self, worker: int) -> tuple[int, ...]:
-        return tuple([int(ledger.tickets[worker].numpy()) for ledger in self._ledgers])
+    def _read_sequence_numbers(self, worker: int) -> tuple[int, ...]:
+        return tuple(
+            [
+                int(commit_state.sequence_numbers[worker].numpy())
+                for commit_state in self._commit_states
+            ]
+        )

@@ -75,9 +75,10 @@ class ServerWatch:
             if self.error is None and peer.has_ended():
                 self.error = self._lost(index, "does not answer")
         if self.error is None and self._watch.lost:
-            index = min(map(int, self._watch.lost.values()))
+            lost = self._watch.lost.values()
+            name, timeout_sec = min(lost, key=lambda server: int(server[0]))
             self.error = self._lost(
-                index, f"gave no sign of life for {self._watch.timeout_sec:g} s"
+                int(name), f"gave no response for {timeout_sec:g} s"
             )
         return self.error
 

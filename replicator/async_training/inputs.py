@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.errors import ReplicatorError
 from replicator.inputs.context import InputContext, InputReplicationMode
-from replicator.inputs.iterator import InputIterator, deal, to_pipeline
+from replicator.inputs.iterator import InputIterator, next_batches, to_pipeline
 from replicator.step.traced_once import traced_once
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def skip_steps(iterators: Any, num_replicas: int, num_steps: int) -> None:
     @traced_once
     def skip(source: Any) -> Any:
         def drop(index: tf.Tensor) -> tf.Tensor:
-            batch = deal(source, num_replicas)
+            batch = next_batches(source, num_replicas)
             with tf.control_dependencies(
                 tf.nest.flatten(batch, expand_composites=True)
             ):

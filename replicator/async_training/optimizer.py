@@ -7,7 +7,6 @@ of the Keras update, else by the Keras optimizer itself inside the locked sectio
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -15,12 +14,13 @@ import tensorflow as tf
 from replicator._tf import compat as _tf_compat
 from replicator.async_training import commit
 from replicator.errors import DeviceError, OptimizerOptionError
-from replicator.optimizer import fused
+from replicator.optimizer import fused, slots
 from replicator.optimizer.sparse import sum_duplicates
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    import contextlib
+    from collections.abc import Iterable, Sequence
 
     from replicator.async_training.placement import Placement
     from replicator.optimizer.fused import FusedUpdate
@@ -89,11 +89,15 @@ class ServerOptimizer(ReplicatedOptimizer):
         """Commits by kernels, on each server for the variables that it holds."""
         self.uses_fused_update = True
         trace, servers = self._begin(variables)
-        home = self._home()
+        scalar_server = self._server_of_scalars()
         counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
-        for server in sorted({*servers, counter}):
+        involved = sorted({*servers, counter})
+        # Before any commit: one of them counts the step, on which Adam's rate depends.
+        is_sent = any(server != scalar_server for server in involved)
+        prepared = fused_update.prepare(num_summed) if is_sent else {}
+        for server in involved:
             mine = [i for i, other in enumerate(servers) if other == server]
-            scalars = {} if server == home else fused_update.prepare(num_summed)
+            scalars = {} if server == scalar_server else prepared
             parts, rebuild = _flatten([grads[i] for i in mine])
 
             def update(
@@ -135,7 +139,7 @@ class ServerOptimizer(ReplicatedOptimizer):
             lambda arrived: self.wrapped.apply(rebuild(arrived), variables),
         )
 
-    def _home(self) -> int | None:
+    def _server_of_scalars(self) -> int | None:
         """The server that has all scalars of the optimizer, or None."""
         scalars = [
             _tf_compat.unwrap(variable)
@@ -156,23 +160,16 @@ class ServerOptimizer(ReplicatedOptimizer):
         return server
 
 
-@contextlib.contextmanager
-def _slots_follow(optimizer: Any, placement: Placement) -> Iterator[None]:
+def _slots_follow(
+    optimizer: Any, placement: Placement
+) -> contextlib.AbstractContextManager[None]:
     """Puts each slot on the server of its variable: a kernel needs both there."""
-    make = optimizer.add_variable_from_reference
 
-    def make_beside(reference: Any, *args: Any, **kwargs: Any) -> Any:
-        device = _tf_compat.unwrap(reference).device
-        if device not in placement.devices:
-            return make(reference, *args, **kwargs)
-        with placement.on(device):
-            return make(reference, *args, **kwargs)
+    def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+        device = variable.device
+        return placement.on(device) if device in placement.devices else None
 
-    optimizer.add_variable_from_reference = make_beside
-    try:
-        yield
-    finally:
-        del optimizer.add_variable_from_reference
+    return slots.placed(optimizer, scope)
 
 
 def _flatten(grads: Sequence[Any]) -> tuple[list[tf.Tensor], Any]:

@@ -13,7 +13,7 @@ from replicator.async_training.connection import client_device
 from replicator.engine.analysis import plan
 from replicator.engine.analysis.analyze import Analysis
 from replicator.engine.run.assembly import Assembly
-from replicator.inputs.iterator import deal
+from replicator.inputs.iterator import next_batches
 from replicator.step import loop
 from replicator.step.traced_once import traced_once
 from replicator.variables.used import UsedVariables
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from replicator.placement.topology import Topology
 
 _COUNTER = itertools.count()
-# Among what a step captures, stands for the tickets, which every step counts up.
-_TICKETS = tf.TensorSpec([], tf.int64)
+# Stands for the sequence numbers among a step's captures; every step increments them.
+_SEQUENCE_NUMBERS = tf.TensorSpec([], tf.int64)
 
 
 class ServerProgram:
@@ -86,18 +86,18 @@ class ServerProgram:
           is_loop: Whether it runs several steps.
 
         Returns:
-          Takes the source, by server the tickets that the worker has used, and the
+          Takes the source, by server the worker's last sequence number, and the
           number of steps; returns one flat list of outputs of all replicas.
         """
         function = self._make_runner(is_loop=is_loop)
-        # With the number of steps behind the tickets: one input less to send.
+        # With the number of steps behind the sequence numbers: one input less to send.
         counts = tf.TensorSpec([len(self.step.num_commits) + 1], tf.int64)
         with _tf_dispatch.graph_optimizer_off():
             concrete = function.get_concrete_function(source_spec, counts)
 
-        def run(source: Any, tickets: Sequence[int], num_steps: int) -> Any:
+        def run(source: Any, sequence_numbers: Sequence[int], num_steps: int) -> Any:
             with tf.device(client_device()):
-                counts = tf.constant([*tickets, num_steps], tf.int64)
+                counts = tf.constant([*sequence_numbers, num_steps], tf.int64)
             with _tf_dispatch.graph_optimizer_off():
                 return concrete(source, counts)
 
@@ -112,12 +112,18 @@ class ServerProgram:
 
         @traced_once
         def program(source: Any, counts: tf.Tensor) -> list[tf.Tensor]:
-            tickets, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
+            sequence_numbers, num_steps = counts[:-1], tf.cast(counts[-1], tf.int32)
 
             def one_step(index: tf.Tensor) -> list[tf.Tensor]:
-                used = tickets + tf.cast(index, tf.int64) * list(self.step.num_commits)
-                captured = [used if c is _TICKETS else c for c in assembly.captured]
-                batch = [] if source is None else deal(source, self._num_replicas)
+                used = sequence_numbers + tf.cast(index, tf.int64) * list(
+                    self.step.num_commits
+                )
+                captured = [
+                    used if c is _SEQUENCE_NUMBERS else c for c in assembly.captured
+                ]
+                batch = (
+                    [] if source is None else next_batches(source, self._num_replicas)
+                )
                 return assembly.call(captured, batch)
 
             count = num_steps if is_loop else 1
@@ -149,8 +155,8 @@ class _ServerAssembly(Assembly):
                     self._emit(each)
         if placeholder in self._pulled:
             return self._pulled[placeholder]
-        if placeholder == self._step.tickets_name:
-            return self._argument((-1, placeholder), _TICKETS)
+        if placeholder == self._step.sequence_numbers_name:
+            return self._argument((-1, placeholder), _SEQUENCE_NUMBERS)
         return super()._resolve(replica, placeholder)
 
     def _emit(self, each: pull.Pull) -> None:
@@ -159,7 +165,7 @@ class _ServerAssembly(Assembly):
             server_device=self._placement.devices[each.server],
             worker_device=self._topology.replica_devices[0],
             handle=lambda name: str(super(_ServerAssembly, self)._resolve(0, name)),
-            clock=self.copies.name(0, each.clock),
+            clock=self.copies.order.name(0, each.clock),
         )
         self._more_nodes += nodes
         self._pulled.update(values)

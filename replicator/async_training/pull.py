@@ -16,7 +16,7 @@ from replicator.engine.graph.emitter import Emitter
 from replicator.variables.kinds import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     import tensorflow as tf
 
@@ -58,8 +58,20 @@ def take_out(
       The body in which those reads are inputs, and the others on a server wait for the
       read of its clock; and what to read instead.
     """
-    # A read without control edges is one that no write comes before.
-    first = {
+    first = _first_reads(traced, body)
+    clock_of = _clock_reads(traced, first, clocks)
+    waits = _waits(traced, first, clock_of, table)
+    pulls = _group(traced, body, waits, clock_of, table)
+    clocks_of = {name: clock_of[server] for name, (_, server) in waits.items()}
+    return _rewrite(body, clocks_of, pulls), pulls
+
+
+def _first_reads(traced: TracedStep, body: Body) -> dict[str, str]:
+    """Reads that no write comes before, with the handles that they read.
+
+    Those are the reads without control edges.
+    """
+    return {
         node.name: node.inputs[0].node
         for node in body.nodes
         if node.op in READ_OPS
@@ -67,24 +79,52 @@ def take_out(
         and node.inputs
         and node.inputs[0].node in traced.variables
     }
-    clock_of: dict[int, str] = {}
+
+
+def _clock_reads(
+    traced: TracedStep, first: Mapping[str, str], clocks: Mapping[int, int]
+) -> dict[int, str]:
+    """The first read of each server's clock, by server."""
+    found: dict[int, str] = {}
     for name, handle in first.items():
         server = clocks.get(id(traced.variables[handle]))
         if server is not None:
-            clock_of.setdefault(server, name)
+            found.setdefault(server, name)
+    return found
+
+
+def _waits(
+    traced: TracedStep,
+    first: Mapping[str, str],
+    clock_of: Mapping[int, str],
+    table: ServerTable,
+) -> dict[str, tuple[str, int]]:
+    """First reads that wait for their server's clock: what they read, and where."""
+    clock_reads = set(clock_of.values())
+    found = {}
+    for name, handle in first.items():
+        server = table.placement.server_of(traced.variables[handle])
+        if server is not None and server in clock_of and name not in clock_reads:
+            found[name] = handle, server
+    return found
+
+
+def _group(
+    traced: TracedStep,
+    body: Body,
+    waits: Mapping[str, tuple[str, int]],
+    clock_of: Mapping[int, str],
+    table: ServerTable,
+) -> tuple[Pull, ...]:
+    """Joins reads of small shared variables of one server and type."""
     is_read = {node.name for node in body.nodes if node.op == "ReadVariableOp"}
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
-    waits: dict[str, str] = {}
-    for name, handle in first.items():
+    for name, (handle, server) in waits.items():
         variable = traced.variables[handle]
-        server = table.placement.server_of(variable)
-        if server not in clock_of or name in clock_of.values():
-            continue
-        waits[name] = clock_of[server]
         if name in is_read and _is_small(variable) and _is_shared(variable, table):
             reads = groups.setdefault((server, variable.dtype), {})
             reads.setdefault(handle, []).append(name)
-    pulls = tuple(
+    return tuple(
         Pull(
             server=server,
             clock=clock_of[server],
@@ -97,22 +137,30 @@ def take_out(
         for (server, dtype), reads in groups.items()
         if len(reads) > 1
     )
+
+
+def _rewrite(body: Body, clock_of: Mapping[str, str], pulls: Sequence[Pull]) -> Body:
+    """Turns pulled reads into inputs, and lets the others wait for their clock.
+
+    Args:
+      body: The step's graph.
+      clock_of: By read, the node that reads its server's clock.
+      pulls: What is read otherwise.
+    """
     pulled = {n for p in pulls for _, names, _ in p.reads for n in names}
     nodes = tuple(
-        dataclasses.replace(node, controls=(waits[node.name],))
-        if node.name in waits
+        dataclasses.replace(node, controls=(clock_of[node.name],))
+        if node.name in clock_of
         else node
         for node in body.nodes
         if node.name not in pulled
     )
     # The clock's reads have no inputs but handles, so they may come first.
     early = set(clock_of.values())
-    nodes = tuple(sorted(nodes, key=lambda node: node.name not in early))
-    return (
-        dataclasses.replace(
-            body, nodes=nodes, placeholders=body.placeholders | frozenset(pulled)
-        ),
-        pulls,
+    return dataclasses.replace(
+        body,
+        nodes=tuple(sorted(nodes, key=lambda node: node.name not in early)),
+        placeholders=body.placeholders | frozenset(pulled),
     )
 
 

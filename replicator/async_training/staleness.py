@@ -37,13 +37,13 @@ class Staleness:
         )
 
 
-def summarize(tallies: list[list[int]]) -> Staleness:
-    """Adds the tallies of all servers.
+def summarize(counts_by_server: list[list[int]]) -> Staleness:
+    """Adds the update counts of all servers.
 
     Args:
-      tallies: By server, the number of updates of each staleness.
+      counts_by_server: By server, the number of updates of each staleness.
     """
-    totals = [sum(counts) for counts in zip(*tallies, strict=True)]
+    totals = [sum(counts) for counts in zip(*counts_by_server, strict=True)]
     num_updates = sum(totals)
     histogram = {value: count for value, count in enumerate(totals) if count}
     weighted = sum(value * count for value, count in histogram.items())

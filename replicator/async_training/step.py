@@ -18,7 +18,7 @@ from replicator.variables.kinds import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.commit_state import CommitState
     from replicator.async_training.table import ServerTable
     from replicator.engine.graph.body import Body
     from replicator.engine.graph.trace import TracedStep
@@ -40,7 +40,7 @@ class ServerStep:
       invariance: What varies between replicas in sync.
       pulls: The reads that were taken out of the body.
       num_commits: By server, commits of one step.
-      tickets_name: The placeholder of ``CommitTrace.tickets``.
+      sequence_numbers_name: The placeholder of ``CommitTrace.sequence_numbers``.
     """
 
     traced: TracedStep
@@ -48,7 +48,7 @@ class ServerStep:
     invariance: invariance.Invariance
     pulls: tuple[pull.Pull, ...]
     num_commits: tuple[int, ...]
-    tickets_name: str
+    sequence_numbers_name: str
 
 
 def trace_step(
@@ -58,7 +58,7 @@ def trace_step(
     name: str,
     topology: Topology,
     table: ServerTable,
-    ledgers: Sequence[Ledger],
+    commit_states: Sequence[CommitState],
 ) -> ServerStep:
     """Traces a step function for the workers of a job.
 
@@ -68,7 +68,7 @@ def trace_step(
       name: Unique; functions of the step get it as a suffix.
       topology: The replicas of worker 0.
       table: The variables of the job.
-      ledgers: By server.
+      commit_states: By server.
 
     Returns:
       The step.
@@ -78,17 +78,21 @@ def trace_step(
       ReplicatorError: Misuse inside the step.
     """
     commits = commit.CommitTrace(
-        ledgers=ledgers,
+        commit_states=commit_states,
         clocks=(),
-        tickets=None,
-        num_commits=[0] * len(ledgers),
-        shared=[v for ledger in ledgers for v in ledger.shared()],
+        sequence_numbers=None,
+        num_commits=[0] * len(commit_states),
+        shared=[v for commit_state in commit_states for v in commit_state.shared()],
     )
 
     def step(*args: Any) -> Any:
         # Read before everything else, so that staleness is never told too small.
-        commits.clocks = [ledger.clock.read_value() for ledger in ledgers]
-        commits.tickets = tf.compat.v1.placeholder(tf.int64, [len(ledgers)], "tickets")
+        commits.clocks = [
+            commit_state.clock.read_value() for commit_state in commit_states
+        ]
+        commits.sequence_numbers = tf.compat.v1.placeholder(
+            tf.int64, [len(commit_states)], "sequence_numbers"
+        )
         with commit.tracing(commits):
             return step_fn(*args)
 
@@ -100,14 +104,17 @@ def trace_step(
         topology.num_logical_devices,
         table.num_replicas,
     )
-    tickets_name = commits.tickets.op.name
+    sequence_numbers_name = commits.sequence_numbers.op.name
     # Without the tensors, which would keep the graph.
-    commits.clocks, commits.tickets = (), None
+    commits.clocks, commits.sequence_numbers = (), None
     body = to_body(traced, name, topology)
-    analysis = _analyze(traced, body, table, ledgers, tickets_name)
+    analysis = _analyze(traced, body, table, commit_states, sequence_numbers_name)
     invariance.check_trainable(analysis, traced.variables, topology.num_replicas)
-    _settle_kinds(traced, body, analysis, table, commits)
-    clocks = {id(ledger.clock): server for server, ledger in enumerate(ledgers)}
+    _require_local_kinds(traced, body, analysis, table, commits)
+    clocks = {
+        id(commit_state.clock): server
+        for server, commit_state in enumerate(commit_states)
+    }
     body, pulls = pull.take_out(traced, body, table, clocks)
     return ServerStep(
         traced=traced,
@@ -115,7 +122,7 @@ def trace_step(
         invariance=analysis,
         pulls=pulls,
         num_commits=tuple(commits.num_commits),
-        tickets_name=tickets_name,
+        sequence_numbers_name=sequence_numbers_name,
     )
 
 
@@ -123,12 +130,12 @@ def _analyze(
     traced: TracedStep,
     body: Body,
     table: ServerTable,
-    ledgers: Sequence[Ledger],
-    tickets_name: str,
+    commit_states: Sequence[CommitState],
+    sequence_numbers_name: str,
 ) -> invariance.Invariance:
     results = {m for c in traced.collectives for m in c.markers}
     # One lock per server and step, however many replicas: two would wait for another.
-    locks = {id(ledger.mutex) for ledger in ledgers}
+    locks = {id(commit_state.mutex) for commit_state in commit_states}
     tensors = {
         name
         for name, outer in traced.captures.items()
@@ -141,13 +148,13 @@ def _analyze(
     }
     return invariance.analyze(
         body,
-        invariant_inputs=results | tensors | {tickets_name},
+        invariant_inputs=results | tensors | {sequence_numbers_name},
         handles=set(traced.variables),
         local=local,
     )
 
 
-def _settle_kinds(
+def _require_local_kinds(
     traced: TracedStep,
     body: Body,
     analysis: invariance.Invariance,
@@ -158,8 +165,10 @@ def _settle_kinds(
     if table.num_replicas == 1:
         return
     shared = {id(variable) for variable in commits.shared}
-    for ledger in commits.ledgers:
-        shared |= {id(ticket) for ticket in ledger.tickets}
+    for commit_state in commits.commit_states:
+        shared |= {
+            id(sequence_number) for sequence_number in commit_state.sequence_numbers
+        }
     for handle in overwritten(body, set(traced.variables)):
         variable = traced.variables[handle]
         if id(variable) in shared or table.kind(variable) is not Kind.MIRRORED:

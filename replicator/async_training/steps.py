@@ -17,7 +17,7 @@ from replicator.engine.analysis import plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.commit_state import CommitState
     from replicator.async_training.placement import Placement
     from replicator.async_training.table import ServerTable
     from replicator.placement.topology import Topology
@@ -39,7 +39,7 @@ class WorkerSteps:
         *,
         topologies: Sequence[Topology],
         table: ServerTable,
-        ledgers: Sequence[Ledger],
+        commit_states: Sequence[CommitState],
         placement: Placement,
     ) -> None:
         self._topologies = topologies
@@ -49,10 +49,10 @@ class WorkerSteps:
             name=f"server_step_{next(_COUNTER)}",
             topology=topologies[0],
             table=table,
-            ledgers=ledgers,
+            commit_states=commit_states,
         )
         self.programs = [
-            ServerProgram(step, topology, table.view(worker, ledgers), placement)
+            ServerProgram(step, topology, table.view(worker, commit_states), placement)
             for worker, topology in enumerate(topologies)
         ]
         # Threads of the coordinator ask too: what waits for a worker runs in a loop.
@@ -83,10 +83,12 @@ class WorkerSteps:
         """
         self._function(worker, spec, is_loop=num_steps > 1)
 
-        def run(iterators: Any, tickets: Any, num_left: int) -> Any:
+        def run(iterators: Any, sequence_numbers: Any, num_left: int) -> Any:
             function = self._function(worker, spec, is_loop=num_left > 1)
             is_read = isinstance(source, WorkerPipelines)
-            return function(iterators if is_read else source, tickets, num_left)
+            return function(
+                iterators if is_read else source, sequence_numbers, num_left
+            )
 
         program = self.programs[worker]
         return Assignment(

@@ -22,7 +22,7 @@ from replicator.variables.table import Entry, VariableTable
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.async_training.ledger import Ledger
+    from replicator.async_training.commit_state import CommitState
     from replicator.async_training.placement import Placement
     from replicator.placement.topology import Topology
 
@@ -43,9 +43,9 @@ class ServerTable(VariableTable):
         self.num_workers = num_workers
         self.placement = placement
 
-    def view(self, worker: int, ledgers: Sequence[Ledger]) -> WorkerTable:
+    def view(self, worker: int, commit_states: Sequence[CommitState]) -> WorkerTable:
         """The table as the program of one worker sees it."""
-        return WorkerTable(self, worker, ledgers)
+        return WorkerTable(self, worker, commit_states)
 
     def _copies(self, variable: Any, kind: Kind) -> tuple[Any, ...]:
         if kind is Kind.MIRRORED:
@@ -72,11 +72,11 @@ class WorkerTable:
     """
 
     def __init__(
-        self, table: ServerTable, worker: int, ledgers: Sequence[Ledger]
+        self, table: ServerTable, worker: int, commit_states: Sequence[CommitState]
     ) -> None:
         self._table = table
         self._worker = worker
-        self._ledgers = ledgers
+        self._commit_states = commit_states
         self._share = table.num_replicas // table.num_workers
 
     @property
@@ -90,8 +90,8 @@ class WorkerTable:
 
     def require(self, variable: Any, kind: Kind) -> Entry:
         """The entry of a variable with the copies of this worker's replicas."""
-        for ledger in self._ledgers:
-            mine = ledger.copies_for(variable, self._worker)
+        for commit_state in self._commit_states:
+            mine = commit_state.copies_for(variable, self._worker)
             if mine is not None:
                 copies = (mine,) * self._share
                 return Entry(variable=variable, kind=kind, copies=copies, seen=None)

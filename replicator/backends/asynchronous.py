@@ -15,10 +15,10 @@ import tensorflow as tf
 
 from replicator.async_training import connection as connection_lib
 from replicator.async_training import staleness
+from replicator.async_training.commit_state import CommitState
 from replicator.async_training.copies import Copies
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import ServerInputIterator
-from replicator.async_training.ledger import Ledger
 from replicator.async_training.optimizer import ServerOptimizer
 from replicator.async_training.placement import Placement
 from replicator.async_training.steps import WorkerSteps
@@ -28,6 +28,7 @@ from replicator.inputs import prefetch
 from replicator.inputs.iterator import counted
 from replicator.inputs.values import values_of
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_share import per_worker
 from replicator.step import keras_random
 from replicator.step.per_replica import PerReplica
 from replicator.validation import user_functions
@@ -44,13 +45,8 @@ if TYPE_CHECKING:
     from replicator.optimizer.wrapper import ReplicatedOptimizer
     from replicator.variables.table import LocalState
 
-WORKER_TIMEOUT_SEC = 600.0
+RECOVERY_TIMEOUT_SEC = 600.0
 _COUNTER = itertools.count()
-_BACKEND = "the async backend"
-_LACKING_OPTIONS = {
-    "accumulation_steps": "accumulated gradients of all workers would mix",
-    "loss_scale": "the scale would change between a worker's read and its update",
-}
 
 
 class MultiWorkerAsyncReplicator(base.Replicator):
@@ -80,7 +76,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         num_replicas: int | None = None,
         cluster: ClusterConfig | None = None,
         connect_timeout_sec: float = connection_lib.CONNECT_TIMEOUT_SEC,
-        worker_timeout_sec: float = WORKER_TIMEOUT_SEC,
+        recovery_timeout_sec: float = RECOVERY_TIMEOUT_SEC,
     ) -> None:
         """Connects to the cluster, unless this process is connected already.
 
@@ -88,7 +84,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
           num_replicas: Replicas of all workers; None is one per worker.
           cluster: Who takes part; by default what ``TF_CONFIG`` says.
           connect_timeout_sec: Longest wait for workers and servers to answer.
-          worker_timeout_sec: Longest wait for a worker that was lost to come back.
+          recovery_timeout_sec: Longest wait for a worker that was lost to come back.
 
         Raises:
           ClusterConfigError: The cluster is not one for parameter servers.
@@ -97,7 +93,10 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         self.connection = connection_lib.connect(cluster, connect_timeout_sec)
         self.num_workers = self.connection.num_workers
-        share = connection_lib.check_num_replicas(num_replicas, self.num_workers)
+        share = per_worker(
+            self.num_workers if num_replicas is None else num_replicas,
+            self.num_workers,
+        )
         self.num_replicas = share * self.num_workers
         self._share = share
         devices = [
@@ -115,15 +114,16 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         self._topology = make_topology([[d] for names in devices for d in names])
         self._placement = Placement(self.connection.num_servers)
         name = f"replicator_{next(_COUNTER)}"
-        self._ledgers = [
-            Ledger(device, self.num_workers, name) for device in self._placement.devices
+        self._commit_states = [
+            CommitState(device, self.num_workers, name)
+            for device in self._placement.devices
         ]
         self._table = ServerTable(self._topology, self.num_workers, self._placement)
         self._programs = programs.ProgramCache()
         self._dispatcher = Dispatcher(
             self.connection,
-            self._ledgers,
-            worker_timeout_sec,
+            self._commit_states,
+            recovery_timeout_sec,
             connection_lib.client_device(),
             self.connection.watch,
         )
@@ -207,8 +207,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     def staleness(self) -> staleness.Staleness:
         """Tells how old the values were that applied updates were computed from."""
         with self.connection.watch.guard():
-            tallies = [ledger.tally.numpy().tolist() for ledger in self._ledgers]
-        return staleness.summarize(tallies)
+            counts_by_server = [
+                commit_state.update_counts.numpy().tolist()
+                for commit_state in self._commit_states
+            ]
+        return staleness.summarize(counts_by_server)
 
     @property
     def num_redone(self) -> int:
@@ -245,13 +248,13 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         keeps_results: bool,
     ) -> list[tuple[ServerProgram, Assignment]]:
         def build() -> WorkerSteps:
-            with keras_random.made_in(self._placement.scope):
+            with keras_random.created_in(self._placement.scope):
                 return WorkerSteps(
                     step_fn,
                     specs,
                     topologies=self._topologies,
                     table=self._table,
-                    ledgers=self._ledgers,
+                    commit_states=self._commit_states,
                     placement=self._placement,
                 )
 
@@ -290,7 +293,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
-        options.refuse(_LACKING_OPTIONS, _BACKEND)
+        options.refuse("async", "the async backend", refuses_fixed_loss_scale=True)
         return ServerOptimizer(
             optimizer,
             num_replicas=self._share,

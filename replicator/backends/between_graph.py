@@ -43,7 +43,7 @@ class BetweenGraphReplicator(base.Replicator):
     ) -> InputIterator:
         """Makes the pipelines of this worker, whose ``next`` ends with all others'."""
         inputs = super()._make_input_iterator(input_fn, mode, num_prefetched)
-        inputs.common_end = _CommonEnd(self)
+        inputs.uneven_inputs = _UnevenInputs(self)
         return inputs
 
     def reduce(self, op: str, value: Any) -> Any:
@@ -78,7 +78,7 @@ class BetweenGraphReplicator(base.Replicator):
         worker_sync.compare(self._peers, failure, digests)
 
 
-class _CommonEnd:
+class _UnevenInputs:
     """Ends ``next(inputs)`` with the same step on all workers, as ``run`` ends.
 
     Workers exchange a word per step, where the data of any of them may end.

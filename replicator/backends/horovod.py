@@ -21,31 +21,32 @@ import functools
 import importlib
 import json
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import tensorflow as tf
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.single import SingleDeviceReplicator
+from replicator.catalog import BACKENDS
 from replicator.cluster import exchange as worker_sync
 from replicator.collectives import wire_types
-from replicator.collectives.reducible import wire_of
+from replicator.collectives.wire_types import Wire
 from replicator.errors import (
     BackendNotInstalledError,
     DeviceError,
     OptimizerOptionError,
 )
 from replicator.step import context, logical
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from types import ModuleType
 
     from replicator.optimizer.options import OptimizerOptions
     from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 _OPS = {"sum": "Sum", "mean": "Average", "min": "Min", "max": "Max"}
-_FLOAT16_ONLY = "Horovod's reductions know float16, and no bfloat16"
 
 
 class HorovodReplicaContext(context.ReplicaContext):
@@ -65,24 +66,20 @@ class HorovodReplicaContext(context.ReplicaContext):
         """The rank of the process that runs the step, int32."""
         return tf.cast(self._hvd.rank_op(), tf.int32)
 
-    def all_reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Reduces by ``allreduce``."""
+        return [self._all_reduce(tensor, op, None) for tensor in tensors]
+
+    def compressed_all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
     ) -> list[tf.Tensor]:
-        """Reduces by ``allreduce``; with ``wire_dtype`` float16, in 16 bits. Always.
+        """Reduces by ``allreduce`` in float16.
 
         Raises:
           OptimizerOptionError: Another ``wire_dtype``.
         """
-        del needed_if
-        if wire_dtype not in (None, tf.float16):
-            raise OptimizerOptionError(
-                f"compression={wire_dtype.name!r} does not work under "
-                f"HorovodReplicator: {_FLOAT16_ONLY}; use compression='float16'"
-            )
+        if wire_dtype != tf.float16:
+            _refuse_compression(wire_dtype.name)
         return [self._all_reduce(tensor, op, wire_dtype) for tensor in tensors]
 
     def _all_reduce(
@@ -93,18 +90,16 @@ class HorovodReplicaContext(context.ReplicaContext):
             # Flipping the highest bit makes the order of unsigned that of signed.
             signed = _flip(tf.bitcast(tensor, tf.int64))
             return tf.bitcast(_flip(self._all_reduce(signed, op, None)), dtype)
-        how, wire = (
-            ("Cast", tf.float32) if dtype == tf.bfloat16 else wire_types.added(dtype)
-        )
-        narrow = wire_of(dtype, wire_dtype)
+        wire = wire_types.added(dtype)
+        narrow = tf.float32 if dtype == tf.bfloat16 else wire_of(dtype, wire_dtype)
         if narrow != dtype:
-            how, wire = "Cast", narrow
+            wire = Wire("Cast", narrow)
         reduced = self._hvd.allreduce(
-            _convert(tensor, how, wire),
+            wire.convert(tensor),
             op=getattr(self._hvd, _OPS[op]),
             name=self._name(op),
         )
-        return _convert(reduced, how, dtype)
+        return wire.restore(reduced, dtype)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Concatenates by ``allgather``, in the order of ranks."""
@@ -120,10 +115,10 @@ class HorovodReplicaContext(context.ReplicaContext):
         return [self._all_concat(tensor) for tensor in tensors]
 
     def _all_concat(self, tensor: tf.Tensor) -> tf.Tensor:
-        how, wire = wire_types.moved(tensor.dtype, "all_gather")
-        sent = _convert(tensor, how, wire)
+        wire = wire_types.moved(tensor.dtype, "all_gather")
+        sent = wire.convert(tensor)
         gathered = self._hvd.allgather(sent, name=self._name("gather"))
-        return _convert(gathered, how, tensor.dtype)
+        return wire.restore(gathered, tensor.dtype)
 
     def broadcast(
         self, tensors: Sequence[tf.Tensor], source_replica_id: int
@@ -132,11 +127,11 @@ class HorovodReplicaContext(context.ReplicaContext):
         return [self._broadcast(tensor, source_replica_id) for tensor in tensors]
 
     def _broadcast(self, tensor: tf.Tensor, source: int) -> tf.Tensor:
-        how, wire = wire_types.moved(tensor.dtype, "broadcast")
+        wire = wire_types.moved(tensor.dtype, "broadcast")
         received = self._hvd.broadcast(
-            _convert(tensor, how, wire), source, name=self._name("broadcast")
+            wire.convert(tensor), source, name=self._name("broadcast")
         )
-        return _convert(received, how, tensor.dtype)
+        return wire.restore(received, tensor.dtype)
 
     def logical_device(self, index: int) -> contextlib.AbstractContextManager[Any]:
         """Only device 0: a process has one."""
@@ -238,10 +233,9 @@ class HorovodReplicator(BetweenGraphReplicator, SingleDeviceReplicator):
         Raises:
           OptimizerOptionError: An option that Horovod has not.
         """
-        lacks = {"sharded_update": "every process keeps and updates all variables"}
+        options.refuse("horovod", type(self).__name__)
         if options.compression == "bfloat16":
-            lacks["compression"] = _FLOAT16_ONLY
-        options.refuse(lacks, type(self).__name__)
+            _refuse_compression("bfloat16")
         return super()._wrap_optimizer(optimizer, options)
 
     def explain(self) -> str:
@@ -300,13 +294,9 @@ def _flip(signed: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(signed, tf.int64.min)
 
 
-_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
-    "": lambda tensor, _: tensor,
-    "Cast": tf.cast,
-    "Bitcast": tf.bitcast,
-}
-
-
-def _convert(tensor: tf.Tensor, how: str, dtype: tf.DType) -> tf.Tensor:
-    """Converts by one of the ways of ``wire_types``."""
-    return _CONVERSIONS[how](tensor, dtype)
+def _refuse_compression(name: str) -> NoReturn:
+    reason = BACKENDS["horovod"].lacks["gradient_compression"]
+    raise OptimizerOptionError(
+        f"compression={name!r} does not work under HorovodReplicator: {reason}; use "
+        "compression='float16'"
+    )

@@ -145,9 +145,9 @@ class InGraphReplicator(base.Replicator):
         self._table.restore(saved)
 
     @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Averages sums that replicas keep apart; see ``Replicator.settled``."""
-        partial.settle(self._table.entries_of(variables), self.topology)
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
+        partial.consolidate(self._table.entries_of(variables), self.topology)
         yield
 
     def _wrap_optimizer(
@@ -159,14 +159,14 @@ class InGraphReplicator(base.Replicator):
         if options.sharded_update:
             if self.topology.num_programs > 1 and options.needs_branch:
                 reason = "an update in a branch is computed by one worker for all"
-                options.refuse({"sharded_update": reason}, type(self).__name__)
+                options.refuse_option("sharded_update", reason, type(self).__name__)
             sharded = ShardedUpdate(self._table.ownership)
         return ReplicatedOptimizer(
             optimizer,
             num_replicas=self.num_replicas,
             options=options,
             sharded_update=sharded,
-            accumulates_apart=self.topology.communicates,
+            accumulates_per_replica=self.topology.communicates,
         )
 
     def summary(self) -> str:
@@ -174,7 +174,7 @@ class InGraphReplicator(base.Replicator):
         return summary.describe(
             self,
             summary.places_of(self.topology),
-            summary.holdings_of(
+            summary.variable_copies(
                 entry
                 for entry in self._table.entries()
                 if not self._table.ownership.is_elsewhere(entry.variable)

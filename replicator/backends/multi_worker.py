@@ -1,297 +1,61 @@
-"""Synchronous replication over worker processes.
+"""Synchronous replication over several machines: the two patterns of the paper.
 
-Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
-runs the user's program and links the replicas on its own devices; TensorFlow's
-collective ops join the workers. The processes learn from ``TF_CONFIG`` who they are.
+Figure 1 of Buchlovsky et al. 2019: one program with all replicas, or one per worker.
 """
 
 from __future__ import annotations
 
-import contextlib
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar
 
-from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.in_graph import InGraphReplicator
-from replicator.cluster import join as worker_join
-from replicator.cluster.configuration import ClusterConfig
-from replicator.engine.run.program import Program
-from replicator.errors import DeviceError, DisagreementError
-from replicator.inputs.iterator import InputIterator
-from replicator.placement import devices as device_lib
-from replicator.placement.topology import make_topology
-from replicator.variables import ownership, partial, worker_values
-from replicator.variables.kinds import Kind
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from replicator.cluster.runtime import WorkerRuntime
-
-_PATTERNS = ("between_graph", "in_graph")
 
 
-class MultiWorkerReplicator(BetweenGraphReplicator, InGraphReplicator):
-    """Replicas on the devices of several worker processes, one program in each.
+class MultiWorkerReplicator(InGraphReplicator):
+    """Replicas on the devices of several worker processes.
 
-    Every worker runs the same program: the same calls of this object in the same order.
-    Before a new step runs, workers compare what they are about to run. Variables start
-    with the values of worker 0; replica-local ones read, outside steps, as the mean
-    over all replicas of the job.
+    ``pattern="between_graph"``, the default, makes a
+    ``MultiWorkerBetweenGraphReplicator``: every worker runs the user's program.
+    ``pattern="in_graph"`` makes a ``MultiWorkerInGraphReplicator``: one client runs it,
+    and the other workers run ``python -m replicator.server``. Both are instances of
+    this class; their constructors document the arguments.
 
     Attributes:
-      cluster: The workers, and which of them this process is.
+      pattern: ``between_graph`` or ``in_graph``.
       num_workers: Worker processes.
-      worker_id: Which of them this process is.
     """
 
-    def __new__(cls, *, pattern: str = "between_graph", **options: Any) -> Any:
+    pattern: ClassVar[str] = ""
+    num_workers: int
+
+    def __new__(cls, *, pattern: str | None = None, **options: Any) -> Any:
         """Picks the class of a pattern of replication.
 
         Raises:
-          ValueError: Unknown pattern.
+          ValueError: Unknown pattern, or not the one of this class.
         """
-        if pattern not in _PATTERNS:
-            raise ValueError(
-                f"pattern {pattern!r} is not one of {', '.join(map(repr, _PATTERNS))}"
-            )
-        if pattern == "in_graph":
-            from replicator.backends import multi_worker_in_graph
-
-            return multi_worker_in_graph.MultiWorkerInGraphReplicator(**options)
-        return super().__new__(cls)
-
-    def __init__(
-        self,
-        *,
-        num_replicas: int | None = None,
-        pattern: str = "between_graph",
-        cluster: ClusterConfig | None = None,
-        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
-        logical_devices_per_replica: int = 1,
-        variable_placement: str = "auto",
-        timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
-        heartbeat_timeout_sec: float = worker_join.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
-    ) -> None:
-        """Joins the cluster, together with all other workers.
-
-        Args:
-          num_replicas: Replicas of the whole job, of which each worker runs an equal
-            share; by default one per worker.
-          pattern: ``between_graph``; with ``in_graph``, a
-            ``MultiWorkerInGraphReplicator`` is made, which takes other arguments.
-          cluster: The workers; None reads ``TF_CONFIG``.
-          devices: Devices of this worker's replicas; see ``InGraphReplicator``.
-          logical_devices_per_replica: Devices that one replica is split over.
-          variable_placement: Within this worker; see ``InGraphReplicator``.
-          timeout_sec: Longest wait for another worker: at start, in a step, in an
-            exchange.
-          heartbeat_timeout_sec: After this time without a sign of life a worker is
-            lost, wherever the others are.
-
-        Raises:
-          ClusterError: The cluster cannot be joined; subclasses say why.
-          DeviceError: Replicas do not divide by workers, or devices are missing.
-        """
-        del pattern  # checked before
-        self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
-        self.num_workers = self.cluster.num_workers
-        self.worker_id = self.cluster.worker_id
-        if num_replicas is None:
-            num_replicas = self.num_workers
-        device_lib.check_num_logical(logical_devices_per_replica)
-        num_local = local_share(num_replicas, self.num_workers)
-        if devices is None and logical_devices_per_replica > 1:
-            # Before the cluster is joined: TensorFlow then has its devices.
-            device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
-        self._runtime = worker_join.join(
-            self.cluster,
-            timeout_sec=timeout_sec,
-            heartbeat_timeout_sec=heartbeat_timeout_sec,
-        )
-        names = device_lib.resolve_logical(
-            num_local, logical_devices_per_replica, devices
-        )
-        self._set_topology(
-            make_topology(
-                names,
-                is_mirrored=variable_placement == "mirrored",
-                num_replicas=num_replicas,
-                first_replica_id=self.worker_id * num_local,
-                num_programs=self.num_workers,
-                program_id=self.worker_id,
-            )
-        )
-        self.first_replica_id = self.topology.first_replica_id
-        self._group = self._runtime.group() if self.num_workers > 1 else None
-        # Programs and variables may be freed, and others get their ids.
-        self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
-        self._num_variables = 0
-        self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._ran: weakref.WeakSet[Program] = weakref.WeakSet()
-        self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._runtime.agree(
-            "making the replicator",
-            {
-                "num_replicas": num_replicas,
-                "logical_devices_per_replica": logical_devices_per_replica,
-            },
-        )
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.topology.num_local_replicas
-
-    def _build(
-        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
-    ) -> Program:
-        """Builds a program, and lets all workers compare theirs before one runs."""
-        if self._group is None:
-            return super()._build(step_fn, specs, num_steps)
-        before = self._group.keys.value
-        name = _name(step_fn)
-        what = f"the first run of step {name!r}"
-        try:
-            program = Program(step_fn, specs, self.topology, self._table, self._group)
-        except Exception as error:
-            # The others must not wait for a worker that failed here; where all fail
-            # alike, nothing is lost.
-            self._group.keys.value = before
-            lines = str(error).strip().splitlines() or [""]
-            failure = f"{type(error).__name__}: {lines[-1].strip()}"
-            self._runtime.report_failure(what, failure)
-            raise
-        try:
-            self._runtime.agree(
-                what, {"failure": None, "num_steps": num_steps, **program.description()}
-            )
-        except DisagreementError:
-            self._group.keys.value = before
-            raise
-        self._agreed.setdefault(program, set()).add(num_steps)
-        self._start_equal(program)
-        return program
-
-    def _start_equal(self, program: Program) -> None:
-        fresh = [
-            entry.variable
-            for entry in program.entries.values()
-            if self._number(entry.variable) is None
-            and not self._table.ownership.is_slot(entry.variable)
-        ]
-        if fresh and self._group is not None:
-            with self._runtime.guard("the first exchange of variables"):
-                worker_values.start_equal(fresh, self.topology, self._group)
-            for variable in fresh:
-                number, self._num_variables = (
-                    self._num_variables,
-                    self._num_variables + 1,
+        del options  # the constructor's
+        if cls.pattern:
+            if pattern not in (None, cls.pattern):
+                raise ValueError(
+                    f"pattern {pattern!r} is not that of {cls.__name__}, which is "
+                    f"{cls.pattern!r}; use MultiWorkerReplicator(pattern={pattern!r})"
                 )
-                self._equal[id(variable)] = weakref.ref(variable), number
-
-    def _number(self, variable: Any) -> int | None:
-        """The same for a variable on all workers; None before it was made equal."""
-        known, number = self._equal.get(id(variable), (None, None))
-        return number if known is not None and known() is variable else None
-
-    def _dispatch(
-        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
-    ) -> Any:
-        if self._group is None:
-            return super()._dispatch(program, step_fn, inputs, num_steps)
-        name = _name(step_fn)
-        # The first run also compiles, for which the others need not wait.
-        is_first = program not in self._ran
-        self._ran.add(program)
-        if num_steps not in self._agreed[program]:
-            what = f"a run of step {name!r}"
-            self._runtime.agree(what, {"num_steps": num_steps})
-            self._agreed[program].add(num_steps)
-        may_end = self._may_end(inputs)
-        source = self._source(inputs)
-        with self._runtime.guard(f"step {name!r}", num_steps + is_first):
-            return program.run(source, num_steps, may_end=may_end)
-
-    def _may_end(self, inputs: Any) -> bool:
-        """Whether the data of any worker may end; asked once per iterator."""
-        if not isinstance(inputs, InputIterator):
-            return False
-        if inputs not in self._endings:
-            told = self._runtime.exchange(
-                "the first run over an input iterator", "1" if inputs.may_end else ""
+            return super().__new__(cls)
+        kinds = _classes()
+        name = "between_graph" if pattern is None else pattern
+        if name not in kinds:
+            raise ValueError(
+                f"pattern {pattern!r} is not one of {', '.join(map(repr, kinds))}"
             )
-            self._endings[inputs] = any(told)
-        return self._endings[inputs]
-
-    @property
-    def _peers(self) -> WorkerRuntime:
-        return self._runtime
-
-    @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Brings together what workers keep apart; see ``Replicator.settled``."""
-        if self._group is None:
-            with super().settled(variables):
-                yield
-            return
-        group, owned = self._group, self._table.ownership
-        with self._runtime.guard("the gathering of optimizer state"):
-            partial.settle(
-                self._table.entries_of(variables),
-                self.topology,
-                lambda sums: worker_values.add_up(sums, self.topology, group),
-            )
-            for slot in filter(owned.is_slot, variables):
-                owner = owned.owner(slot)
-                assert owner is not None
-                source = owner.program_id
-                value = worker_values.move(slot, source, self.topology, group)
-                if self.is_chief and owned.is_elsewhere(slot):
-                    ownership.fill(slot, value)
-        try:
-            yield
-        finally:
-            owned.release(variables)
-
-    def restored(self, variables: Sequence[Any]) -> None:
-        """Lets each worker keep its own; see ``Replicator.restored``."""
-        self._table.ownership.release(variables)
-
-    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
-        for entry in self._table.entries():
-            number = self._number(entry.variable)
-            if entry.kind is Kind.MIRRORED and number is not None:
-                yield number, entry.variable
-
-    def explain(self) -> str:
-        """Prints the plan of every traced step, the leg between workers included."""
-        place = (
-            f"worker {self.worker_id} of {self.num_workers}, replicas "
-            f"{self.first_replica_id} to "
-            f"{self.first_replica_id + self.num_local_replicas - 1}"
-        )
-        return f"{place}\n{super().explain()}"
+        return super().__new__(kinds[name])
 
 
-def local_share(num_replicas: int, num_workers: int) -> int:
-    """Returns how many of a job's replicas each worker runs.
+def _classes() -> dict[str, type[MultiWorkerReplicator]]:
+    """The class of each pattern; they import this module."""
+    from replicator.backends.multi_worker_between_graph import (
+        MultiWorkerBetweenGraphReplicator,
+    )
+    from replicator.backends.multi_worker_in_graph import MultiWorkerInGraphReplicator
 
-    Raises:
-      DeviceError: The division leaves a rest.
-    """
-    share, rest = divmod(num_replicas, num_workers)
-    if rest or share < 1:
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} counts the whole job and must divide by "
-            f"its {num_workers} workers; use a multiple of {num_workers}"
-        )
-    return share
-
-
-def _name(step_fn: Callable[..., Any]) -> str:
-    return str(getattr(step_fn, "__qualname__", type(step_fn).__qualname__))
+    kinds = (MultiWorkerBetweenGraphReplicator, MultiWorkerInGraphReplicator)
+    return {kind.pattern: kind for kind in kinds}

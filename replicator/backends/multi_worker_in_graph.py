@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
-from replicator.backends.in_graph import InGraphReplicator
-from replicator.cluster import remote
-from replicator.cluster.configuration import ClusterConfig
-from replicator.cluster.watch import WORKER_TIMEOUT_SEC
+from replicator.backends.multi_worker import MultiWorkerReplicator
+from replicator.cluster import environment, remote
+from replicator.cluster.watch import DETECTION_TIMEOUT_SEC, FailureDetector
 from replicator.engine.analysis import traffic
 from replicator.errors import RemoteInputError
 from replicator.inputs.context import (
@@ -33,8 +32,10 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
+    from replicator.cluster.configuration import ClusterConfig
 
-class MultiWorkerInGraphReplicator(InGraphReplicator):
+
+class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
     """Synchronous replicas on all workers, linked into one graph by one client.
 
     Make it before anything else: TensorFlow loses variables that exist when a process
@@ -44,14 +45,17 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
       worker_devices: Device prefix of each worker.
     """
 
+    pattern = "in_graph"
+
     def __init__(
         self,
         *,
         num_replicas: int | None = None,
+        pattern: str | None = None,
         cluster: ClusterConfig | None = None,
         logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
-        worker_timeout_sec: float = WORKER_TIMEOUT_SEC,
+        failure_detection_timeout_sec: float = DETECTION_TIMEOUT_SEC,
     ) -> None:
         """Connects to the servers.
 
@@ -60,10 +64,12 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             by default one per worker (of split replicas, as many as fit once).
           logical_devices_per_replica: Devices that one replica is split over, on one
             worker or, where they do not fit, on neighbouring ones.
+          pattern: None or ``in_graph``.
           cluster: The processes; by default those of ``TF_CONFIG``.
           connect_timeout_sec: Longest wait for the servers to answer.
-          worker_timeout_sec: How long a worker may give no sign of life before a step
-            ends with ``WorkerLostError``; one whose process ended is noticed at once.
+          failure_detection_timeout_sec: How long a worker may give no response before
+            a call of this replicator ends with ``WorkerLostError``; one whose process
+            has exited is noticed at once.
 
         Raises:
           ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
@@ -72,9 +78,11 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
           UnreachableError: Servers do not answer.
           DeviceError: The replicas do not divide by the workers, or GPUs are missing.
         """
-        config = ClusterConfig.from_tf_config() if cluster is None else cluster
-        self._watch = remote.connect(config, connect_timeout_sec)
-        self._watch.timeout_sec = worker_timeout_sec
+        del pattern  # checked by __new__
+        config = environment.config_of(cluster)
+        self._detector = FailureDetector(
+            remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec
+        )
         self.worker_devices = remote.worker_devices(config)
         count = device_lib.check_num_logical(logical_devices_per_replica)
         names = remote.replica_devices(
@@ -108,7 +116,7 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
             return dataset
 
         sources = [f"{self.worker_devices[w]}/device:CPU:0" for w in workers]
-        with self._watch.guard():
+        with self._detector.guard():
             return RemoteInputIterator(
                 checked_fn,
                 mode,
@@ -145,24 +153,24 @@ class MultiWorkerInGraphReplicator(InGraphReplicator):
         return "\n".join(lines)
 
     def _run(self, *args: Any) -> Any:
-        with self._watch.guard():
+        with self._detector.guard():
             _tf_compat.wait_for_remote_ops()
             return super()._run(*args)
 
     @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
-        """Averages sums that replicas keep apart; see ``Replicator.settled``."""
-        with self._watch.guard(), super().settled(variables):
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
+        with self._detector.guard(), super().consolidated_state(variables):
             yield
 
     def assert_in_sync(self) -> None:
         """Fetches and compares the copies; see ``Replicator.assert_in_sync``."""
-        with self._watch.guard():
+        with self._detector.guard():
             super().assert_in_sync()
 
     def reduce(self, op: str, value: Any) -> Any:
         """Combines values of all workers here; see ``Replicator.reduce``."""
-        with self._watch.guard():
+        with self._detector.guard():
             return super().reduce(op, value)
 
 

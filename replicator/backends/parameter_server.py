@@ -37,11 +37,6 @@ if TYPE_CHECKING:
     from replicator.optimizer.options import OptimizerOptions
     from replicator.optimizer.wrapper import ReplicatedOptimizer
 
-_LACKING_OPTIONS = {
-    "accumulation_steps": "accumulated gradients of all workers would mix",
-    "loss_scale": "tf.distribute does not reduce in a branch",
-}
-
 
 class CoordinatorInputIterator(InputIterator):
     """The same pipeline on every worker: the coordinator does not number them."""
@@ -61,12 +56,14 @@ class CoordinatorInputIterator(InputIterator):
                 "the async backend"
             )
         self._replicator = replicator
-        told = InputContext(num_replicas_in_sync=replicator.num_replicas_in_sync)
+        pipeline_context = InputContext(
+            num_replicas_in_sync=replicator.num_replicas_in_sync
+        )
         super().__init__(
             lambda ctx: traced_dataset(input_fn, ctx),
             mode,
             replicator.num_replicas,
-            contexts=[told],
+            contexts=[pipeline_context],
         )
 
     def _check(self, pipeline: Any) -> Any:
@@ -250,7 +247,11 @@ class ParameterServerReplicator(StrategyReplicator):
         self, optimizer: Any, options: OptimizerOptions
     ) -> ReplicatedOptimizer:
         options.check(optimizer)
-        options.refuse(_LACKING_OPTIONS, type(self.strategy).__name__)
+        options.refuse(
+            "tf_parameter_server",
+            type(self.strategy).__name__,
+            refuses_fixed_loss_scale=True,
+        )
         return StrategyOptimizer(optimizer, num_replicas=self._share, options=options)
 
     def explain(self) -> str:

@@ -36,15 +36,9 @@ class SingleReplicaContext(context.ReplicaContext):
         """Zero."""
         return tf.constant(0, tf.int32)
 
-    def all_reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
-    ) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
         """Returns the tensors: the reduction over one replica is the identity."""
-        del op, wire_dtype, needed_if
+        del op
         return list(tensors)
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -68,7 +62,7 @@ class SingleReplicaContext(context.ReplicaContext):
         return tf.device(self._devices[place] if self._devices else None)
 
 
-class TracedStep:
+class SingleProgram:
     """A step function that was traced once, for any number of steps in a dispatch."""
 
     def __init__(self, traced: Any, generator: StepGenerator) -> None:
@@ -167,7 +161,7 @@ class SingleDeviceReplicator(base.Replicator):
             return step.run(inputs.iterators[0], num_steps)
         return step.run(*values_of(inputs, [0]), num_steps)
 
-    def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> TracedStep:
+    def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> SingleProgram:
         def step(*batch: Any) -> Any:
             with context.enter(self._replica_context()), tf.device(self.device):
                 return check_outputs(step_fn(*batch), step_fn)
@@ -177,7 +171,7 @@ class SingleDeviceReplicator(base.Replicator):
             traced = tf.function(step).get_concrete_function(*specs)
         places = {id(handle): i for i, handle in enumerate(traced.captured_inputs)}
         self._prepare(sorted(traced.variables, key=lambda v: places[id(v.handle)]))
-        return TracedStep(traced, generator)
+        return SingleProgram(traced, generator)
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()

@@ -22,7 +22,6 @@ from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import as_value
-from replicator.optimizer.options import DYNAMIC, OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer, StrategyOptimizer
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, loop
@@ -35,6 +34,8 @@ from replicator.variables.table import LocalState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
+
+    from replicator.optimizer.options import OptimizerOptions
 
 
 class StrategyInputIterator(InputIterator):
@@ -57,14 +58,14 @@ class StrategyInputIterator(InputIterator):
 
     def _iterate(self, pipelines: Sequence[tf.data.Dataset]) -> tuple[Any, ...]:
         if len(pipelines) == 1:
-            dealt = pipelines[0]
+            merged = pipelines[0]
         else:
             # The strategy deals one dataset to its replicas in turn, so taking turns
             # between the pipelines hands replica r the batches of pipeline r.
             turns = tf.data.Dataset.range(len(pipelines)).repeat()
-            dealt = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
+            merged = tf.data.Dataset.choose_from_datasets(list(pipelines), turns)
         distributed = self._strategy.distribute_datasets_from_function(
-            lambda _: dealt, self._options
+            lambda _: merged, self._options
         )
         with _tf_data.untuned_device_buffers():
             return (iter(distributed),)
@@ -147,7 +148,7 @@ class StrategyReplicator(base.Replicator):
             where a stock strategy cannot communicate.
         """
         options.check(optimizer)
-        options.refuse(_lacks(options), type(self.strategy).__name__)
+        options.refuse("tf_mirrored", type(self.strategy).__name__)
         num_accumulated = getattr(optimizer, "gradient_accumulation_steps", None)
         if num_accumulated:
             raise ValueError(
@@ -277,7 +278,7 @@ class StrategyReplicator(base.Replicator):
             self,
             [f"replica {i}: {device}" for i, device in enumerate(devices)],
             [
-                summary.holding(
+                summary.variable_copy(
                     component,
                     "replica-local"
                     if variable.synchronization == on_read
@@ -311,16 +312,6 @@ class StrategyReplicator(base.Replicator):
                 f"{len(differing)} mirrored variables differ between replicas: "
                 f"{', '.join(differing[:5])}"
             )
-
-
-def _lacks(options: OptimizerOptions) -> dict[str, str]:
-    """Options that stock strategies cannot do, and why."""
-    branch = "Keras communicates in its update, which tf.distribute refuses in a branch"
-    lacks = {
-        "accumulation_steps": branch,
-        "sharded_update": "its variables are updated by all replicas",
-    }
-    return lacks | ({"loss_scale": branch} if options.loss_scale == DYNAMIC else {})
 
 
 class MirroredReplicator(StrategyReplicator):

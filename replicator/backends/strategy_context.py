@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import gradients as _tf_gradients
-from replicator.collectives.reducible import wire_of
+from replicator.collectives.buckets import positions_by_dtype
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
 
@@ -37,26 +37,11 @@ class StrategyReplicaContext(context.ReplicaContext):
         replica = tf.distribute.get_replica_context()
         return tf.convert_to_tensor(replica.replica_id_in_sync_group, dtype=tf.int32)
 
-    def all_reduce(
-        self,
-        tensors: Sequence[tf.Tensor],
-        op: str,
-        wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
-    ) -> list[tf.Tensor]:
-        """Reduces by the strategy; minimum and maximum by way of a gather.
-
-        A strategy sums in the type that travels: with ``wire_dtype``, in 16 bits. It
-        always communicates.
-        """
-        del needed_if
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Reduces by the strategy; minimum and maximum by way of a gather."""
         if self.num_replicas == 1:
             return list(tensors)  # a stock strategy of one replica refuses to reduce
         tensors = [_fence(tensor) for tensor in tensors]
-        if wire_dtype is not None:
-            narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
-            reduced = self.all_reduce(narrow, op)
-            return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
         if op in _TF_REDUCE:
             return self._reduce_by_type(tensors, _TF_REDUCE[op])
         reduce = tf.reduce_min if op == "min" else tf.reduce_max
@@ -67,8 +52,7 @@ class StrategyReplicaContext(context.ReplicaContext):
     ) -> list[tf.Tensor]:
         """Reduces one type at a time: a stock reduction does not mix types."""
         results: dict[int, tf.Tensor] = {}
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        for places in positions_by_dtype(tensors).values():
             reduced = self._reduce_one_type([tensors[i] for i in places], op)
             results.update(zip(places, reduced, strict=True))
         return [results[place] for place in range(len(tensors))]

@@ -12,21 +12,16 @@ import tensorflow as tf
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
+from replicator.cluster import environment, membership, port_filter
 from replicator.cluster import join as worker_join
-from replicator.cluster import port_filter
-from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.runtime import WorkerRuntime
+from replicator.cluster.worker_state import WorkerState
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-
-class _Process:
-    """A process joins a cluster once, so all replicators share one strategy."""
-
-    strategy: Any = None
-    runtime: WorkerRuntime | None = None
+    from replicator.cluster.configuration import ClusterConfig
 
 
 class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
@@ -57,13 +52,12 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
           ClusterError: The cluster cannot be joined; subclasses say why.
           DeviceError: The strategy makes another number of replicas.
         """
-        self.cluster = ClusterConfig.from_tf_config() if cluster is None else cluster
-        if _Process.strategy is None:
-            worker_join.meet(self.cluster, timeout_sec)
-            with port_filter.guarded(self.cluster):
-                _Process.strategy = _make_strategy(self.cluster)
-            _Process.runtime = WorkerRuntime(self.cluster, timeout_sec)
-        super().__init__(_Process.strategy)
+        self.cluster = environment.config_of(cluster)
+        strategy, state = membership.join_once(
+            "stock between-graph", self.cluster, lambda: self._join(timeout_sec)
+        )
+        self._runtime = WorkerRuntime(state, timeout_sec)
+        super().__init__(strategy)
         if num_replicas not in (None, self.num_replicas):
             raise DeviceError(
                 f"num_replicas={num_replicas!r} does not fit: the stock strategy "
@@ -74,11 +68,15 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         self.worker_id = self.cluster.worker_id
         self.first_replica_id = self.worker_id * self.num_local_replicas
 
-    @property
-    def _runtime(self) -> WorkerRuntime:
-        runtime = _Process.runtime
-        assert runtime is not None
-        return runtime
+    def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
+        worker_join.meet(self.cluster, timeout_sec)
+        with port_filter.guarded(self.cluster):
+            # Without a time limit of its own, which would leave threads; see
+            # ``Deadline``.
+            strategy = tf.distribute.MultiWorkerMirroredStrategy(
+                cluster_resolver=membership.resolver_of(self.cluster)
+            )
+        return strategy, WorkerState(self.cluster)
 
     @property
     def num_local_replicas(self) -> int:
@@ -99,16 +97,3 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         for number, variable in enumerate(self._mirrored.values()):
             if variable.trainable:
                 yield number, self._components(variable)[0]
-
-
-def _make_strategy(config: ClusterConfig) -> Any:
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec(
-            {kind: list(addresses) for kind, addresses in config.addresses.items()}
-        ),
-        task_type=config.kind,
-        task_id=config.index,
-        rpc_layer="grpc",
-    )
-    # Without a time limit of its own, which would leave threads; see ``Deadline``.
-    return tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)

@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from replicator._tf.messages import reason_of
 from replicator.errors import CheckpointError
 
 
@@ -51,7 +52,7 @@ def write(
             _delete(prefix)
         kept = f"the last good one is {previous!r}" if previous else "there is none yet"
         return (
-            f"checkpoint {str(prefix)!r} could not be written: {_first_line(error)}; "
+            f"checkpoint {str(prefix)!r} could not be written: {reason_of(error)}; "
             f"{kept}; free space or mend the directory, then save again"
         )
     return ""
@@ -94,11 +95,6 @@ def open_reader(path: str) -> Any:
 def unreadable(path: str, error: Exception) -> CheckpointError:
     """Makes the error of a checkpoint whose files are missing or damaged."""
     return CheckpointError(
-        f"checkpoint {path!r} could not be read: {_first_line(error)}; its files "
+        f"checkpoint {path!r} could not be read: {reason_of(error)}; its files "
         "(.index and .data-*) are missing or damaged: restore(path) another one"
     )
-
-
-def _first_line(error: Exception) -> str:
-    message = getattr(error, "message", None) or str(error) or type(error).__name__
-    return str(message).partition("\n")[0].rpartition("}} ")[2]

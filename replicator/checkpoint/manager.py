@@ -133,7 +133,7 @@ class CheckpointManager:
         step = self._current_step() if step is None else _check_step(step)
         inventory = Inventory(self._trackables)
         # State that workers keep apart is together while it is written.
-        with self._repl.settled(list(inventory.variables.values())):
+        with self._repl.consolidated_state(list(inventory.variables.values())):
             local = local_state.collect(self._repl, inventory)
             own = encode(self._payload(local))
             for text, payload in zip(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import data as _tf_data
+from replicator._tf.messages import reason_of
 from replicator.errors import CheckpointError, CheckpointMismatchError
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def serialize(inputs: InputIterator) -> tuple[list[list[bytes]] | None, str]:
     try:
         return [_tf_data.serialize_iterator(i) for i in inputs.iterators], ""
     except tf.errors.OpError as error:
-        return None, _first_line(error)
+        return None, reason_of(error)
 
 
 def restore(
@@ -96,7 +97,7 @@ def restore(
         except tf.errors.OpError as error:
             raise CheckpointError(
                 "the state of the input iterators does not fit these pipelines "
-                f"({_first_line(error)}): the input function builds another dataset "
+                f"({reason_of(error)}): the input function builds another dataset "
                 "than when it was saved; restore with inputs=None to start its data "
                 "anew"
             ) from error
@@ -133,8 +134,3 @@ def _examples_per_step(inputs: InputIterator, num_replicas: int) -> int | None:
         return None
     size = leaves[0].shape[0]
     return None if size is None else int(size) * num_replicas
-
-
-def _first_line(error: tf.errors.OpError) -> str:
-    message = str(error.message).partition("\n")[0]
-    return message.rpartition("}} ")[2].partition(" [Op:")[0]

@@ -8,22 +8,19 @@ A script of its own instead of code between fork and exec: the parent may have t
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import sys
 
-_PR_SET_PDEATHSIG = 1
+# A script: its own folder is where Python looks first.
+from die_with_parent import (  # type: ignore[import-not-found]  # a sibling
+    request_death_signal,
+)
 
 
 def main() -> None:
     """Becomes the program that the arguments name."""
     parent, cores, *argv = sys.argv[1:]
-    if sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    if request_death_signal():
         # The signal is lost if the parent ended before the request.
         if os.getppid() != int(parent):
             sys.exit("the process that started this one has ended")

@@ -17,7 +17,7 @@ from replicator.errors import UnreachableError
 # A client whose port is closed, or another process's, has left; a machine that is
 # silent may be unreachable for a moment.
 CLOSED_SEC = 2.0
-SILENT_SEC = 10.0  # on top of what the connection needs to notice it
+NO_RESPONSE_SEC = 10.0  # on top of what the connection needs to notice it
 _POLL_SEC = 0.2
 _READ_SEC = 60.0
 _CONNECT_SEC = 2.0
@@ -46,7 +46,7 @@ class ClientWatch:
           UnreachableError: It did not come in time.
         """
         deadline = time.monotonic() + timeout_sec
-        stranger = ""
+        found_instead = ""
         while True:
             left_sec = max(deadline - time.monotonic(), _POLL_SEC)
             try:
@@ -54,14 +54,14 @@ class ClientWatch:
             except OSError:
                 pass  # not there yet
             else:
-                stranger = self._is_client(link, left_sec)
-                if not stranger:
+                found_instead = self._is_client(link, left_sec)
+                if not found_instead:
                     return
                 link.close()
             if time.monotonic() > deadline:
                 raise UnreachableError(
                     f"the client, {self._name}, did not appear within {timeout_sec:g} "
-                    f"s{stranger}; start the training program there with the same "
+                    f"s{found_instead}; start the training program there with the same "
                     "TF_CONFIG, or wait longer with --client-timeout-sec"
                 )
             time.sleep(_POLL_SEC)
@@ -101,9 +101,12 @@ class ClientWatch:
             except ConnectionRefusedError:
                 limit_sec, reason = CLOSED_SEC, LEFT
             except OSError:
-                limit_sec, reason = SILENT_SEC, f"{LEFT}: its machine does not answer"
+                limit_sec, reason = (
+                    NO_RESPONSE_SEC,
+                    f"{LEFT}: its machine does not answer",
+                )
             else:
-                found = self._who(link, lost)
+                found = self._identify(link, lost)
                 if found == self._identity:
                     self._link = link
                     return ""
@@ -115,11 +118,11 @@ class ClientWatch:
             time.sleep(_POLL_SEC)
         return reason
 
-    def _who(self, link: Link, lost: float) -> frozenset[int] | None:
+    def _identify(self, link: Link, lost: float) -> frozenset[int] | None:
         try:
             while link.identity is None:
                 # A server that speaks may be busy; one that only accepts is none.
-                limit_sec = SILENT_SEC if link.is_greeted else CLOSED_SEC
+                limit_sec = NO_RESPONSE_SEC if link.is_grpc_server else CLOSED_SEC
                 left_sec = lost + limit_sec - time.monotonic()
                 if left_sec <= 0:
                     return None

@@ -1,38 +1,20 @@
-"""Clusters: which processes take part, which of them this one is, who answers.
+"""The processes of a cluster, by TensorFlow's kinds, and which of them this one is.
 
-TensorFlow's convention is kept: the environment variable ``TF_CONFIG`` holds the
-addresses of all processes by kind (``chief``, ``worker``, ``ps``, ``evaluator``), and
-the kind and index of this one. Free of TensorFlow, so that launchers can use it.
+Free of TensorFlow, so that launchers can use it; ``environment`` finds it out.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import enum
-import json
-import os
-import socket
-import time
 from typing import TYPE_CHECKING, Any
 
-from replicator.errors import (
-    ClusterConfigError,
-    PortInUseError,
-    UnreachableError,
-)
+from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
 KINDS = ("chief", "worker", "ps", "evaluator")
-_EXAMPLE = (
-    '{"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, '
-    '"task": {"type": "worker", "index": 0}}'
-)
 _MAX_PORT = 65535
-_POLL_SEC = 0.1
-_CONNECT_SEC = 1.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,84 +37,6 @@ class ClusterConfig:
     def __post_init__(self) -> None:
         _check_addresses(self.addresses)
         _check_own(self.addresses, self.kind, self.index)
-
-    @classmethod
-    def from_tf_config(
-        cls,
-        environ: Mapping[str, str] | None = None,
-        *,
-        i_trust_this_network: bool = False,
-    ) -> ClusterConfig:
-        """Reads ``TF_CONFIG``.
-
-        Args:
-          environ: The environment; by default that of this process.
-          i_trust_this_network: See the attribute.
-
-        Returns:
-          The cluster.
-
-        Raises:
-          ClusterConfigError: ``TF_CONFIG`` is missing, partial or wrong; the message
-            says what to write.
-        """
-        text = (os.environ if environ is None else environ).get("TF_CONFIG")
-        if not text:
-            raise ClusterConfigError(
-                "TF_CONFIG is not set, so this process does not know its cluster; set "
-                f"it in every process, for example TF_CONFIG='{_EXAMPLE}'"
-            )
-        try:
-            config = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ClusterConfigError(
-                f"TF_CONFIG is not JSON ({error}): {text!r}; write it like '{_EXAMPLE}'"
-            ) from error
-        if not isinstance(config, dict):
-            raise ClusterConfigError(
-                f"TF_CONFIG must be a JSON object, but is {text!r}; write it like "
-                f"'{_EXAMPLE}'"
-            )
-        for part in ("cluster", "task"):
-            if not isinstance(config.get(part), dict) or not config[part]:
-                raise ClusterConfigError(
-                    f"TF_CONFIG has no {part!r} object: {text!r}; write it like "
-                    f"'{_EXAMPLE}'"
-                )
-        own = config["task"]
-        for key in ("type", "index"):
-            if key not in own:
-                raise ClusterConfigError(
-                    f"TF_CONFIG['task'] has no {key!r}: {own!r}; it says which process "
-                    "this one is, for example {'type': 'worker', 'index': 0}"
-                )
-        return cls(
-            addresses=_tuples(config["cluster"]),
-            kind=own["type"],
-            index=_as_index(own["index"]),
-            i_trust_this_network=i_trust_this_network,
-        )
-
-    @classmethod
-    def from_resolver(
-        cls, resolver: Any, *, i_trust_this_network: bool = False
-    ) -> ClusterConfig:
-        """Reads a ``tf.distribute.cluster_resolver.ClusterResolver``.
-
-        Args:
-          resolver: The resolver.
-          i_trust_this_network: See the attribute.
-
-        Raises:
-          ClusterConfigError: It does not know the cluster, or its own place in it.
-        """
-        addresses = resolver.cluster_spec().as_dict()
-        return cls(
-            addresses=_tuples(addresses),
-            kind=resolver.task_type,
-            index=_as_index(resolver.task_id),
-            i_trust_this_network=i_trust_this_network,
-        )
 
     @property
     def address(self) -> str:
@@ -183,67 +87,6 @@ class ClusterConfig:
         return f"worker {worker_id} ({self.address_of(worker_id)})"
 
 
-def wait_for(
-    addresses: Mapping[str, Sequence[str]], timeout_sec: float, *, own: str = ""
-) -> None:
-    """Waits until every process accepts connections.
-
-    Args:
-      addresses: ``name:port`` by kind, such as ``ClusterConfig.addresses``.
-      timeout_sec: Longest wait in all.
-      own: The address of this process, which is not waited for.
-
-    Raises:
-      UnreachableError: Some do not answer; the message names them.
-    """
-    missing = {
-        f"{kind} {index}": address
-        for kind, of_kind in addresses.items()
-        for index, address in enumerate(of_kind)
-        if address != own
-    }
-    num_all = len(missing)
-    deadline = time.monotonic() + timeout_sec
-    while True:
-        for name, address in list(missing.items()):
-            left_sec = max(deadline - time.monotonic(), 0.01)
-            found = knock(address, min(_CONNECT_SEC, left_sec))
-            if found is Knock.ACCEPTED:
-                del missing[name]
-        if not missing:
-            return
-        if time.monotonic() >= deadline:
-            names = ", ".join(f"{n} at {address}" for n, address in missing.items())
-            raise UnreachableError(
-                f"{len(missing)} of {num_all} processes did not answer within "
-                f"{timeout_sec:g} s: {names}; check that they were started, that "
-                "TF_CONFIG has the same addresses everywhere, and that no firewall is "
-                "between; a larger timeout_sec waits longer"
-            )
-        time.sleep(_POLL_SEC)
-
-
-def check_port_is_free(address: str) -> None:
-    """Makes sure that this process can listen at its address.
-
-    Raises:
-      PortInUseError: Another process listens there.
-    """
-    port = split_address(address)[1]
-    # TensorFlow's server listens on all interfaces and does not share its port.
-    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("", port))
-            probe.listen(1)
-        except OSError as error:
-            raise PortInUseError(
-                f"port {port} of this process ({address}) is in use: {error.strerror}; "
-                "end the process that listens there (perhaps an earlier run), or put "
-                "another port into TF_CONFIG on every process"
-            ) from error
-
-
 def split_address(address: str) -> tuple[str, int]:
     """Splits ``name:port``; the name may be an IPv6 address in brackets.
 
@@ -258,46 +101,6 @@ def split_address(address: str) -> tuple[str, int]:
             f"{_MAX_PORT}; write for example '10.0.0.1:2222'"
         )
     return name.strip("[]"), int(port)
-
-
-class Knock(enum.Enum):
-    """What comes of a try to connect."""
-
-    ACCEPTED = "accepted"
-    REFUSED = "refused"
-    SILENT = "silent"
-
-
-def knock(address: str, timeout_sec: float) -> Knock:
-    """Tries to connect: nobody listens there, or the machine does not answer at all."""
-    try:
-        with socket.create_connection(split_address(address), timeout=timeout_sec):
-            return Knock.ACCEPTED
-    except ConnectionRefusedError:
-        return Knock.REFUSED
-    except OSError:
-        return Knock.SILENT
-
-
-def _tuples(addresses: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    for kind, of_kind in addresses.items():
-        if not isinstance(of_kind, (list, tuple)) or not of_kind:
-            raise ClusterConfigError(
-                f"the cluster's {kind!r} must be a list of addresses, but is "
-                f"{of_kind!r}; write for example ['10.0.0.1:2222', '10.0.0.2:2222']"
-            )
-    return {kind: tuple(of_kind) for kind, of_kind in addresses.items()}
-
-
-def _as_index(index: Any) -> int:
-    if isinstance(index, bool) or not isinstance(index, (int, str)):
-        raise ClusterConfigError(f"index {index!r} of this process is not an integer")
-    try:
-        return int(index)  # some launchers write "0"
-    except ValueError:
-        raise ClusterConfigError(
-            f"index {index!r} of this process is not an integer"
-        ) from None
 
 
 def _check_addresses(addresses: Mapping[str, tuple[str, ...]]) -> None:

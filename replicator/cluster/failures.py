@@ -4,7 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+from replicator._tf.messages import first_line
 from replicator.errors import DisagreementError, ReplicatorError
+
+_FROM_OTHERS = (
+    tf.errors.AbortedError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.UnavailableError,
+)
+_COLLECTIVE_OPS = (
+    "Collective",
+    "collective",
+    "RecvBuf",
+    "CompleteGroup",
+    "CompleteInstance",
+)
 
 
 def difference(first: Any, second: Any, where: str = "the program") -> tuple[str, ...]:
@@ -35,10 +51,16 @@ def shape_error(what: str, message: str) -> ReplicatorError:
     )
 
 
-def is_collective_failure(message: str) -> bool:
-    """Tells whether an error of TensorFlow is about other workers, by its words."""
-    marks = ("Collective", "collective", "RecvBuf", "CompleteGroup", "CompleteInstance")
-    return any(mark in message for mark in marks)
+def is_collective_failure(error: tf.errors.OpError) -> bool:
+    """Tells whether an error of TensorFlow is about other workers.
+
+    These status codes come from transport and from collectives that were ended; the
+    ops of a step do not use them. Other codes are shared with ordinary ops, and only
+    the message has the name of what failed.
+    """
+    if isinstance(error, _FROM_OTHERS):
+        return True
+    return any(mark in str(error.message) for mark in _COLLECTIVE_OPS)
 
 
 def root_cause(message: str) -> str:
@@ -47,9 +69,3 @@ def root_cause(message: str) -> str:
         if "aborted by" in line or "timed out" in line:
             return line.rpartition("aborted by: ")[2]
     return first_line(message)
-
-
-def first_line(text: str) -> str:
-    """The first line that is not empty."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else text

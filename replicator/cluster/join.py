@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from replicator._tf import workers as _tf_workers
-from replicator.cluster import configuration as cluster
-from replicator.cluster import port_filter
+from replicator.cluster import membership, port_filter, reachability
+from replicator.cluster.configuration import split_address
 from replicator.cluster.runtime import WorkerRuntime
+from replicator.cluster.worker_state import WorkerState
 from replicator.errors import ClusterError, UnreachableError
 
 if TYPE_CHECKING:
@@ -24,12 +25,6 @@ DEFAULT_HEARTBEAT_TIMEOUT_SEC = 10.0
 _SHORTEST_WAIT_SEC = 5.0
 
 
-class _Process:
-    """The one runtime of this process."""
-
-    runtime: WorkerRuntime | None = None
-
-
 def join(
     config: ClusterConfig,
     *,
@@ -38,7 +33,7 @@ def join(
 ) -> WorkerRuntime:
     """Makes this process a worker of its cluster, together with all others.
 
-    The second and later calls return the same.
+    The cluster is joined once per process; the limits of time are the caller's own.
 
     Args:
       config: The cluster, and the place of this process in it.
@@ -54,21 +49,18 @@ def join(
       UnreachableError: Workers did not come in time; the message names them.
       ClusterError: TensorFlow has run before, or this process is in another cluster.
     """
-    existing = _Process.runtime
-    if existing is not None:
-        if existing.config != config:
-            raise ClusterError(
-                f"this process is already {existing.config.kind} "
-                f"{existing.config.index} of a cluster; a process can be in one only"
-            )
-        existing.timeout_sec = timeout_sec
-        return existing
-    deadline = time.monotonic() + timeout_sec
-    meet(config, timeout_sec)
-    _start(config, deadline, heartbeat_timeout_sec)
-    _Process.runtime = WorkerRuntime(config, timeout_sec)
-    _LOG.info("joined %d workers as worker %d", config.num_workers, config.worker_id)
-    return _Process.runtime
+
+    def make() -> WorkerState:
+        deadline = time.monotonic() + timeout_sec
+        meet(config, timeout_sec)
+        _start(config, deadline, heartbeat_timeout_sec)
+        _LOG.info(
+            "joined %d workers as worker %d", config.num_workers, config.worker_id
+        )
+        return WorkerState(config)
+
+    state = membership.join_once("between-graph", config, make)
+    return WorkerRuntime(state, timeout_sec)
 
 
 def meet(config: ClusterConfig, timeout_sec: float) -> None:
@@ -89,12 +81,12 @@ def meet(config: ClusterConfig, timeout_sec: float) -> None:
             "devices"
         )
     reach = port_filter.check(config)
-    cluster.check_port_is_free(config.address)
-    _, port = cluster.split_address(config.address)
+    reachability.check_port_is_free(config.address)
+    _, port = split_address(config.address)
     backlog = 2 * config.num_workers + 16
     with socket.create_server(("", port), backlog=backlog) as listener:
         port_filter.restrict(listener, reach)
-        cluster.wait_for(_workers(config), timeout_sec)
+        reachability.wait_for(_workers(config), timeout_sec)
 
 
 def _workers(config: ClusterConfig) -> dict[str, tuple[str, ...]]:

@@ -47,7 +47,7 @@ PRIVATE = LOOPBACK + tuple(
 )
 HOW_TO_TRUST = (
     "`--i-trust-this-network` for replicator.server, "
-    "cluster=ClusterConfig.from_tf_config(i_trust_this_network=True) for a program"
+    "cluster=environment.detect().config(i_trust_this_network=True) for a program"
 )
 
 

@@ -62,7 +62,7 @@ class Link:
           ConnectionRefusedError: Nobody listens there.
           OSError: The machine does not answer, or is not known.
         """
-        self.is_greeted = False
+        self.is_grpc_server = False
         self.identity: frozenset[int] | None = None
         self._unread = b""
         self._answer = b""
@@ -106,7 +106,9 @@ class Link:
             length = int.from_bytes(self._unread[:3], "big")
             kind, flags = self._unread[3], self._unread[4]
             # The first frame of a server is its settings (RFC 9113, 3.4).
-            if length > _MAX_FRAME_BYTES or not (self.is_greeted or kind == _SETTINGS):
+            if length > _MAX_FRAME_BYTES or not (
+                self.is_grpc_server or kind == _SETTINGS
+            ):
                 raise NotAServerError("does not speak HTTP/2")
             end = _FRAME_HEADER_BYTES + length
             if len(self._unread) < end:
@@ -138,7 +140,7 @@ class Link:
 
     def _take(self, kind: int, flags: int, stream: int, payload: bytes) -> None:
         if kind == _SETTINGS and not flags & _ACK:
-            self.is_greeted = True
+            self.is_grpc_server = True
             self._socket.sendall(_frame(_SETTINGS, _ACK, 0, b""))
         elif kind == _PING and not flags & _ACK:
             self._socket.sendall(_frame(_PING, _ACK, 0, payload))
@@ -201,7 +203,7 @@ class Peer:
             return False  # never met
         # One that speaks may be busy. One that only accepts is a stopped process or a
         # stranger; but the kernel has closed the connection to the process once met.
-        return bool(found) or is_closed or not link.is_greeted
+        return bool(found) or is_closed or not link.is_grpc_server
 
 
 def answers(address: str, timeout_sec: float) -> bool:
@@ -213,9 +215,12 @@ def answers(address: str, timeout_sec: float) -> bool:
     with contextlib.suppress(OSError):
         link = Link(address, timeout_sec)
         with contextlib.closing(link):
-            while not link.is_greeted and (left_sec := deadline - time.monotonic()) > 0:
+            while (
+                not link.is_grpc_server
+                and (left_sec := deadline - time.monotonic()) > 0
+            ):
                 link.read(left_sec)
-            return link.is_greeted
+            return link.is_grpc_server
     return False
 
 

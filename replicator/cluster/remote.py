@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import types
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.cluster import configuration as cluster
-from replicator.cluster import port_filter
+from replicator.cluster import membership, port_filter, reachability
 from replicator.cluster.watch import WorkerWatch
 from replicator.errors import ClusterConfigError, DeviceError, UnreachableError
 from replicator.placement import devices as device_lib
+from replicator.placement.worker_share import per_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from replicator.cluster.configuration import ClusterConfig
 
 CONNECT_TIMEOUT_SEC = 120.0
 _TRAINING_KINDS = ("chief", "worker")
-
-
-class _Connection:
-    """What this process is the client of; TensorFlow has one cluster per process.
-
-    Attributes:
-      addresses: The cluster; empty before the first replicator connects.
-      watch: Over its servers; None before.
-    """
-
-    addresses: Mapping[str, tuple[str, ...]] = types.MappingProxyType({})
-    watch: WorkerWatch | None = None
 
 
 def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
@@ -52,20 +37,9 @@ def connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
       UnreachableError: Servers do not answer; the message names them.
     """
     _check_client(config)
-    addresses = {
-        kind: of_kind
-        for kind, of_kind in config.addresses.items()
-        if kind in _TRAINING_KINDS
-    }
-    if _Connection.watch is None:
-        _Connection.watch = _connect(config, addresses, timeout_sec)
-    elif _Connection.addresses != addresses:
-        raise ClusterConfigError(
-            f"this process is already the client of {dict(_Connection.addresses)!r}, "
-            f"but TF_CONFIG now lists {addresses!r}; TensorFlow has one cluster per "
-            "process: start another process"
-        )
-    return _Connection.watch
+    return membership.join_once(
+        "the client of servers,", config, lambda: _connect(config, timeout_sec)
+    )
 
 
 def worker_devices(config: ClusterConfig) -> list[str]:
@@ -91,20 +65,7 @@ def replica_devices(
     Raises:
       DeviceError: The devices do not divide by the workers, or some are missing.
     """
-    num_workers, num_parts = len(workers), num_replicas * num_logical_devices
-    share, rest = divmod(num_parts, num_workers)
-    if rest or share < 1:
-        parts = (
-            f" times logical_devices_per_replica {num_logical_devices!r}"
-            if num_logical_devices != 1
-            else ""
-        )
-        raise DeviceError(
-            f"num_replicas {num_replicas!r} is the number over the whole job and"
-            f"{parts} must be a multiple of its num_workers {num_workers!r}; use for "
-            "example "
-            f"{max(share, 1) * num_workers}"
-        )
+    share = per_worker(num_replicas, len(workers), num_logical_devices)
     listed = [device.name for device in tf.config.list_logical_devices()]
     has_gpus = any(map(device_lib.is_gpu, listed))
     devices: list[str] = []
@@ -148,22 +109,22 @@ def _check_client(config: ClusterConfig) -> None:
         )
 
 
-def _connect(
-    config: ClusterConfig,
-    addresses: Mapping[str, tuple[str, ...]],
-    timeout_sec: float,
-) -> WorkerWatch:
+def _connect(config: ClusterConfig, timeout_sec: float) -> WorkerWatch:
+    addresses = {
+        kind: of_kind
+        for kind, of_kind in config.addresses.items()
+        if kind in _TRAINING_KINDS
+    }
     check_nothing_is_made()
-    cluster.check_port_is_free(config.address)
+    reachability.check_port_is_free(config.address)
     try:
-        cluster.wait_for(addresses, timeout_sec, own=config.address)
+        reachability.wait_for(addresses, timeout_sec, own=config.address)
     except UnreachableError as error:
         raise UnreachableError(
             f"{error}; every worker but 0 runs `python -m replicator.server`"
         ) from None
     with port_filter.guarded(config):
         _tf_compat.connect_to_cluster(addresses, config.kind, config.index)
-    _Connection.addresses = addresses
     servers = list(enumerate(worker_devices(config)))[1:]
     return WorkerWatch(
         {

@@ -1,8 +1,8 @@
 """What worker processes of between-graph replication share besides their collectives.
 
 TensorFlow's servers and its coordination service do the work. Here is the exchange of
-small texts by which workers agree before they run, and what is found out when a
-collective fails. Every wait is bounded.
+small texts by which workers agree before they run, and a guard around collectives.
+Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
+from replicator._tf.messages import reason_of
+from replicator.cluster import diagnosis, failures
 from replicator.cluster import exchange as worker_sync
-from replicator.cluster import failures
-from replicator.cluster.deadline import Deadline
-from replicator.cluster.peer import Peer
+from replicator.cluster.worker_state import WorkerState, key_of
 from replicator.errors import (
     DisagreementError,
     ReplicatorError,
@@ -29,51 +29,34 @@ from replicator.placement.worker_group import CPU_GROUP_KEY, Group
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from replicator.cluster.configuration import ClusterConfig
 
 _POLL_SEC = 1.0
-# How long those who lost a worker wait for word from the others.
-_GRACE_SEC = 5.0
-_PEER_CHECK_SEC = 2.0
 
 
 class WorkerRuntime:
-    """This process as a worker of a cluster; there is one per process.
+    """One replicator's communication with the other workers, within its time limit.
 
     Attributes:
-      config: The cluster.
       timeout_sec: Longest duration of a step or an exchange that waits for others.
-      doing: What this worker does or did last, for the errors of others.
     """
 
-    def __init__(self, config: ClusterConfig, timeout_sec: float) -> None:
-        self.config = config
+    def __init__(self, state: WorkerState, timeout_sec: float) -> None:
         self.timeout_sec = timeout_sec
-        self.doing = "starting"
-        self._num_exchanges = 0
-        self._lost: ReplicatorError | None = None
-        self._group: Group | None = None
-        self._has_told = False
-        self._deadline = Deadline(self._end_collectives)
-        self._peers = {
-            worker: Peer(config.address_of(worker))
-            for worker in range(config.num_workers)
-            if worker != config.worker_id
-        }
+        self._worker = state
 
     @property
     def num_workers(self) -> int:
         """Worker processes."""
-        return self.config.num_workers
+        return self._worker.config.num_workers
 
     @property
     def worker_id(self) -> int:
         """Which of them this is."""
-        return self.config.worker_id
+        return self._worker.config.worker_id
 
     def name_of(self, worker_id: int) -> str:
         """What to call a worker in messages."""
-        return self.config.name_of(worker_id)
+        return self._worker.config.name_of(worker_id)
 
     def exchange(self, what: str, text: str) -> list[str]:
         """Gives a text to all workers and gets theirs.
@@ -91,35 +74,31 @@ class WorkerRuntime:
           DisagreementError: Another worker came with something else.
           WorkerLostError: Another worker did not come in time, or has ended.
         """
-        self._check_not_lost()
-        self.doing = what
-        number = self._num_exchanges
-        self._num_exchanges += 1
+        self._worker.check_not_lost()
+        self._worker.doing = what
+        number = next(self._worker.numbers)
         message = json.dumps({"what": what, "text": text})
-        mine = self._key(f"exchange/{number}", self.worker_id)
+        mine = key_of(f"exchange/{number}", self.worker_id)
         deadline = time.monotonic() + self.timeout_sec
         try:
             _tf_workers.put_value(mine, message)
         except tf.errors.OpError as error:
-            raise self._lose(self._diagnose(str(error))) from error
+            raise self._worker.lose(self._diagnose(error)) from error
         answers = [
             json.loads(self._wait_for(worker, number, deadline, what))
             for worker in range(self.num_workers)
         ]
-        if self._has_told:
-            self._has_told = False
-            with contextlib.suppress(tf.errors.OpError):
-                _tf_workers.delete_value(self._key("fault", self.worker_id))
+        self._worker.retract()
         if number > 1:
             # All have come to this exchange, so all have read the one before the last.
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(
-                    self._key(f"exchange/{number - 2}", self.worker_id)
+                    key_of(f"exchange/{number - 2}", self.worker_id)
                 )
         try:
             worker_sync.check_same_place(self, [answer["what"] for answer in answers])
         except DisagreementError as error:
-            raise self._lose(error) from None
+            raise self._worker.lose(error) from None
         return [answer["text"] for answer in answers]
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
@@ -142,8 +121,8 @@ class WorkerRuntime:
             where, ours, theirs = failures.difference(first, other)
             raise DisagreementError(
                 f"workers are about to run different programs at {what}: {where} is "
-                f"{ours} on {self.config.name_of(0)}, but {theirs} on "
-                f"{self.config.name_of(worker)}; every worker must run the same step "
+                f"{ours} on {self.name_of(0)}, but {theirs} on "
+                f"{self.name_of(worker)}; every worker must run the same step "
                 "functions on inputs of the same shapes and types, in the same order"
             )
 
@@ -160,7 +139,7 @@ class WorkerRuntime:
 
         Waits for all workers once, to learn in which order gathers have their parts.
         """
-        if self._group is None:
+        if self._worker.group is None:
             what = "the first collective"
             with self.guard(what):
                 parts = tf.raw_ops.CollectiveGatherV2(
@@ -171,12 +150,12 @@ class WorkerRuntime:
                     ordering_token=[],
                     communication_hint="ring",
                 )
-            self._group = Group(
+            self._worker.group = Group(
                 num_workers=self.num_workers,
                 worker_id=self.worker_id,
                 order=tuple(int(worker) for worker in parts),
             )
-        return self._group
+        return self._worker.group
 
     @contextlib.contextmanager
     def guard(self, what: str, num_steps: int = 1) -> Iterator[None]:
@@ -190,10 +169,10 @@ class WorkerRuntime:
           WorkerLostError: A worker ended, or did not come in time.
           DisagreementError: Workers came with different shapes.
         """
-        self._check_not_lost()
-        self.doing = what
+        self._worker.check_not_lost()
+        self._worker.doing = what
         try:
-            with self._deadline.limit(self.timeout_sec * num_steps):
+            with self._worker.deadline.limit(self.timeout_sec * num_steps):
                 yield
         except tf.errors.OutOfRangeError:
             self._end_of_input(what)
@@ -201,17 +180,11 @@ class WorkerRuntime:
         except tf.errors.OpError as error:
             message = str(error.message)
             if "replicator: shapes differ" in message:
-                raise self._lose(failures.shape_error(what, message)) from error
-            if not failures.is_collective_failure(message):
-                self._abort(f"failed in {what}: {failures.first_line(message)}")
+                raise self._worker.lose(failures.shape_error(what, message)) from error
+            if not failures.is_collective_failure(error):
+                self._worker.abort(f"failed in {what}: {reason_of(error)}")
                 raise
-            raise self._lose(self._diagnose(message)) from error
-
-    def _end_collectives(self) -> None:
-        """Ends a wait for others; called from another thread."""
-        _tf_workers.abort_collectives(
-            f"Collective has timed out waiting for other workers in {self.doing}"
-        )
+            raise self._worker.lose(self._diagnose(error)) from error
 
     def _end_of_input(self, what: str) -> None:
         """Makes sure that the data of all workers ended in the same step."""
@@ -220,48 +193,31 @@ class WorkerRuntime:
             try:
                 self.exchange(what, "")
             except WorkerLostError as error:
-                self._abort(f"came to {what}, and other workers did not")
+                self._worker.abort(f"came to {what}, and other workers did not")
                 raise WorkerLostError(
-                    f"{self.config.name_of(self.worker_id)} came to {what}, but not "
+                    f"{self.name_of(self.worker_id)} came to {what}, but not "
                     "every worker did: pipelines of different lengths; repeat() the "
                     "datasets, or give all workers the same number of batches "
                     f"({error})"
                 ) from error
 
-    def _abort(self, why: str) -> None:
-        """Tells the others at once, instead of letting them wait for this worker."""
-        if self._lost is None and self.num_workers > 1:
-            name = self.config.name_of(self.worker_id)
-            _tf_workers.abort_collectives(f"{name} {why}")
-            self._lost = WorkerLostError(
-                f"{name} {why}; its collectives were ended, so that other workers do "
-                "not wait for it; restart the job, from its last checkpoint"
-            )
-
-    def _check_not_lost(self) -> None:
-        if self._lost is not None:
-            raise type(self._lost)(*self._lost.args) from self._lost
-
-    def _lose(self, error: ReplicatorError) -> ReplicatorError:
-        """Remembers why this process can communicate no more."""
-        self._lost = error
-        return error
-
     def _wait_for(self, worker: int, number: int, deadline: float, what: str) -> str:
         """Waits for a worker's part of an exchange."""
-        key = self._key(f"exchange/{number}", worker)
+        key = key_of(f"exchange/{number}", worker)
         while True:
             left_sec = max(deadline - time.monotonic(), 0.01)
             try:
                 return _tf_workers.get_value(key, min(left_sec, _POLL_SEC))
             except tf.errors.DeadlineExceededError as error:
-                name = self.config.name_of(worker)
-                self._tell()
-                if self._has_ended(worker):
-                    raise self._lose(self._diagnose(f"no word from {name}")) from error
+                name = self._worker.config.name_of(worker)
+                self._worker.report()
+                if self._worker.has_exited(worker):
+                    raise self._worker.lose(
+                        self._diagnose(error, f"no response from {name}")
+                    ) from error
                 if left_sec > _POLL_SEC:
                     continue
-                raise self._lose(
+                raise self._worker.lose(
                     WorkerLostError(
                         f"{name} did not come to {what} within {self.timeout_sec:g} s; "
                         "every worker must make the same calls in the same order; if "
@@ -269,76 +225,8 @@ class WorkerRuntime:
                     )
                 ) from error
             except tf.errors.OpError as error:
-                raise self._lose(self._diagnose(str(error.message))) from error
+                raise self._worker.lose(self._diagnose(error)) from error
 
-    def _diagnose(self, message: str) -> ReplicatorError:
-        """Finds out which workers are lost, after a collective failed."""
-        others = [w for w in range(self.num_workers) if w != self.worker_id]
-        told: dict[int, str] = {}
-        has_leader = self._tell()
-        deadline = time.monotonic() + _GRACE_SEC
-        states: dict[int, str] = {}
-        for worker in others:
-            states[worker] = self._state(worker)
-        for worker in others if has_leader else ():
-            wait_sec = deadline - time.monotonic() if not states[worker] else 0.05
-            with contextlib.suppress(tf.errors.OpError):
-                told[worker] = _tf_workers.get_value(
-                    self._key("fault", worker), max(wait_sec, 0.05)
-                )
-        lost = [
-            f"{self.config.name_of(worker)} {states[worker]}"
-            for worker in others
-            # One that told what it was doing ended because of what this is about.
-            if states[worker] and worker not in told
-        ]
-        silent = [w for w in others if not states[w] and w not in told]
-        if not lost and has_leader:
-            lost = [
-                f"{self.config.name_of(w)} is alive, but did not come" for w in silent
-            ]
-        elsewhere = [
-            f"{self.config.name_of(w)} was at {doing}"
-            for w, doing in told.items()
-            if doing != self.doing
-        ]
-        reason = "; ".join([*lost, *elsewhere]) or failures.root_cause(message)
-        return WorkerLostError(
-            f"{self.doing} cannot go on on {self.config.name_of(self.worker_id)}: "
-            f"{reason}; a synchronous step needs every worker: restart the job, from "
-            "its last checkpoint (a worker that is only slow needs a larger "
-            f"timeout_sec, which is {self.timeout_sec:g} s)"
-        )
-
-    def _tell(self) -> bool:
-        """Tells the others what this worker waits for; whether that was possible."""
-        if not self._has_told:
-            try:
-                _tf_workers.put_value(self._key("fault", self.worker_id), self.doing)
-            except tf.errors.OpError:
-                return False
-            self._has_told = True
-        return True
-
-    def _state(self, worker: int) -> str:
-        """What is wrong with a worker, or nothing."""
-        if self._has_ended(worker):
-            return "has ended"
-        kind, index = self.config.workers[worker]
-        try:
-            _tf_workers.check_peer(kind, index, _PEER_CHECK_SEC)
-        except tf.errors.DeadlineExceededError:
-            return f"did not answer within {_PEER_CHECK_SEC:g} s"
-        except tf.errors.FailedPreconditionError:
-            return "has been started again"
-        except tf.errors.OpError:
-            return "has ended"
-        return ""
-
-    def _has_ended(self, worker: int) -> bool:
-        """Whether a worker's process is gone, whoever listens at its address now."""
-        return worker != self.worker_id and self._peers[worker].has_ended()
-
-    @staticmethod
-    def _key(topic: str, worker: int) -> str:
-        return f"replicator/{topic}/{worker}"
+    def _diagnose(self, error: tf.errors.OpError, message: str = "") -> ReplicatorError:
+        text = message or str(error.message)
+        return diagnosis.diagnose(self._worker, text, self.timeout_sec)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.cluster import configuration as cluster
+from replicator._tf.messages import reason_of
+from replicator.cluster import reachability
 from replicator.errors import DeviceError
 
 if TYPE_CHECKING:
@@ -99,17 +100,17 @@ def connect(tpu: str | None = None) -> TpuSystem:
     if name.startswith("grpc://"):
         # TensorFlow itself would try for minutes.
         address = name.removeprefix("grpc://")
-        cluster.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
+        reachability.wait_for({"tpu": [address]}, CONNECT_TIMEOUT_SEC)
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu=name)
         if name != LOCAL:
             tf.config.experimental_connect_to_cluster(resolver)
         topology = tf.tpu.experimental.initialize_tpu_system(resolver)
     except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DeviceError(
-            f"TPU {name!r} did not initialise: {reason}; check that it runs, that its "
-            "TensorFlow is of this version, and that no other process holds it"
+            f"TPU {name!r} did not initialise: {reason_of(error)}; check that it "
+            "runs, that its TensorFlow is of this version, and that no other process "
+            "holds it"
         ) from error
     return TpuSystem(name, resolver, topology)
 

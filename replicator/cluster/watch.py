@@ -15,6 +15,7 @@ import socket
 import stat
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from replicator.errors import WorkerLostError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-WORKER_TIMEOUT_SEC = 30.0
+DETECTION_TIMEOUT_SEC = 30.0
 _POLL_SEC = 1.0
 _ANSWER_SEC = 2.0
 _MIN_FAILURES = 3
@@ -41,10 +42,12 @@ _LOST_STATE = "context_id"
 
 
 class WorkerWatch:
-    """The client's watch over its servers.
+    """This process's watch over its servers; a ``FailureDetector`` each may use it.
 
     Attributes:
-      lost: Names of workers that were given up.
+      lost: By device prefix of a server that was given up, its name and the timeout
+        in seconds that it exceeded. TensorFlow's connection to it is closed, so it is
+        lost for all replicators of the process.
     """
 
     def __init__(self, servers: Mapping[str, tuple[str, str]]) -> None:
@@ -54,11 +57,68 @@ class WorkerWatch:
           servers: By device prefix (``/job:worker/replica:0/task:1``): how messages
             call the worker, and its address.
         """
-        self.lost: dict[str, str] = {}
-        self.timeout_sec = WORKER_TIMEOUT_SEC
-        self._servers = dict(servers)
+        self.lost: dict[str, tuple[str, float]] = {}
+        self.servers = dict(servers)
+        self._detectors: weakref.WeakSet[FailureDetector] = weakref.WeakSet()
         if servers:
             threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def add(self, detector: FailureDetector) -> None:
+        """Lets a detector's timeout count for as long as the detector lives."""
+        self._detectors.add(detector)
+
+    def timeout_sec(self) -> float:
+        """The silence after which a server is lost now.
+
+        The shortest timeout of those that wait for an answer. While none does, the
+        longest of all: what one replicator has to bear must not end another's calls.
+        """
+        detectors = list(self._detectors)
+        waiting = [d.timeout_sec for d in detectors if d.is_waiting]
+        if waiting:
+            return min(waiting)
+        return max((d.timeout_sec for d in detectors), default=DETECTION_TIMEOUT_SEC)
+
+    def _watch(self) -> None:
+        last_answer = dict.fromkeys(self.servers, time.monotonic())
+        num_failures = dict.fromkeys(self.servers, 0)
+        while True:
+            for server, (name, address) in self.servers.items():
+                if server in self.lost:
+                    # TensorFlow connects again and again to one that only hangs.
+                    close_connections(address)
+                elif answers(address, _ANSWER_SEC):
+                    last_answer[server] = time.monotonic()
+                    num_failures[server] = 0
+                else:
+                    num_failures[server] += 1
+                    silence_sec = time.monotonic() - last_answer[server]
+                    timeout_sec = self.timeout_sec()
+                    # A count as well: this process itself may have been suspended.
+                    is_long = silence_sec > timeout_sec
+                    if is_long and num_failures[server] >= _MIN_FAILURES:
+                        self.lost[server] = name, timeout_sec
+                        close_connections(address)
+            time.sleep(_POLL_SEC)
+
+
+class FailureDetector:
+    """One replicator's failure detection.
+
+    Attributes:
+      timeout_sec: How long a server may give no response while this one waits for it.
+    """
+
+    def __init__(self, watch: WorkerWatch, timeout_sec: float) -> None:
+        self.timeout_sec = timeout_sec
+        self._watch = watch
+        self._num_waiting = 0
+        watch.add(self)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a call that needs the servers is in progress."""
+        return self._num_waiting > 0
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -67,8 +127,9 @@ class WorkerWatch:
         Raises:
           WorkerLostError: A worker ended, was restarted, or does not answer.
         """
-        if self.lost:
+        if self._watch.lost:
             raise WorkerLostError(f"{self._lost_names()}; {_WHAT_TO_DO}")
+        self._num_waiting += 1
         try:
             yield
         except tf.errors.OpError as error:
@@ -76,53 +137,36 @@ class WorkerWatch:
             if reason is None:
                 raise
             raise WorkerLostError(f"{reason}; {_WHAT_TO_DO}") from error
+        finally:
+            self._num_waiting -= 1
 
     def _explain(self, error: Any) -> str | None:
         text = str(error)
         if isinstance(error, _OWN_ERRORS) and _LOST_STATE not in text:
             return None
-        if self.lost:
+        if self._watch.lost:
             return self._lost_names()
+        servers = self._watch.servers
         silent = [
             name
-            for name, address in self._servers.values()
+            for name, address in servers.values()
             if not answers(address, _ANSWER_SEC)
         ]
         if silent:
             return f"{', '.join(silent)} was lost during a step"
         if isinstance(error, tf.errors.UnavailableError) or _LOST_STATE in text:
             named = set(re.findall(r"/job:\w+/replica:0/task:\d+", text))
-            names = [self._servers[n][0] for n in sorted(named & set(self._servers))]
+            names = [servers[n][0] for n in sorted(named & set(servers))]
             return f"{' or '.join(names) or 'a worker'} was restarted during a step"
         return None
 
     def _lost_names(self) -> str:
-        names = ", ".join(self.lost.values())
-        return f"{names} gave no sign of life for {self.timeout_sec:g} s"
-
-    def _watch(self) -> None:
-        last_answer = dict.fromkeys(self._servers, time.monotonic())
-        num_failures = dict.fromkeys(self._servers, 0)
-        while True:
-            for server, (name, address) in self._servers.items():
-                if server in self.lost:
-                    # TensorFlow connects again and again to one that only hangs.
-                    hang_up(address)
-                elif answers(address, _ANSWER_SEC):
-                    last_answer[server] = time.monotonic()
-                    num_failures[server] = 0
-                else:
-                    num_failures[server] += 1
-                    silence_sec = time.monotonic() - last_answer[server]
-                    # A count as well: this process itself may have been suspended.
-                    is_long = silence_sec > self.timeout_sec
-                    if is_long and num_failures[server] >= _MIN_FAILURES:
-                        self.lost[server] = name
-                        hang_up(address)
-            time.sleep(_POLL_SEC)
+        lost = self._watch.lost.values()
+        names = ", ".join(name for name, _ in lost)
+        return f"{names} gave no response for {max(sec for _, sec in lost):g} s"
 
 
-def hang_up(address: str) -> None:
+def close_connections(address: str) -> None:
     """Closes all connections of this process to an address.
 
     TensorFlow has no call for it. Those who wait for an answer get an error at once.

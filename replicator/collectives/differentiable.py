@@ -54,9 +54,12 @@ def all_reduce(
         totals = all_reduce(context, dys, "sum")
         return [h * t / c for h, t, c in zip(holds, totals, counts, strict=True)]
 
-    return _with_gradient(
-        context, tensors, lambda xs: context.all_reduce(xs, op, wire_dtype), backward
-    )
+    def forward(xs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        if wire_dtype is None:
+            return context.all_reduce(xs, op)
+        return context.compressed_all_reduce(xs, op, wire_dtype)
+
+    return _with_gradient(context, tensors, forward, backward)
 
 
 def all_gather(

@@ -175,17 +175,17 @@ class _Results:
         self.specs[index] = [tf.TensorSpec(t.shape, t.dtype) for t in flat]
         return flat
 
-    def check_alike(self, index: int) -> None:
+    def check_consistent(self, index: int) -> None:
         """Refuses results that cannot be reduced with those of item 0.
 
         Raises:
           ValueError: Structures, types or shapes differ; shows both.
         """
-        is_alike = self._structures[0] == self._structures[index] and all(
+        is_consistent = self._structures[0] == self._structures[index] and all(
             mine.dtype == first.dtype and mine.shape.is_compatible_with(first.shape)
             for mine, first in zip(self.specs[index], self.specs[0], strict=True)
         )
-        if not is_alike:
+        if not is_consistent:
             raise ValueError(
                 f"{self._caller}: fn(items[{index}]) is {self._describe(index)}, but "
                 f"fn(items[0]) is {self._describe(0)}; results that are reduced must "
@@ -221,7 +221,7 @@ def _reduce_own(results: _Results, indices: Sequence[int], op: str) -> list[tf.T
     rows = []
     for index in indices:
         rows.append(results.compute(index))
-        results.check_alike(index)
+        results.check_consistent(index)
     columns = [list(column) for column in zip(*rows, strict=True)]
     for column in columns:
         reducible.check(column[0], op, "map_reduce")

@@ -208,7 +208,7 @@ def _all_reduce_sparse(
             "use tf.convert_to_tensor on the slices first"
         )
     dtype = slices.values.dtype
-    narrow = tf.cast(slices.values, reducible.wire_of(dtype, wire_dtype))
+    narrow = tf.cast(slices.values, context_lib.wire_of(dtype, wire_dtype))
     values, indices = differentiable.all_concat(context, [narrow, slices.indices])
     values = tf.cast(values, dtype)
     if op == "mean":

@@ -77,15 +77,6 @@ def stand_in(dtype: tf.DType) -> tf.DType:
     return _STAND_INS.get(dtype, dtype)
 
 
-def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
-    """The type in which tensors of ``dtype`` travel when ``wire_dtype`` is asked for.
-
-    Only wider real floating types are compressed.
-    """
-    is_wider = dtype in (tf.float32, tf.float64)
-    return wire_dtype if is_wider and wire_dtype is not None else dtype
-
-
 def is_differentiable(dtype: tf.DType) -> bool:
     """Whether gradients flow through tensors of a type."""
     return bool(dtype.is_floating or dtype.is_complex)

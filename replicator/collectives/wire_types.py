@@ -7,9 +7,14 @@ bits that the type itself would give.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NamedTuple
+
 import tensorflow as tf
 
 from replicator.errors import CollectiveTypeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _REDUCED = (tf.bfloat16, tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
 _MOVED = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
@@ -41,41 +46,62 @@ _MOVED_AS = {
 }
 
 
-def added(dtype: tf.DType) -> tuple[str, tf.DType]:
-    """How a type is reduced over workers.
+class Wire(NamedTuple):
+    """As what tensors of one type are sent.
 
-    Returns:
-      The op that converts it (empty for none), and the type that travels.
+    Attributes:
+      op: ``Cast`` or ``Bitcast``, by which they are converted; empty for neither.
+      dtype: The type that is sent.
+    """
+
+    op: str
+    dtype: tf.DType
+
+    def convert(self, tensor: tf.Tensor) -> tf.Tensor:
+        """To the type that is sent."""
+        return _CONVERSIONS[self.op](tensor, self.dtype)
+
+    def restore(self, tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        """Back to the tensor's own type."""
+        return _CONVERSIONS[self.op](tensor, dtype)
+
+
+_CONVERSIONS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
+    "": lambda tensor, _: tensor,
+    "Cast": tf.cast,
+    "Bitcast": tf.bitcast,
+}
+
+
+def added(dtype: tf.DType) -> Wire:
+    """How a type is reduced over workers.
 
     Raises:
       CollectiveTypeError: It cannot.
     """
     if dtype in _REDUCED:
-        return "", dtype
+        return Wire("", dtype)
     return _look_up(_ADDED_AS, dtype, "all_reduce")
 
 
-def moved(dtype: tf.DType, kind: str) -> tuple[str, tf.DType]:
+def moved(dtype: tf.DType, kind: str) -> Wire:
     """How a type is gathered or broadcast over workers.
 
     Args:
       dtype: The type.
       kind: The collective, for the message.
 
-    Returns:
-      The op that converts it (empty for none), and the type that travels.
-
     Raises:
       CollectiveTypeError: It cannot.
     """
     if dtype in _MOVED:
-        return "", dtype
+        return Wire("", dtype)
     return _look_up(_MOVED_AS, dtype, kind)
 
 
 def _look_up(
     table: dict[tf.DType, tuple[str, tf.DType]], dtype: tf.DType, kind: str
-) -> tuple[str, tf.DType]:
+) -> Wire:
     if dtype not in table:
         raise CollectiveTypeError(
             f"{kind} of {dtype.name} cannot cross between worker processes: "
@@ -83,4 +109,4 @@ def _look_up(
             "as numbers first (such as tf.io.decode_raw of a string), or use the "
             "in_graph backend"
         )
-    return table[dtype]
+    return Wire(*table[dtype])

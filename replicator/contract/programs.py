@@ -129,7 +129,7 @@ class ProgramCache:
             # Another object can have the address of this one later.
             self._owners[key] = _hold(owner, _then(_forget, cache, key))
         self._num_traced[key] += 1
-        self._teach(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
+        self._report_retracing(step_fn, self._num_traced[key], MAX_FUNCTIONS_PER_CODE)
 
     def _check_row(self, step_fn: Callable[..., Any], kind: Any) -> None:
         """Tells of steps of ever new objects, of which none is run twice.
@@ -141,11 +141,11 @@ class ProgramCache:
             self._in_a_row.clear()
             self._is_reused = False
         before = self._in_a_row.setdefault(kind, [])
-        num_gone = sum(key not in self._held for key in before)
-        self._teach(step_fn, num_gone + 1)
+        num_collected = sum(key not in self._held for key in before)
+        self._report_retracing(step_fn, num_collected + 1)
         before.append(step_identity.identity(step_fn))
 
-    def _teach(
+    def _report_retracing(
         self, step_fn: Callable[..., Any], num_traced: int, limit: int | None = None
     ) -> None:
         text = (
@@ -160,7 +160,7 @@ class ProgramCache:
         if limit is not None and num_traced > limit and not is_partial:
             raise RetraceLimitError(text)
         if num_traced == NUM_FUNCTIONS_TO_WARN:
-            warnings.warn(text, RetraceWarning, stacklevel=_level_of_user())
+            warnings.warn(text, RetraceWarning, stacklevel=_user_stack_level())
 
 
 def _has_inputs(signature: Hashable) -> bool:
@@ -196,7 +196,7 @@ def _forget(cache: Callable[[], ProgramCache | None], key: tuple[Any, int]) -> N
         living._forget(key)  # noqa: SLF001
 
 
-def _level_of_user() -> int:
+def _user_stack_level() -> int:
     """How far up the caller of ``warnings.warn`` finds the first line of a user."""
     frame, level = sys._getframe(1), 1  # noqa: SLF001 (documented, in CPython)
     package = __name__.partition(".")[0]

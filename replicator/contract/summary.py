@@ -27,7 +27,7 @@ _KINDS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
+class VariableCopy:
     """One copy of a variable.
 
     Attributes:
@@ -42,14 +42,14 @@ class Holding:
 
 
 def describe(
-    repl: Replicator, places: Sequence[str], holdings: Sequence[Holding] | None
+    repl: Replicator, places: Sequence[str], copies: Sequence[VariableCopy] | None
 ) -> str:
     """Writes the summary of a replicator.
 
     Args:
       repl: Whose.
       places: One line per replica of this process.
-      holdings: All copies of variables that steps used; None where nobody knows.
+      copies: All copies of variables that steps used; None where nobody knows.
 
     Returns:
       Some lines.
@@ -67,13 +67,13 @@ def describe(
         f"{repl.first_replica_id} to {last}"
     )
     lines = [whole, here, *(f"  {place}" for place in places)]
-    if holdings is None:
+    if copies is None:
         return "\n".join([*lines, "variables: where they were made"])
-    if not holdings:
+    if not copies:
         return "\n".join(
             [*lines, "variables: none yet; call run() first, which places them"]
         )
-    return "\n".join([*lines, "variables:", *_by_device(holdings)])
+    return "\n".join([*lines, "variables:", *_by_device(copies)])
 
 
 def places_of(topology: Topology) -> list[str]:
@@ -82,13 +82,13 @@ def places_of(topology: Topology) -> list[str]:
     for replica, devices in enumerate(topology.devices):
         names = ", ".join(
             short if index == 0 else f"{short} (logical device {index})"
-            for index, short in enumerate(map(_short, devices))
+            for index, short in enumerate(map(_short_name, devices))
         )
-        holder = topology.holders[replica]
+        primary = topology.primaries[replica]
         copy = (
             "its own copy"
-            if holder == replica
-            else f"the copy of replica {topology.replica_id(holder)}"
+            if primary == replica
+            else f"the copy of replica {topology.replica_id(primary)}"
         )
         lines.append(
             f"replica {topology.replica_id(replica)}: {names}; mirrored variables: "
@@ -97,40 +97,40 @@ def places_of(topology: Topology) -> list[str]:
     return lines
 
 
-def holdings_of(entries: Iterable[Entry]) -> list[Holding]:
+def variable_copies(entries: Iterable[Entry]) -> list[VariableCopy]:
     """The copies behind the entries of an engine, each once."""
     found = {}
     for entry in entries:
         for copy in {id(c): c for c in (entry.variable, *entry.copies)}.values():
-            found[id(copy)] = holding(copy, _KINDS[entry.kind])
+            found[id(copy)] = variable_copy(copy, _KINDS[entry.kind])
     return list(found.values())
 
 
-def holding(variable: Any, kind: str) -> Holding:
+def variable_copy(variable: Any, kind: str) -> VariableCopy:
     """One variable on one device."""
     size = int(np.prod(variable.shape, dtype=np.int64))
-    return Holding(
+    return VariableCopy(
         device=variable.device,
         kind=kind,
         num_bytes=size * tf.as_dtype(variable.dtype).size,
     )
 
 
-def _by_device(holdings: Sequence[Holding]) -> list[str]:
+def _by_device(copies: Sequence[VariableCopy]) -> list[str]:
     sizes: dict[str, collections.Counter[str]] = collections.defaultdict(
         collections.Counter
     )
-    for item in holdings:
+    for item in copies:
         sizes[item.device][item.kind] += item.num_bytes
     return [
-        f"  {_short(device)}: {of_kind.total():,} bytes ("
+        f"  {_short_name(device)}: {of_kind.total():,} bytes ("
         + ", ".join(f"{kind} {size:,}" for kind, size in sorted(of_kind.items()))
         + ")"
         for device, of_kind in sorted(sizes.items())
     ]
 
 
-def _short(device: str) -> str:
+def _short_name(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device)
     name = f"{spec.device_type}:{spec.device_index}"
     is_here = spec.job in (None, "localhost")

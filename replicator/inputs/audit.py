@@ -117,7 +117,7 @@ def audit(
         unfed=unfed,
     )
     if not result.is_exact:
-        raise InputAuditError(_lesson(result), result)
+        raise InputAuditError(_explain(result), result)
     return result
 
 
@@ -149,7 +149,7 @@ def _keys_of(
         yield listed
 
 
-def _lesson(result: InputAudit) -> str:
+def _explain(result: InputAudit) -> str:
     """Says what is wrong with an epoch and how to mend it."""
     found = [f"input audit: {result}"]
     if result.repeated:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from replicator.inputs.prefetch import DevicePrefetch
 
-    CommonEnd = Callable[["InputIterator", bool], bool]
+    UnevenInputs = Callable[["InputIterator", bool], bool]
 
 
 class InputIterator:
@@ -41,8 +41,8 @@ class InputIterator:
       num_skipped: Of those, the steps that ``start`` skipped.
       num_rewinds: Times that the pipelines were rewound to their first element.
       is_at_end: Whether a step could not be fed.
-      common_end: Lets worker processes that each read their own data end ``next`` with
-        the same step; None where this process reads all.
+      uneven_inputs: Makes ``next`` end with the same step in all worker processes that
+        read data of their own; None where this process reads all data.
       stateless_reason: Why the iterators have no state to save; empty where they do.
     """
 
@@ -69,7 +69,7 @@ class InputIterator:
           devices: Where each pipeline reads and computes; by default here.
           prefetch: How batches get ahead of the steps; by default they do not.
         """
-        self.common_end: CommonEnd | None = None
+        self.uneven_inputs: UnevenInputs | None = None
         if contexts is None:
             contexts = pipeline_contexts(mode, num_replicas)
         self.num_replicas = num_replicas
@@ -181,14 +181,16 @@ class InputIterator:
             except (StopIteration, tf.errors.OutOfRangeError):
                 batch = None
             is_end = batch is None
-            if self.common_end is not None:
-                is_end = self.common_end(self, is_end)
+            if self.uneven_inputs is not None:
+                is_end = self.uneven_inputs(self, is_end)
             if is_end:
                 raise StopIteration
         return batch
 
     def _get_next(self) -> Any:
-        return regroup(deal(self.iterators, self.num_replicas), tf.nest.map_structure)
+        return regroup(
+            next_batches(self.iterators, self.num_replicas), tf.nest.map_structure
+        )
 
     @contextlib.contextmanager
     def count(self, num_steps: int) -> Iterator[None]:
@@ -208,7 +210,7 @@ def counted(inputs: Any, num_steps: int) -> contextlib.AbstractContextManager[No
     return contextlib.nullcontext()
 
 
-def deal(source: Sequence[Any], num_replicas: int) -> list[Any]:
+def next_batches(source: Sequence[Any], num_replicas: int) -> list[Any]:
     """Reads the batch of every replica; works in graphs and eagerly.
 
     Args:

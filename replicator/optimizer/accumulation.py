@@ -41,9 +41,9 @@ class Accumulation:
       count: Calls since the last update: a Keras variable, int64.
     """
 
-    def __init__(self, num_steps: int, *, is_apart: bool = False) -> None:
+    def __init__(self, num_steps: int, *, is_per_replica: bool = False) -> None:
         self.num_steps = num_steps
-        self.is_apart = is_apart
+        self.is_per_replica = is_per_replica
         self.count: Any = None
         self._sums: dict[int, Any] = {}
 
@@ -56,7 +56,7 @@ class Accumulation:
             accumulator = optimizer.add_variable_from_reference(
                 variable, name="accumulated_gradient"
             )
-            if self.is_apart:
+            if self.is_per_replica:
                 declare_partial(_tf_compat.unwrap(accumulator))
             self._sums[id(variable)] = accumulator
 

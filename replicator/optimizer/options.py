@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
+from replicator.catalog import BACKENDS
 from replicator.collectives import compression as compression_lib
 from replicator.errors import OptimizerOptionError
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.integers import INT32_MAX, is_integer
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 DYNAMIC = "dynamic"
+# Option -> the capability of the catalogue that a backend needs for it.
+_CAPABILITIES = {
+    "accumulation_steps": "gradient_accumulation",
+    "loss_scale": "dynamic_loss_scale",
+    "sharded_update": "sharded_update",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,37 +91,53 @@ class OptimizerOptions:
     def _check_with(self, optimizer: Any) -> None:
         """Refuses what both the wrapper and the Keras optimizer would do."""
         if self.accumulation_steps > 1:
-            _refuse_twice(
+            _reject_conflict(
                 optimizer, ("gradient_accumulation_steps",), self, "accumulation_steps"
             )
         if self.global_clipnorm is not None:
             clips = ("clipnorm", "clipvalue", "global_clipnorm")
-            _refuse_twice(optimizer, clips, self, "global_clipnorm")
+            _reject_conflict(optimizer, clips, self, "global_clipnorm")
         if self.loss_scale is not None:
             scales = ("loss_scale_factor", "dynamic_scale", "inner_optimizer")
-            _refuse_twice(optimizer, scales, self, "loss_scale")
+            _reject_conflict(optimizer, scales, self, "loss_scale")
 
-    def refuse(self, lacks: Mapping[str, str], backend: str) -> None:
-        """Refuses options that a backend cannot do.
+    def refuse(
+        self, backend: str, label: str, *, refuses_fixed_loss_scale: bool = False
+    ) -> None:
+        """Refuses options that a backend lacks, for the reason that its entry has.
 
         Args:
-          lacks: Name of an option to the reason why the backend lacks it.
-          backend: What to call the backend.
+          backend: Name in the catalogue.
+          label: What to call the backend in the message.
+          refuses_fixed_loss_scale: Whether no loss scale works, not only a dynamic one.
 
         Raises:
-          OptimizerOptionError: One of them was asked for.
+          OptimizerOptionError: One of them was requested.
         """
         default = OptimizerOptions()
-        for name, reason in lacks.items():
+        for name, capability in _CAPABILITIES.items():
+            reason = BACKENDS[backend].lacks.get(capability)
             value = getattr(self, name)
-            if value != getattr(default, name):
-                raise OptimizerOptionError(
-                    f"{name}={value!r} does not work under {backend}: {reason}; use "
-                    f"{name}={getattr(default, name)!r}, or the in_graph backend"
-                )
+            if reason is None or value == getattr(default, name):
+                continue
+            is_fixed_scale = name == "loss_scale" and value != DYNAMIC
+            if is_fixed_scale and not refuses_fixed_loss_scale:
+                continue
+            self.refuse_option(name, reason, label)
+
+    def refuse_option(self, name: str, reason: str, label: str) -> NoReturn:
+        """Raises the error of one option that does not work.
+
+        Raises:
+          OptimizerOptionError: Always.
+        """
+        raise OptimizerOptionError(
+            f"{name}={getattr(self, name)!r} does not work under {label}: {reason}; "
+            f"use {name}={getattr(OptimizerOptions(), name)!r}, or the in_graph backend"
+        )
 
 
-def _refuse_twice(
+def _reject_conflict(
     optimizer: Any, attributes: tuple[str, ...], options: OptimizerOptions, name: str
 ) -> None:
     for attribute in attributes:

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.optimizer import slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -53,22 +54,13 @@ class ShardedUpdate:
     def building(self, optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
         """Assigns owners, and places the state that ``optimizer`` makes inside it."""
         self._ownership.assign([_tf_compat.unwrap(v) for v in variables])
-        make = optimizer.add_variable_from_reference
-
-        def make_on_owner(reference_variable: Any, *args: Any, **kwargs: Any) -> Any:
-            inner = _tf_compat.unwrap(reference_variable)
-            if self._ownership.owner(inner) is None:
-                return make(reference_variable, *args, **kwargs)
-            with tf.variable_creator_scope(_on(self._ownership.device(inner))):
-                slot = make(reference_variable, *args, **kwargs)
-            self._ownership.own_slot(_tf_compat.unwrap(slot), inner)
-            return slot
-
-        optimizer.add_variable_from_reference = make_on_owner
-        try:
+        with slots.placed(optimizer, self._scope, self._ownership.own_slot):
             yield
-        finally:
-            del optimizer.add_variable_from_reference
+
+    def _scope(self, variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+        if self._ownership.owner(variable) is None:
+            return None
+        return tf.variable_creator_scope(_on(self._ownership.device(variable)))
 
 
 def _on(device: str) -> Callable[..., Any]:

@@ -79,7 +79,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         num_replicas: int,
         options: OptimizerOptions | None = None,
         sharded_update: ShardedUpdate | None = None,
-        accumulates_apart: bool = False,
+        accumulates_per_replica: bool = False,
     ) -> None:
         check_is_not_wrapped(optimizer)
         for needed in ("apply", "build", "iterations"):
@@ -96,7 +96,9 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         scale, steps = self.options.loss_scale, self.options.accumulation_steps
         self.loss_scale = None if scale is None else LossScale(scale)
         self.accumulation = (
-            Accumulation(steps, is_apart=accumulates_apart) if steps > 1 else None
+            Accumulation(steps, is_per_replica=accumulates_per_replica)
+            if steps > 1
+            else None
         )
         self._sharded_update = sharded_update
         self._is_built = False
@@ -135,10 +137,10 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                 if not self.wrapped.built:
                     self.wrapped.build(variables)
                     self.wrapped.built = True
-                if accumulation is not None and not accumulation.is_apart:
+                if accumulation is not None and not accumulation.is_per_replica:
                     accumulation.build(self.wrapped, variables)
             # Sums of their own are on all replicas, whoever updates.
-            if accumulation is not None and accumulation.is_apart:
+            if accumulation is not None and accumulation.is_per_replica:
                 accumulation.build(self.wrapped, variables)
             if self.loss_scale is not None:
                 for variable in self.loss_scale.build():
@@ -238,13 +240,13 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         """Adds gradients up, and averages over replicas before or after."""
         assert self.accumulation is not None
         check_are_optimized(self.wrapped, variables)
-        scale, is_apart = self.loss_scale, self.accumulation.is_apart
-        if not is_apart:
+        scale, is_per_replica = self.loss_scale, self.accumulation.is_per_replica
+        if not is_per_replica:
             grads = self._all_reduce(grads, "mean")
         is_counted = None
         if scale is not None:
             is_counted = scale.are_finite(grads)
-            if is_counted is not None and is_apart:
+            if is_counted is not None and is_per_replica:
                 is_counted = collectives.all_min(is_counted)
             grads = scale.unscaled(grads)
 
@@ -252,7 +254,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             if scale is None or is_counted is None:
                 return None
             # What travelled in 16 bits may have become infinite on the way.
-            is_finite = scale.are_finite(totals) if is_apart else is_counted
+            is_finite = scale.are_finite(totals) if is_per_replica else is_counted
             scale.observe(tf.logical_and(is_finite, is_counted))
             return is_finite
 
@@ -260,7 +262,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             grads,
             variables,
             is_counted,
-            combine=self._average_sums if is_apart else lambda sums, _: sums,
+            combine=self._average_sums if is_per_replica else lambda sums, _: sums,
             observe=observe,
             update=update,
         )
@@ -272,13 +274,13 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         context = context_lib.require("apply_gradients")
         wire_dtype = compression_lib.check(self.options.compression)
         if wire_dtype != tf.float16:  # the others have the exponents of float32
-            return context.all_reduce(sums, "mean", wire_dtype, is_due)
+            return context.all_reduce_if(is_due, sums, "mean", wire_dtype)
         # As large as one call's gradients are, before the loss scale is taken away.
         factor = 1.0 / self.options.accumulation_steps
         if self.loss_scale is not None:
             factor *= self.loss_scale.value
         sent = [times(total, factor) for total in sums]
-        averaged = context.all_reduce(sent, "mean", wire_dtype, is_due)
+        averaged = context.all_reduce_if(is_due, sent, "mean", wire_dtype)
         return [times(total, 1.0 / factor) for total in averaged]
 
     def _all_reduce(self, grads: list[Any], op: str) -> list[Any]:

@@ -194,7 +194,7 @@ def _explicit(num_replicas: int, passed: Sequence[str], *, distinct: bool) -> li
     if missing:
         raise DeviceError(
             f"device {missing[0]!r} does not exist; this process has "
-            f"{', '.join(sorted(map(_short, known)))}"
+            f"{', '.join(sorted(map(_short_name, known)))}"
         )
     if distinct and len(set(names)) != num_replicas:
         raise DeviceError(f"devices {list(devices)!r} must all be different here")
@@ -210,7 +210,7 @@ def _full_name(device: str) -> str:
             f"device {shown(device)} is not a device name; use names such as 'CPU:0' "
             "or 'GPU:1'"
         ) from error
-    kind, index = _tf_workers.own_place()
+    kind, index = _tf_workers.own_address()
     spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)
     return str(spec.to_string())
 
@@ -219,6 +219,6 @@ def _kind(device: str) -> str:
     return str(tf.DeviceSpec.from_string(device).device_type)
 
 
-def _short(device: str) -> str:
+def _short_name(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device)
     return f"{spec.device_type}:{spec.device_index}"

@@ -24,8 +24,8 @@ class Topology:
     Attributes:
       devices: Full device names, by replica of this program, then by logical device.
       memories: By replica, the first replica whose devices read the same memory.
-      holders: By replica, the replica whose copy of mirrored variables it uses; a
-        replica that keeps a copy of its own holds for itself.
+      primaries: By replica, the replica whose copy of mirrored variables it uses; a
+        replica that keeps its own copy is its own primary.
       num_replicas: Replicas in the whole job.
       first_replica_id: Id in the job of this program's replica 0.
       num_programs: Programs of the job that run side by side.
@@ -34,7 +34,7 @@ class Topology:
 
     devices: tuple[tuple[str, ...], ...]
     memories: tuple[int, ...]
-    holders: tuple[int, ...]
+    primaries: tuple[int, ...]
     num_replicas: int
     first_replica_id: int = 0
     num_programs: int = 1
@@ -58,7 +58,7 @@ class Topology:
     @property
     def is_shared(self) -> bool:
         """Whether all replicas of this program use one copy of mirrored variables."""
-        return not any(self.holders)
+        return not any(self.primaries)
 
     @property
     def communicates(self) -> bool:
@@ -107,7 +107,7 @@ def make_topology(
     return Topology(
         devices=tuple(tuple(names) for names in devices),
         memories=memories,
-        holders=tuple(range(len(places))) if is_mirrored else memories,
+        primaries=tuple(range(len(places))) if is_mirrored else memories,
         num_replicas=len(places) if num_replicas is None else num_replicas,
         first_replica_id=first_replica_id,
         num_programs=num_programs,

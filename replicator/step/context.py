@@ -50,21 +50,39 @@ class ReplicaContext(abc.ABC):
         return tf.math.floormod(self.replica_id, self.num_replicas_in_sync)
 
     @abc.abstractmethod
-    def all_reduce(
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Combines each tensor over replicas by one of ``REDUCE_OPS``."""
+
+    def compressed_all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
+    ) -> list[tf.Tensor]:
+        """An ``all_reduce`` whose wider floating tensors are sent in 16 bits.
+
+        Results have the types of the operands. Where a backend does not say otherwise,
+        the reduction itself is done in ``wire_dtype``.
+        """
+        if self.num_replicas_in_sync == 1:
+            return list(tensors)  # nothing is sent
+        narrow = [tf.cast(t, wire_of(t.dtype, wire_dtype)) for t in tensors]
+        reduced = self.all_reduce(narrow, op)
+        return [tf.cast(y, x.dtype) for x, y in zip(tensors, reduced, strict=True)]
+
+    def all_reduce_if(
         self,
+        predicate: tf.Tensor,
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Combines each tensor over replicas by one of ``REDUCE_OPS``.
+        """An ``all_reduce`` whose results are used only where a predicate is true.
 
-        With ``wire_dtype``, a floating type of 16 bits, wider floating tensors cross
-        from one memory to another in that type; results have the type they came with.
-        With ``needed_if``, a scalar bool that is the same on every replica, results are
-        used only in branches that are taken where it is true; elsewhere nothing need
-        travel.
+        The predicate is a scalar bool, identical on every replica. Where it is false, a
+        backend need not communicate; unless it says otherwise, it does.
         """
+        del predicate
+        if wire_dtype is None:
+            return self.all_reduce(tensors, op)
+        return self.compressed_all_reduce(tensors, op, wire_dtype)
 
     @abc.abstractmethod
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -191,3 +209,12 @@ def check_mean(dtype: tf.DType, caller: str) -> None:
             f"{caller} 'mean' of {dtype.name} would have to round; use 'sum', or "
             "tf.cast the value to a floating type first"
         )
+
+
+def wire_of(dtype: tf.DType, wire_dtype: tf.DType | None) -> tf.DType:
+    """The type in which tensors of ``dtype`` travel when ``wire_dtype`` is asked for.
+
+    Only wider real floating types are compressed.
+    """
+    is_wider = dtype in (tf.float32, tf.float64)
+    return wire_dtype if is_wider and wire_dtype is not None else dtype

@@ -29,7 +29,7 @@ _PLACE = _Place()
 
 
 @contextlib.contextmanager
-def made_in(scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
+def created_in(scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> Any:
     """Makes a generator that a step asks for inside it in a scope of variables."""
     before, _PLACE.scope = _PLACE.scope, scope
     try:
@@ -52,7 +52,7 @@ class StepGenerator:
     def installed(self) -> Iterator[StepGenerator]:
         """Makes it the global one of this thread, while the step is traced in it."""
         before = _tf_compat.global_seed_generator()
-        _tf_compat.set_global_seed_generator(self.made or _Asked(self))
+        _tf_compat.set_global_seed_generator(self.made or _LazyGenerator(self))
         try:
             yield self
         finally:
@@ -66,7 +66,7 @@ class StepGenerator:
         return self.made
 
 
-class _Asked:
+class _LazyGenerator:
     """Stands for a generator that nobody has asked for yet."""
 
     def __init__(self, generator: StepGenerator) -> None:

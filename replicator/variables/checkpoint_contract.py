@@ -37,7 +37,7 @@ class CheckpointedBackend:
             state.variable.assign(combine(state.variable, state.kind, values))
 
     @contextlib.contextmanager
-    def settled(self, variables: Sequence[Any]) -> Iterator[None]:
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Lets variables hold, inside it, all that a checkpoint needs of them.
 
         Sums that each replica keeps for itself become their mean, which is what counts

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.collectives.buckets import positions_by_dtype
 from replicator.step.traced_once import traced_once
 from replicator.variables import worker_values
 from replicator.variables.copy_values import (
@@ -80,7 +81,7 @@ class Coherence:
             seen = value if is_value else state(variable, kind)
             entry.seen.assign(seen, read_value=False)
 
-    def settle(self) -> None:
+    def make_coherent(self) -> None:
         """Emits what makes variables coherent after a run that ended too early.
 
         Nobody knows whether that run had come to its refresh, so this does it too: it
@@ -91,15 +92,14 @@ class Coherence:
 
     def _is_changed(self) -> tf.Tensor:
         # One vector per type: comparing it is one op instead of one per variable.
-        by_type: dict[tf.DType, list[Entry]] = {}
-        for entry in self.entries:
-            by_type.setdefault(entry.seen.dtype, []).append(entry)
+        by_type = positions_by_dtype(entry.seen for entry in self.entries)
         differs = [
             tf.reduce_any(
                 bits(_pack([state(e.variable, e.kind) for e in entries]))
                 != bits(_pack([e.seen.value() for e in entries]))
             )
-            for entries in by_type.values()
+            for places in by_type.values()
+            for entries in [[self.entries[place] for place in places]]
         ]
         return tf.reduce_any(tf.stack(differs))
 
@@ -119,7 +119,7 @@ class Coherence:
     def _is_held(self, entry: Entry, replica: int) -> bool:
         """Whether a replica shares the copy of another one."""
         is_mirrored = entry.kind is Kind.MIRRORED
-        return is_mirrored and self._topology.holders[replica] != replica
+        return is_mirrored and self._topology.primaries[replica] != replica
 
     def _reset_like(self, entry: Entry, replicas: tuple[int, ...]) -> Any:
         """Returns the function that resets a variable, one for all that are alike."""

@@ -7,7 +7,7 @@ generators; each replica's copy is the user's state with the replica id folded i
 outside steps the user's own variable holds that of replica 0. *Partial* variables
 (gradients that were not averaged yet) have a copy per replica of which only the mean
 counts: what replica 0 holds is not published, since that would communicate after every
-run, and ``partial.settle`` makes all copies their mean.
+run, and ``partial.consolidate`` makes all copies their mean.
 """
 
 from __future__ import annotations

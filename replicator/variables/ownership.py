@@ -20,11 +20,11 @@ class Owner(NamedTuple):
     """One of the replicas of a job that keep a copy of mirrored variables.
 
     Attributes:
-      holder: The replica, counted within its program.
+      primary: The replica, counted within its program.
       program_id: The program.
     """
 
-    holder: int
+    primary: int
     program_id: int
 
 
@@ -41,14 +41,16 @@ class Ownership:
         self._owners: dict[int, tuple[weakref.ref[Any], Owner]] = {}
         self._slots: dict[int, tuple[weakref.ref[Any], Owner]] = {}
 
-    def _everyone(self) -> list[Owner]:
+    def _all_owners(self) -> list[Owner]:
         programs = range(self._topology.num_programs)
-        holders = dict.fromkeys(self._topology.holders)
-        return [Owner(holder, program) for holder in holders for program in programs]
+        primaries = dict.fromkeys(self._topology.primaries)
+        return [
+            Owner(primary, program) for primary in primaries for program in programs
+        ]
 
     def assign(self, variables: Sequence[Any]) -> None:
         """Gives each variable to the owner with the fewest bytes, largest first."""
-        load = dict.fromkeys(self._everyone(), 0)
+        load = dict.fromkeys(self._all_owners(), 0)
         for variable in sorted(variables, key=num_bytes, reverse=True):
             owner = _find(self._owners, variable)
             if owner is None:
@@ -70,7 +72,7 @@ class Ownership:
         assert owner is not None
         place = self._topology.logical_device_of(variable.device)
         is_here = owner.program_id == self._topology.program_id
-        return self._topology.devices[owner.holder if is_here else 0][place]
+        return self._topology.devices[owner.primary if is_here else 0][place]
 
     def owner(self, variable: Any) -> Owner | None:
         """Who writes a variable; None where every copy is written."""
@@ -95,16 +97,18 @@ class Ownership:
         """One line per owner: variables, their bytes and those of their state."""
         if not self._owners:
             return ""
-        everyone = self._everyone()
+        everyone = self._all_owners()
         if len(everyone) == 1:
             return (
                 "sharded update: replicas share one copy of every variable, so there "
                 "is one update and one copy of its state anyway"
             )
         lines = []
-        for one in sorted(everyone, key=lambda owner: (owner.program_id, owner.holder)):
-            mine = _living(self._owners, one)
-            slots = _living(self._slots, one)
+        for one in sorted(
+            everyone, key=lambda owner: (owner.program_id, owner.primary)
+        ):
+            mine = _alive(self._owners, one)
+            slots = _alive(self._slots, one)
             lines.append(
                 f"sharded update: {self._name(one)} updates "
                 f"{len(mine)} variables of {sum(map(num_bytes, mine))} bytes and keeps "
@@ -114,8 +118,8 @@ class Ownership:
 
     def _name(self, owner: Owner) -> str:
         if owner.program_id == self._topology.program_id:
-            return self._topology.replica_devices[owner.holder]
-        local = list(dict.fromkeys(self._topology.holders)).index(owner.holder)
+            return self._topology.replica_devices[owner.primary]
+        local = list(dict.fromkeys(self._topology.primaries)).index(owner.primary)
         return f"worker {owner.program_id}, device {local},"
 
 
@@ -142,6 +146,6 @@ def _find(owners: Mapping[int, tuple[Any, Owner]], variable: Any) -> Owner | Non
     return owner if reference is not None and reference() is variable else None
 
 
-def _living(owners: Mapping[int, tuple[Any, Owner]], one: Owner) -> list[Any]:
+def _alive(owners: Mapping[int, tuple[Any, Owner]], one: Owner) -> list[Any]:
     found = (reference() for reference, owner in owners.values() if owner == one)
     return [variable for variable in found if variable is not None]

@@ -1,8 +1,9 @@
-"""Partial variables: sums that each replica keeps, of which only the mean counts.
+"""Partial variables: each replica keeps its own sum, and only their mean has a meaning.
 
-Between steps nobody averages them, since that would be the communication that they
-save. ``settle`` does, before a checkpoint is written: it changes no result, and the
-user's own variable then holds all that there is to save, for any number of replicas.
+They are not averaged between steps, because avoiding that communication is their
+purpose. ``consolidate`` averages them before a checkpoint is written. This changes no
+result, and the user's own variable then holds the whole state, which can be restored
+with any number of replicas.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from replicator.variables.table import Entry
 
 
-def settle(
+def consolidate(
     entries: Iterable[Entry],
     topology: Topology,
     add_up: Callable[[list[tf.Tensor]], list[tf.Tensor]] = list,
@@ -45,4 +46,5 @@ def settle(
             mean = total / tf.cast(topology.num_replicas, total.dtype)
         for copy in entry.copies:
             copy.assign(mean)
-        entry.seen.assign(state(entry.variable, entry.kind))
+        if entry.seen is not None:  # not the only replica of one of several workers
+            entry.seen.assign(state(entry.variable, entry.kind))

@@ -168,7 +168,8 @@ class VariableTable:
             values = self._initial_values(entry.variable, entry.kind)
             for copy, value in zip(entry.copies, values, strict=True):
                 copy.assign(value)
-            entry.seen.assign(state(entry.variable, entry.kind))
+            if entry.seen is not None:  # a partial one, with one replica here
+                entry.seen.assign(state(entry.variable, entry.kind))
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """What the copies of this program's replicas start from."""
@@ -195,8 +196,8 @@ class VariableTable:
         copies: list[Any] = []
         for replica, devices in enumerate(topology.devices):
             replica_id = topology.replica_id(replica)
-            if is_mirrored and topology.holders[replica] != replica:
-                copies.append(copies[topology.holders[replica]])
+            if is_mirrored and topology.primaries[replica] != replica:
+                copies.append(copies[topology.primaries[replica]])
                 continue
             if replica == 0 and kind in (Kind.MIRRORED, Kind.PARTIAL):
                 copies.append(variable)

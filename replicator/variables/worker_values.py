@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator.collectives import wire_types
+from replicator.collectives.buckets import positions_by_dtype
 from replicator.placement import devices as device_lib
 from replicator.placement.worker_group import CPU_GROUP_KEY
 from replicator.variables.copy_values import outside_value, replica_value
@@ -19,6 +20,7 @@ from replicator.variables.kinds import Kind, is_averaged, is_summed
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from replicator.collectives.wire_types import Wire
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
     from replicator.variables.table import Entry
@@ -35,15 +37,15 @@ class OutsideValues:
         self._group = group
         self._keys: dict[tf.DType, int] = {}
         for entry in self._entries:
-            if self._travels(entry):
-                wire = wire_types.added(_number(entry.variable.dtype))[1]
+            if self._is_transferred(entry):
+                wire = wire_types.added(_number(entry.variable.dtype)).dtype
                 # Drawn once: a function that is traced again uses the same.
                 self._keys.setdefault(wire, next(group.keys))
 
     def read(self) -> list[tf.Tensor]:
         """Emits one reduction per type; returns a value for each entry."""
-        travelling = [entry for entry in self._entries if self._travels(entry)]
-        shares = [self._share(entry) for entry in travelling]
+        transferred = [entry for entry in self._entries if self._is_transferred(entry)]
+        shares = [self._share(entry) for entry in transferred]
         totals = iter(
             _packed(
                 [_to_number(share) for share in shares],
@@ -53,7 +55,7 @@ class OutsideValues:
         )
         return [
             self._of_total(entry, next(totals))
-            if self._travels(entry)
+            if self._is_transferred(entry)
             else self._local(entry)
             for entry in self._entries
         ]
@@ -66,7 +68,7 @@ class OutsideValues:
         is_first = self._topology.program_id == 0
         return copies[0] if is_first else tf.zeros_like(copies[0])
 
-    def _travels(self, entry: Entry) -> bool:
+    def _is_transferred(self, entry: Entry) -> bool:
         dtype = entry.variable.dtype
         return entry.kind is Kind.LOCAL and dtype != tf.string
 
@@ -110,7 +112,9 @@ def add_up(
     )
 
 
-def start_equal(variables: Sequence[Any], topology: Topology, group: Group) -> None:
+def broadcast_initial_values(
+    variables: Sequence[Any], topology: Topology, group: Group
+) -> None:
     """Gives variables the values that they have on worker 0, on all workers.
 
     Args:
@@ -142,18 +146,12 @@ def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Ten
     Returns:
       The source's value.
     """
-    how, wire = wire_types.moved(variable.dtype, "broadcast")
+    wire = wire_types.moved(variable.dtype, "broadcast")
     value = tf.zeros(variable.shape, variable.dtype)
     if source == group.worker_id:
         value = tf.convert_to_tensor(variable)
-    if how:
-        convert = tf.cast if how == "Cast" else tf.bitcast
-        value = convert(value, wire)
-    sent = _send(value, source, topology, group)
-    if not how:
-        return sent
-    back = tf.cast if how == "Cast" else tf.bitcast
-    return back(sent, variable.dtype)
+    sent = _send(wire.convert(value), source, topology, group)
+    return wire.restore(sent, variable.dtype)
 
 
 def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf.Tensor:
@@ -189,23 +187,13 @@ def reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.T
 def _packed(
     values: Sequence[tf.Tensor],
     transfer: Callable[[tf.Tensor], tf.Tensor],
-    travel: Callable[[tf.DType], tuple[str, tf.DType]],
+    wire_of: Callable[[tf.DType], Wire],
 ) -> list[tf.Tensor]:
-    """Transfers values as one vector per type that travels."""
-    by_wire: dict[tf.DType, list[int]] = {}
-    wide = []
-    for place, value in enumerate(values):
-        how, wire = travel(value.dtype)
-        by_wire.setdefault(wire, []).append(place)
-        wide.append(
-            value
-            if not how
-            else tf.cast(value, wire)
-            if how == "Cast"
-            else tf.bitcast(value, wire)
-        )
+    """Transfers values as one vector per type that is sent."""
+    wires = [wire_of(value.dtype) for value in values]
+    wide = [wire.convert(value) for wire, value in zip(wires, values, strict=True)]
     results: dict[int, tf.Tensor] = {}
-    for places in by_wire.values():
+    for places in positions_by_dtype(wide).values():
         flat = [tf.reshape(wide[place], [-1]) for place in places]
         # One element more: TensorFlow may crash on vectors without elements.
         flat.append(tf.zeros([1], flat[0].dtype))
@@ -213,13 +201,7 @@ def _packed(
         parts = tf.split(received, [tf.size(part) for part in flat])[:-1]
         for place, part in zip(places, parts, strict=True):
             shaped = tf.reshape(part, tf.shape(wide[place]))
-            dtype = values[place].dtype
-            how = travel(dtype)[0]
-            results[place] = (
-                tf.bitcast(shaped, dtype)
-                if how == "Bitcast"
-                else tf.cast(shaped, dtype)
-            )
+            results[place] = wires[place].restore(shaped, values[place].dtype)
     return [results[place] for place in range(len(values))]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -74,3 +75,15 @@ def test_the_arithmetic_of_metrics_imports_no_tensorflow() -> None:
     imported = imported_by(f"import {', '.join(names)}")
 
     assert imported.isdisjoint(HEAVY)
+
+
+@pytest.mark.parametrize("package", ["replicator", "harness", "results"])
+def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
+    """A reader of a traceback or of a docstring knows which one is meant."""
+    places: dict[str, list[str]] = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}

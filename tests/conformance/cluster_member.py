@@ -11,7 +11,7 @@ import functools
 import sys
 from pathlib import Path
 
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 CASE_TIMEOUT_SEC = 90.0
 
@@ -19,7 +19,7 @@ CASE_TIMEOUT_SEC = 90.0
 def main():
     """Serves, or runs all cases, in the order of the arguments."""
     target_name, folder, *case_names = sys.argv[1:]
-    config = cluster.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     from conformance_cases.clusters import program_members
     from conformance_cases.targets import TARGETS

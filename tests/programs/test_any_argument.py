@@ -112,7 +112,7 @@ def test_every_public_function_is_called():
         "local_state",
         "restored",
         "restore_local_state",
-        "settled",
+        "consolidated_state",
     }
 
     assert set() == {

@@ -211,10 +211,10 @@ def _find_live(
     return liveness.analyze(
         body,
         invariant=found.nodes,
-        holders={*topology.holders, *elsewhere},
+        primaries={*topology.primaries, *elsewhere},
         handles=set(traced.variables),
         owners={
-            name: owner.holder
+            name: owner.primary
             if owner.program_id == topology.program_id
             else liveness.ELSEWHERE
             for name, owner in owners.items()
@@ -253,7 +253,7 @@ def _find_shares(
     variables = traced.variables
     found = []
     for node in body.nodes:
-        if node.name not in live.homes:
+        if node.name not in live.writers:
             continue
         handles = live.written[node.name]
         owner = next(owners[handle] for handle in handles if handle in owners)

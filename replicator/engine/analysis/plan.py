@@ -14,12 +14,13 @@ order, and the first transfers run while the rest is computed.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tensorflow as tf
 
-from replicator.collectives.reducible import wire_of
+from replicator.collectives import buckets
 from replicator.placement import devices as device_lib
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,16 +102,20 @@ def make_plan(
     load = [0] * len(devices)
     plans = []
     for collective in collectives:
-        homes = [_home(marker, needed_by or {}) for marker in collective.markers]
+        preferred_owners = [
+            _preferred_owner(marker, needed_by or {}) for marker in collective.markers
+        ]
         groups = _group(
             collective,
-            homes,
+            preferred_owners,
             _order(collective, depths if crosses else None),
             below if fuses and collective.kind == "all_reduce" else 0,
             limit,
         )
         sizes = [sum(_num_bytes(collective, p) for p in group) for group in groups]
-        owners = dict(_balance(sizes, load, [homes[group[0]] for group in groups]))
+        owners = dict(
+            _balance(sizes, load, [preferred_owners[group[0]] for group in groups])
+        )
         plans.append(
             CollectivePlan(
                 collective=collective,
@@ -223,7 +228,9 @@ def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int
     return sorted(positions, key=lambda p: (depths[collective.operands[p]], -p))
 
 
-def _home(marker: str, needed_by: Mapping[str, tuple[int, ...]]) -> int | None:
+def _preferred_owner(
+    marker: str, needed_by: Mapping[str, tuple[int, ...]]
+) -> int | None:
     """The only replica that needs a result, if there is one."""
     needed = needed_by.get(marker, ())
     return needed[0] if len(needed) == 1 else None
@@ -231,40 +238,33 @@ def _home(marker: str, needed_by: Mapping[str, tuple[int, ...]]) -> int | None:
 
 def _group(
     collective: Collective,
-    homes: Sequence[int | None],
+    preferred_owners: Sequence[int | None],
     order: Sequence[int],
     below: int,
     limit: int,
 ) -> list[tuple[int, ...]]:
-    """Puts tensors smaller than ``below`` bytes into buckets of one type and home.
+    """Puts tensors smaller than ``below`` bytes into buckets of one type and owner.
 
-    Buckets, and tensors that go alone, keep the order in which their last member came.
+    See ``buckets.fill`` for their order.
     """
-    groups: list[tuple[int, ...]] = []
-    is_open: dict[Any, tuple[list[int], int]] = {}
-    for position in order:
-        size = _num_bytes(collective, position)
-        if not 0 < size < below:
-            groups.append((position,))
-            continue
-        key = (collective.dtypes[position], homes[position])
-        members, total = is_open.pop(key, ([], 0))
-        if members and total + size > limit:
-            groups.append(tuple(members))
-            members, total = [], 0
-        is_open[key] = ([*members, position], total + size)
-    return groups + [tuple(members) for members, _ in is_open.values()]
+    filled = buckets.fill(
+        [(collective.dtypes[p], preferred_owners[p]) for p in order],
+        [_num_bytes(collective, p) for p in order],
+        limit=limit,
+        alone_from=below,
+    )
+    return [tuple(order[place] for place in bucket) for bucket in filled]
 
 
 def _balance(
-    sizes: Sequence[int], load: list[int], homes: Sequence[int | None]
+    sizes: Sequence[int], load: list[int], preferred_owners: Sequence[int | None]
 ) -> list[tuple[int, int]]:
-    """Gives each bucket, largest first, to its home or the owner with least to do."""
+    """Gives each bucket, largest first, to its preferred or the least loaded owner."""
     owners = []
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
-        home = homes[index]
+        preferred = preferred_owners[index]
         owner = min(range(len(load)), key=lambda r: (load[r], r))
-        owner = owner if home is None else home
+        owner = owner if preferred is None else preferred
         load[owner] += max(sizes[index], 1)
         owners.append((index, owner))
     return owners

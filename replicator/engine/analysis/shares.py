@@ -10,8 +10,10 @@ that depends on the update, or to the end.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
+from replicator.collectives import buckets
 from replicator.engine.analysis.plan import WORKER_BUCKET_BYTES
 from replicator.engine.graph.liveness import ELSEWHERE
 from replicator.errors import OptimizerOptionError
@@ -93,17 +95,17 @@ def levels(body: Body, shares: Iterable[Share]) -> dict[str, int]:
 
 def group(shares: Iterable[Share], level: Mapping[str, int]) -> list[list[Share]]:
     """Puts shares of one level, source and type into buckets, by level."""
-    buckets: list[list[Share]] = []
-    is_open: dict[tuple[int, int, tf.DType], list[Share]] = {}
-    for share in sorted(shares, key=lambda share: level[share.node]):
-        key = level[share.node], share.source, share.dtype
-        bucket = is_open.get(key, [])
-        total = sum(other.num_bytes for other in bucket) + share.num_bytes
-        if not bucket or total > WORKER_BUCKET_BYTES:
-            is_open[key] = bucket = []
-            buckets.append(bucket)
-        bucket.append(share)
-    return buckets
+    found: list[list[Share]] = []
+    in_order = sorted(shares, key=lambda share: level[share.node])
+    for _, same_level in itertools.groupby(in_order, lambda share: level[share.node]):
+        members = list(same_level)
+        filled = buckets.fill(
+            [(share.source, share.dtype) for share in members],
+            [share.num_bytes for share in members],
+            limit=WORKER_BUCKET_BYTES,
+        )
+        found += [[members[place] for place in bucket] for bucket in filled]
+    return found
 
 
 def check(
@@ -136,8 +138,8 @@ def check(
                 "that updates in every call"
             )
         where = (
-            {live.homes[node.name]}
-            if node.name in live.homes
+            {live.writers[node.name]}
+            if node.name in live.writers
             else set(live.emitted.get(node.name, (0, ELSEWHERE)))
         )
         for handle in handles:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Tensor = Ref | str
     # (op, type of its data if it has one, device) -> device
-    Home = Callable[[str, tf.DType | None, str], str]
+    SupportedDevice = Callable[[str, tf.DType | None, str], str]
 
 _SIGN_BIT_64 = -(1 << 63)
 
@@ -31,14 +31,14 @@ class Emitter:
       nodes: ``NodeDef``s emitted so far.
     """
 
-    def __init__(self, home: Home | None = None) -> None:
+    def __init__(self, supported_device: SupportedDevice | None = None) -> None:
         """Starts without nodes.
 
         Args:
-          home: Where an op that is meant for a device can run; by default there.
+          supported_device: Where an op placed on a device can run; by default there.
         """
         self.nodes: list[Any] = []
-        self._home = home
+        self._supported_device = supported_device
 
     def num_elements(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> Ref:
         """The size as a vector of one number."""
@@ -214,7 +214,7 @@ class Emitter:
         controls: Sequence[str] = (),
     ) -> Ref:
         """Any node; ``port`` names its first output."""
-        if self._home is not None:
-            device = self._home(op, attrs.get("T"), device)
+        if self._supported_device is not None:
+            device = self._supported_device(op, attrs.get("T"), device)
         self.nodes.append(make_node(name, op, inputs, device, attrs, controls))
         return Ref(node=name, port=port)

@@ -20,25 +20,26 @@ if TYPE_CHECKING:
     from replicator.engine.graph.body import Body, Node
 
 
-# The holder that stands for those of all other programs.
+# The primary that stands for those of all other programs.
 ELSEWHERE = -1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Liveness:
-    """The result of the analysis; replicas are named by holders (see ``Topology``).
+    """The result of the analysis; replicas are named by primaries (see ``Topology``).
 
     Attributes:
-      emitted: By invariant node, the holders that need it.
-      homes: By node that writes an owned variable, the holder that does it for all.
+      emitted: By invariant node, the primaries that need it.
+      writers: By owned write (a node that writes an owned variable), the primary that
+        runs it for all.
       written: By such a node, the handles of the variables that it writes.
       earlier: By such a node and a handle that it writes, the nodes that use the
         variable since the last such node, or that one.
-      results: By marker of a collective, the holders that need its result.
+      results: By marker of a collective, the primaries that need its result.
     """
 
     emitted: dict[str, tuple[int, ...]]
-    homes: dict[str, int]
+    writers: dict[str, int]
     written: dict[str, tuple[str, ...]]
     earlier: dict[tuple[str, str], tuple[str, ...]]
     results: dict[str, tuple[int, ...]]
@@ -48,17 +49,17 @@ def analyze(
     body: Body,
     *,
     invariant: Collection[str],
-    holders: Iterable[int],
+    primaries: Iterable[int],
     handles: Collection[str],
     owners: Mapping[str, int],
     roots: Iterable[str],
 ) -> Liveness:
-    """Finds what each holder has to emit.
+    """Finds what each primary has to emit.
 
     Args:
       body: The single-device graph.
       invariant: Nodes with the same value and effect on every replica.
-      holders: All replicas that keep copies, and ``ELSEWHERE`` if there are other
+      primaries: All replicas that keep copies, and ``ELSEWHERE`` if there are other
         programs.
       handles: Placeholders of variable handles.
       owners: By handle placeholder of an owned variable, its owner.
@@ -68,20 +69,20 @@ def analyze(
     Returns:
       Who emits what.
     """
-    everyone = frozenset(holders)
+    everyone = frozenset(primaries)
     written = _writes(body, set(invariant), set(handles))
-    homes = {}
+    writers = {}
     for name, targets in written.items():
         owned = [owners[handle] for handle in targets if handle in owners]
         if owned:
-            homes[name] = owned[0]
+            writers[name] = owned[0]
     needs: dict[str, set[int]] = {}
     for name in roots:
         needs.setdefault(name, set()).update(everyone)
     emitted = {}
     for node in reversed(body.nodes):
-        if node.name in homes:
-            where: Collection[int] = (homes[node.name],)
+        if node.name in writers:
+            where: Collection[int] = (writers[node.name],)
         elif node.name in invariant:
             where = needs.get(node.name, set())
         else:
@@ -92,9 +93,9 @@ def analyze(
             needs.setdefault(name, set()).update(where)
     return Liveness(
         emitted=emitted,
-        homes=homes,
-        written={name: written[name] for name in homes},
-        earlier=_earlier(body, homes, written, set(handles)),
+        writers=writers,
+        written={name: written[name] for name in writers},
+        earlier=_earlier(body, writers, written, set(handles)),
         results={
             name: tuple(sorted(needs.get(name, ()))) for name in body.placeholders
         },
@@ -103,11 +104,11 @@ def analyze(
 
 def _earlier(
     body: Body,
-    homes: Collection[str],
+    writers: Collection[str],
     written: Mapping[str, tuple[str, ...]],
     handles: set[str],
 ) -> dict[tuple[str, str], tuple[str, ...]]:
-    """What must be done with a variable before a home node writes it.
+    """Which uses of a variable must be finished before an owned write changes it.
 
     A step orders all uses of a variable around its writes, so the topological order of
     the graph is their order.
@@ -115,7 +116,7 @@ def _earlier(
     uses: dict[str, list[str]] = {handle: [] for handle in handles}
     found = {}
     for node in body.nodes:
-        if node.name in homes:
+        if node.name in writers:
             for handle in written[node.name]:
                 found[node.name, handle] = tuple(uses[handle])
                 uses[handle] = []

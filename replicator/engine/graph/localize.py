@@ -50,16 +50,16 @@ class Localizer:
                 if self._has_own(function.signature.name, replica)
             ]
 
-    def device(self, asked: str, replica: int) -> str:
+    def device(self, requested: str, replica: int) -> str:
         """The device of a replica that a device of the traced graph stands for."""
-        index = logical.index_of(asked)
+        index = logical.index_of(requested)
         if index is not None:
             return self._topology.devices[replica][index]
         mine = self._specs[replica]
-        if asked:
-            spec = tf.DeviceSpec.from_string(asked)
+        if requested:
+            spec = tf.DeviceSpec.from_string(requested)
             if spec.job not in (None, mine.job):
-                return asked  # a parameter server, which is no replica's device
+                return requested  # a parameter server, which is no replica's device
             if spec.device_type not in (None, mine.device_type):
                 # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
                 place = spec.device_index or 0

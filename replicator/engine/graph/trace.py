@@ -134,16 +134,26 @@ class TraceContext(context.ReplicaContext):
                 )
         return self.replica_id_tensor
 
-    def all_reduce(
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
+        return self._mark("all_reduce", tensors, op=op)
+
+    def compressed_all_reduce(
+        self, tensors: Sequence[tf.Tensor], op: str, wire_dtype: tf.DType
+    ) -> list[tf.Tensor]:
+        """Leaves markers; the sum is in full width, also of what was sent narrow."""
+        return self._mark("all_reduce", tensors, op=op, wire_dtype=wire_dtype)
+
+    def all_reduce_if(
         self,
+        predicate: tf.Tensor,
         tensors: Sequence[tf.Tensor],
         op: str,
         wire_dtype: tf.DType | None = None,
-        needed_if: tf.Tensor | None = None,
     ) -> list[tf.Tensor]:
-        """Leaves markers for a reduction; see ``ReplicaContext.all_reduce``."""
+        """Leaves markers for a reduction that communicates only if it is needed."""
         return self._mark(
-            "all_reduce", tensors, op=op, wire_dtype=wire_dtype, needed_if=needed_if
+            "all_reduce", tensors, op=op, wire_dtype=wire_dtype, needed_if=predicate
         )
 
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -43,7 +43,7 @@ class Chain:
         self._emit = emit
         self._before = list(first_controls)
 
-    def go_on_after(self, node: str) -> None:
+    def continue_after(self, node: str) -> None:
         """Lets the next op wait for a node instead of the last one."""
         self._before = [node]
 
@@ -101,7 +101,7 @@ class Chain:
             },
             self._before,
         )
-        self.go_on_after(name)
+        self.continue_after(name)
         return ref
 
 

@@ -63,9 +63,9 @@ class CrossWorker:
         """``NodeDef``s emitted so far."""
         return self._emit.nodes
 
-    def go_on_after(self, node: str) -> None:
+    def continue_after(self, node: str) -> None:
         """Lets the next collective wait for a node instead of the last one."""
-        self._chain.go_on_after(node)
+        self._chain.continue_after(node)
 
     def reduce(
         self,
@@ -92,7 +92,7 @@ class CrossWorker:
             )
         how, wire = wire_types.added(dtype)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
-        device = _home(wire, device)
+        device = _wire_device(wire, device)
         attrs = {
             "merge_op": _MERGE_OPS[op],
             "final_op": "Id",
@@ -141,7 +141,7 @@ class CrossWorker:
         if _is_empty(shape):
             return ref
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
-        device = _home(wire, device)
+        device = _wire_device(wire, device)
 
         def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
             if source == self._group.worker_id:
@@ -227,7 +227,7 @@ class CrossWorker:
             dims = [shape[0] * self._group.num_workers, *shape.as_list()[1:]]
             return self._emit.const(name, np.zeros(dims, dtype.as_numpy_dtype), device)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
-        device = _home(wire, device)
+        device = _wire_device(wire, device)
         if shape.is_fully_defined():
             result = self._gather(name, sent, wire, device)
         else:
@@ -268,7 +268,7 @@ class CrossWorker:
             [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
         )
         self._emit.nodes.append(node)
-        self._chain.go_on_after(check)
+        self._chain.continue_after(check)
 
     def _gather(
         self,
@@ -367,6 +367,6 @@ def _is_empty(shape: tf.TensorShape) -> bool:
     return bool(shape.is_fully_defined()) and shape.num_elements() == 0
 
 
-def _home(dtype: tf.DType, device: str) -> str:
+def _wire_device(dtype: tf.DType, device: str) -> str:
     """Where a collective of a type runs: integers of a GPU go by way of the host."""
     return cpu_of(device) if dtype.is_integer else device

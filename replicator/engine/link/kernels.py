@@ -30,7 +30,7 @@ GPU_DTYPES: dict[str, frozenset[tf.DType]] = {
 }
 
 
-def home(op: str, dtype: tf.DType | None, device: str) -> str:
+def supported_device(op: str, dtype: tf.DType | None, device: str) -> str:
     """Where an op that is meant for ``device`` can run.
 
     Args:

@@ -44,7 +44,7 @@ class Linker:
           workers: The leg to the programs of other workers; None if there are none.
         """
         self.results: dict[str, tuple[Tensor, ...]] = {}
-        self._emit = Emitter(kernels.home)
+        self._emit = Emitter(kernels.supported_device)
         self._topology = topology
         self._devices = topology.replica_devices
         self._prefix = prefix
@@ -112,10 +112,10 @@ class Linker:
         if self._workers is not None:
             # What follows a collective that does not run would not run either.
             marker = collective.markers[bucket.positions[0]]
-            home = self._topology.memories[bucket.owner]
-            merged = self.results[marker][home]
+            owner_memory = self._topology.memories[bucket.owner]
+            merged = self.results[marker][owner_memory]
             assert isinstance(merged, Ref)
-            self._workers.go_on_after(merged.node)
+            self._workers.continue_after(merged.node)
 
     def _broadcast(
         self,
@@ -192,7 +192,7 @@ class Linker:
         )
         device = self._devices[self._reduction.memories[0]]
         self._check_shape(shape, name, partials[0], dtype, device)
-        return self._hand_out(
+        return self._distribute(
             self._reduction.between_memories(
                 plan, bucket.owner, name, partials, dtype, shape
             )
@@ -240,9 +240,9 @@ class Linker:
         for position, parts in zip(
             bucket.positions, zip(*unpacked, strict=True), strict=True
         ):
-            self.results[collective.markers[position]] = self._hand_out(parts)
+            self.results[collective.markers[position]] = self._distribute(parts)
 
-    def _hand_out(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _distribute(self, by_memory: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Gives every replica the result of its memory."""
         of_memory = dict(zip(self._reduction.memories, by_memory, strict=True))
         return tuple(of_memory[memory] for memory in self._topology.memories)

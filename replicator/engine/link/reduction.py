@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicator.collectives.reducible import wire_of
+from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,7 @@ class Reduction:
           workers: The leg to the programs of other workers; None if there are none.
         """
         self.memories = tuple(dict.fromkeys(topology.memories))
-        self._travels = len(self.memories) > 1 or workers is not None
+        self._is_transferred = len(self.memories) > 1 or workers is not None
         self._topology = topology
         self._devices = topology.replica_devices
         self._emit = emit
@@ -60,7 +60,7 @@ class Reduction:
         Where nothing leaves the only memory, the operands stay as they are: one
         reduction, on the owner's device, does all.
         """
-        if not self._travels:
+        if not self._is_transferred:
             return list(operands)
         return [
             self._reduce(
@@ -96,10 +96,14 @@ class Reduction:
           The result on each memory: the same bits.
         """
         op, device = plan.collective.op, self._devices[owner]
-        wire = wire_of(dtype, plan.collective.wire_dtype) if self._travels else dtype
+        wire = (
+            wire_of(dtype, plan.collective.wire_dtype)
+            if self._is_transferred
+            else dtype
+        )
         if plan.algorithm == "nccl":
             return self._nccl(op, name, operands, dtype, wire)
-        if self._travels:
+        if self._is_transferred:
             operands = [
                 self._bring(name, ref, memory, owner, dtype, wire)
                 for memory, ref in zip(self.memories, operands, strict=True)

@@ -143,7 +143,7 @@ class Assembly:
             is_source = bucket[0].source == self._topology.program_id
             sent = {
                 (s.node, s.handle): body_lib.Ref(
-                    node=self.copies.new(s.node, s.handle), port="value:0"
+                    node=self.copies.order.new(s.node, s.handle), port="value:0"
                 )
                 for s in bucket
                 if is_source
@@ -180,7 +180,7 @@ class Assembly:
         controls = {
             effect
             for name in self._traced.control_output_names
-            for effect in self.copies.effects(name)
+            for effect in self.copies.order.effects(name)
         }
         for index, name in enumerate(sorted(controls)):
             function.signature.control_output.append(f"control_{index}")

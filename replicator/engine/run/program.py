@@ -10,7 +10,7 @@ import tensorflow as tf
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis.analyze import analyze
 from replicator.engine.run.assembly import Assembly
-from replicator.engine.run.common_end import CommonEnd, read
+from replicator.engine.run.uneven_inputs import UnevenInputs, read
 from replicator.step import loop
 from replicator.variables.coherence import Coherence
 from replicator.variables.used import UsedVariables
@@ -57,7 +57,7 @@ class Program:
         self._assembly.register()
         self._coherence = Coherence(list(self.entries.values()), topology, group)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
-        self._settle = Dispatch(self._settled, is_optimized=False)
+        self._make_coherent = Dispatch(self._emit_coherent, is_optimized=False)
 
     @property
     def plans(self) -> tuple[CollectivePlan, ...]:
@@ -88,7 +88,7 @@ class Program:
         group = self._group if may_end else None
         key = num_steps, group is not None
         if key not in self._functions:
-            end = None if group is None else CommonEnd(self._topology, group)
+            end = None if group is None else UnevenInputs(self._topology, group)
             self._functions[key] = self._make_function(num_steps, end)
         try:
             flat = self._functions[key](source)
@@ -96,15 +96,17 @@ class Program:
             # Steps before the end of the data were applied. Where other workers
             # are not at their end, nothing can be asked of them.
             if num_steps > 1 and (group is not None or self._group is None):
-                self._settle(None)
+                self._make_coherent(None)
             raise
         return self._assembly.pack(flat)
 
-    def _settled(self, _: None) -> list[tf.Tensor]:
-        self._coherence.settle()
+    def _emit_coherent(self, _: None) -> list[tf.Tensor]:
+        self._coherence.make_coherent()
         return []
 
-    def _make_function(self, num_steps: int, end: CommonEnd | None = None) -> Dispatch:
+    def _make_function(
+        self, num_steps: int, end: UnevenInputs | None = None
+    ) -> Dispatch:
         assembly, num_replicas = self._assembly, self._topology.num_local_replicas
 
         def program(source: Any) -> list[tf.Tensor]:

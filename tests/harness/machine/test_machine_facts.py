@@ -144,7 +144,7 @@ def test_out_of_memory_kills_are_counted_where_the_kernel_does(
 
 def test_the_death_signal_can_be_asked_for() -> None:
     """In a child, since the request would hold for the test process too."""
-    code = "from harness import die_with_parent as d; d.request_death_signal()"
+    code = "from harness.trial import die_with_parent as d; d.request_death_signal()"
     command = [sys.executable, "-c", code]
 
     assert subprocess.run(command, cwd=ROOT, timeout=60, check=False).returncode == 0

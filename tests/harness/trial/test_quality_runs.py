@@ -153,7 +153,7 @@ class FakeProgram:
 
 def train(program: FakeProgram, budget: Budget, num_before: int) -> list[dict]:
     """Trains the fake program; returns its points."""
-    progress = training.Progress(
+    progress = training.TrainingProgress(
         # The first step traces: ten times as long, and not counted.
         step_time_sec=[10 * program.step_time_sec]
         + [program.step_time_sec] * (num_before - 1),

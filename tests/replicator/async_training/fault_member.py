@@ -20,7 +20,7 @@ import tensorflow as tf
 import replicator
 from replicator import server
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 NUM_DISPATCHES = 2
 NUM_STEPS = 20
@@ -112,10 +112,10 @@ def train(repl, folder):
 
 def main():
     """Serves, or trains and says how it ended."""
-    if cluster.ClusterConfig.from_tf_config().kind != "chief":
+    if environment.detect().config().kind != "chief":
         server.run([])
     try:
-        repl = MultiWorkerAsyncReplicator(worker_timeout_sec=WORKER_TIMEOUT_SEC)
+        repl = MultiWorkerAsyncReplicator(recovery_timeout_sec=WORKER_TIMEOUT_SEC)
         train(repl, Path(sys.argv[1]))
     except replicator.ReplicatorError as error:
         tell(error=type(error).__name__, message=str(error))

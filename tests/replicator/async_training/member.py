@@ -17,12 +17,12 @@ import traceback
 from pathlib import Path
 
 from replicator import server
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 
 def main():
     """Serves, or runs all cases."""
-    config = cluster.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     if config.kind != "chief":
         server.run(["--num-cpu-devices", "2"])
     module = importlib.import_module(sys.argv[1])

@@ -7,9 +7,8 @@ import json
 import pytest
 
 from replicator import errors
-from replicator.async_training import connection
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
-from replicator.cluster import local_cluster, remote
+from replicator.cluster import local_cluster, membership, remote
 
 WHOLE = {
     "chief": ["localhost:2996"],
@@ -45,7 +44,7 @@ def set_config(monkeypatch, cluster, kind="chief"):
     ],
     ids=["no server", "no worker", "worker", "server", "no chief"],
 )
-def test_a_partial_cluster_is_refused_with_a_lesson(
+def test_a_partial_cluster_raises_an_actionable_error(
     monkeypatch, cluster, kind, message
 ):
     """What is there, what is missing, and what to write."""
@@ -70,7 +69,7 @@ def test_processes_that_do_not_answer_are_named(monkeypatch):
         kind: [f"localhost:{port}"] for kind, port in zip(WHOLE, ports, strict=True)
     }
     set_config(monkeypatch, cluster)
-    monkeypatch.setattr(connection, "_CONNECTIONS", {})
+    monkeypatch.setattr(membership, "_JOINED", [])
     # This process may have variables of other tests.
     monkeypatch.setattr(remote, "check_nothing_is_made", lambda: None)
 

@@ -16,6 +16,7 @@ from replicator.async_training import assignment as assignment_lib
 from replicator.async_training import faults
 from replicator.async_training.assignment import Assignment, make_batch
 from replicator.async_training.dispatch import Dispatcher
+from replicator.async_training.inputs import Place, WorkerPipelines
 from replicator.cluster.peer import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
@@ -60,17 +61,17 @@ def test_equal_steps_that_wait_run_together(others, num_together):
     ]
 
 
-def test_tickets_are_counted_by_server():
-    """Two commits of a step on server 1 use two tickets there."""
+def test_sequence_numbers_are_counted_by_server():
+    """Two commits of a step on server 1 use two sequence numbers there."""
     first = given(4)
     batch = make_batch(first, [first, given()], (10, 20))
 
     assert 5 == batch.num_steps
-    assert (13, 26) == batch.tickets_after(3)
+    assert (13, 26) == batch.sequence_numbers_after(3)
 
 
 @pytest.mark.parametrize(
-    ("tickets", "num_done"),
+    ("sequence_numbers", "num_done"),
     [
         ((10, 20), 0),
         ((12, 24), 2),
@@ -79,16 +80,16 @@ def test_tickets_are_counted_by_server():
         ((14, 28), 3),  # the last step is run again, for its results
     ],
 )
-def test_what_is_done_again_begins_where_the_last_server_is(tickets, num_done):
+def test_what_is_done_again_begins_where_the_last_server_is(sequence_numbers, num_done):
     """A step counts as done when all servers have all of its commits."""
     first = given(4)
     batch = make_batch(first, [first], (10, 20))
 
-    assert num_done == batch.num_done(tickets)
+    assert num_done == batch.num_done(sequence_numbers)
 
 
 def test_steps_without_updates_are_all_done_again():
-    """No ticket tells of them."""
+    """Sequence numbers do not count them."""
     first = given(4, num_commits=(0, 0))
 
     assert 0 == make_batch(first, [first], (10, 20)).num_done((10, 20))
@@ -140,13 +141,13 @@ def test_a_server_that_ended_is_named(server):
 
 
 def test_a_server_that_hangs_is_named(server):
-    """It listens, but has given no sign of life."""
+    """It listens, but gives no response."""
     address, _ = server
     watch = faults.ServerWatch([])
     watch._addresses = (address, address)
     watch._peers = [Peer(address), Peer(address)]
-    watch._watch.lost["/job:ps/replica:0/task:1"] = "1"
-    message = r"server 1 \(.*\) gave no sign of life for 30 s"
+    watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
+    message = r"server 1 \(.*\) gave no response for 30 s"
 
     with pytest.raises(errors.ServerLostError, match=message) as caught, watch.guard():
         raise tf.errors.UnavailableError(None, None, "Socket closed")
@@ -162,3 +163,152 @@ def test_an_error_of_a_step_stays_what_it_is(server):
     with pytest.raises(tf.errors.OutOfRangeError), watch.guard():
         raise tf.errors.OutOfRangeError(None, None, "End of sequence")
     watch.check()
+
+
+class Workers:
+    """Workers that run what they are given when a test says so."""
+
+    def __init__(self, monkeypatch, num_workers=1):
+        """Stands in for TensorFlow's coordinator."""
+        self.works, self.runs, self.skips, self.errors = [], [], [], {}
+        monkeypatch.setattr(_tf_compat, "create_on_worker", self._create)
+        monkeypatch.setattr(_tf_compat, "remote_state", self._state)
+        self.commit_states = [
+            types.SimpleNamespace(
+                sequence_numbers=[tf.Variable(0) for _ in range(num_workers)]
+            )
+            for _ in range(2)
+        ]
+        connection = types.SimpleNamespace(num_workers=num_workers, coordinator=None)
+        watch = types.SimpleNamespace(
+            error=None,
+            check=lambda: None,
+            find_lost=lambda: None,
+            explain=lambda _: None,
+        )
+        self.dispatcher = Dispatcher(
+            connection, self.commit_states, 1.0, "/device:CPU:0", watch
+        )
+        self.pipelines = WorkerPipelines(handle="iterators", place=Place())
+        self.failing = False
+
+    def _create(self, coordinator, worker, function, args):
+        del coordinator, worker
+        self.works.append(lambda: function(*args))
+        return len(self.works) - 1
+
+    def _state(self, handle, _):
+        return "ready", self.errors.get(handle)
+
+    def give(self, num_steps=1, **options):
+        """Hands out steps that read the pipelines."""
+        made = given(num_steps, **options)
+        made.source = self.pipelines
+        made.run = self._run
+        made.skip = lambda iterators, count: self.skips.append((iterators, count))
+        self.dispatcher.hand_out(made)
+        return made
+
+    def _run(self, iterators, sequence_numbers, num_steps):
+        self.runs.append((iterators, tuple(sequence_numbers), num_steps))
+        if self.failing:
+            raise tf.errors.UnavailableError(None, None, "worker lost")
+        return [tf.constant(7)]
+
+    def work(self, index):
+        """What the coordinator's thread does with one that was handed out."""
+        try:
+            self.works[index]()
+        except tf.errors.UnavailableError as error:
+            self.errors[index] = error
+        else:
+            self.errors.pop(index, None)
+
+
+@pytest.fixture
+def workers(monkeypatch):
+    """One worker and two servers."""
+    return Workers(monkeypatch)
+
+
+def test_what_waits_is_one_dispatch_and_is_not_run_again(workers):
+    """The coordinator still calls each; sequence number go on from there."""
+    members = [workers.give(), workers.give(2)]
+
+    workers.work(0)
+    workers.work(1)
+    workers.give()
+    workers.work(2)
+
+    assert [("iterators", (0, 0), 3), ("iterators", (3, 6), 1)] == workers.runs
+    assert all(member.is_done for member in members)
+    assert 4 == workers.pipelines.place.num_steps
+    workers.dispatcher.join()
+    assert workers.dispatcher.is_idle
+    assert 0 == workers.dispatcher.num_redone
+
+
+def test_outputs_are_kept_where_somebody_asks_for_them(workers):
+    """The others keep none, on the client or elsewhere."""
+    kept, other = workers.give(keeps_results=True), workers.give()
+
+    workers.work(0)
+    workers.work(1)
+
+    assert [7] == [int(output) for output in kept.results]
+    assert () == other.results
+
+
+def test_an_error_of_a_batch_is_that_of_all_its_members(workers):
+    """And what is asked for by join; nothing waits afterwards."""
+    workers.failing = True
+    workers.give()
+    workers.give()
+
+    workers.work(0)
+    workers.work(1)
+
+    assert workers.errors[0] is workers.errors[1]
+    with pytest.raises(tf.errors.UnavailableError, match="worker lost"):
+        workers.dispatcher.join()
+    assert workers.dispatcher.is_idle
+
+
+@pytest.mark.parametrize("iterators_are_new", [True, False])
+def test_what_failed_goes_on_after_the_last_step_that_all_servers_have(
+    workers, iterators_are_new
+):
+    """New iterators first drop what was read for the steps that are done."""
+    workers.failing = True
+    workers.give(4)
+    workers.work(0)
+    workers.failing = False
+    workers.commit_states[0].sequence_numbers[0].assign(2)
+    workers.commit_states[1].sequence_numbers[0].assign(5)
+    workers.pipelines.place.num_made += iterators_are_new
+
+    workers.work(0)
+
+    assert [("iterators", (0, 0), 4), ("iterators", (2, 4), 2)] == workers.runs
+    assert ([("iterators", 2)] if iterators_are_new else []) == workers.skips
+    assert 1 == workers.dispatcher.num_redone
+    assert 4 == workers.pipelines.place.num_steps
+
+
+def test_after_a_failure_the_next_steps_ask_the_servers_for_their_sequence_numbers(
+    workers,
+):
+    """Nobody else knows how far the failed one came."""
+    workers.failing = True
+    workers.give(4)
+    workers.work(0)
+    with pytest.raises(tf.errors.UnavailableError):
+        workers.dispatcher.join()
+    workers.failing = False
+    workers.commit_states[0].sequence_numbers[0].assign(3)
+    workers.commit_states[1].sequence_numbers[0].assign(5)
+
+    workers.give()
+    workers.work(1)
+
+    assert ("iterators", (3, 5), 1) == workers.runs[-1]

@@ -50,7 +50,7 @@ class Job:
         )
         self._num_before = 0
 
-    def told(self, name):
+    def reported(self, name):
         """The last value of a field that the chief told since it was started last."""
         lines = whole_lines(self.cluster.output("chief", 0))[self._num_before :]
         values = [
@@ -75,8 +75,8 @@ class Job:
 
     def wait_for_calls(self, number):
         """Waits until the chief has made so many calls more."""
-        before = self.told("call") or self.told("restored") or 0
-        self.wait_until(lambda: (self.told("call") or 0) >= before + number)
+        before = self.reported("call") or self.reported("restored") or 0
+        self.wait_until(lambda: (self.reported("call") or 0) >= before + number)
 
     def wait_for_end(self):
         """Waits until all have ended by themselves; returns who has not."""
@@ -90,17 +90,17 @@ class Job:
 
     def restored(self):
         """The call from which a restarted chief goes on."""
-        self.wait_until(lambda: self.told("restored") is not None)
-        return self.told("restored")
+        self.wait_until(lambda: self.reported("restored") is not None)
+        return self.reported("restored")
 
     def lose_server(self, server):
         """Kills a server; returns what the chief tells, and who is left then."""
         self.cluster.kill("ps", server)
-        self.wait_until(lambda: self.told("error"), FAULT_SEC)
+        self.wait_until(lambda: self.reported("error"), FAULT_SEC)
         return {
-            "error": self.told("error"),
-            "message": self.told("message"),
-            "saved": self.told("saved"),
+            "error": self.reported("error"),
+            "message": self.reported("message"),
+            "saved": self.reported("saved"),
             "left": self.wait_for_end(),
         }
 
@@ -133,17 +133,17 @@ def story(tmp_path_factory):
             cluster.restart("worker", worker)
             job.wait_for_calls(2)
         seen["lost workers"] = job.last()
-        job.wait_until(lambda: job.told("saved"))
+        job.wait_until(lambda: job.reported("saved"))
         job.wait_for_calls(1)
         cluster.kill("chief", 0)
-        seen["lost chief"] = {"saved": job.told("saved")}
+        seen["lost chief"] = {"saved": job.reported("saved")}
         seen["lost chief"]["left"] = job.wait_for_end()
 
         job.restart()
         seen["lost chief"]["restored"] = job.restored()
-        job.wait_until(lambda: job.told("saved"))
+        job.wait_until(lambda: job.reported("saved"))
         seen["restarted after the chief"] = job.last()
-        job.wait_until(lambda: (job.told("saving") or 0) > job.told("saved"))
+        job.wait_until(lambda: (job.reported("saving") or 0) > job.reported("saved"))
         seen["lost in a save"] = job.lose_server(0)
 
         job.restart()

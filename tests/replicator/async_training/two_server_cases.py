@@ -135,8 +135,11 @@ def momentum_and_adam():
     ):
         repl = MultiWorkerAsyncReplicator()
         counts.append(hammer(repl, make, dense)["num_updates"])
-        tickets = [[int(t.numpy()) for t in ledger.tickets] for ledger in repl._ledgers]
-        counts.append(tickets)
+        sequence_numbers = [
+            [int(t.numpy()) for t in commit_state.sequence_numbers]
+            for commit_state in repl._commit_states
+        ]
+        counts.append(sequence_numbers)
     return counts
 
 

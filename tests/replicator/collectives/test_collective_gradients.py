@@ -10,7 +10,7 @@ import replicator
 from replicator import PerReplica
 
 ORDERS = (1, 2, 3)
-# Values of all replicas are far from each other, so that extremes have one holder.
+# Values of all replicas are far from each other, so that extremes have one owner.
 VALUES = np.array([[0.5, -1.25], [1.5, 0.75], [-0.25, 2.0], [0.25, -0.5]])
 # Products of a few float64 numbers, in another order.
 EXACT = {"rtol": 1e-11, "atol": 1e-12}

@@ -199,7 +199,7 @@ def test_sparse_slices_are_broadcast_as_they_are(repl):
     ],
     ids=["bool sum", "complex max", "string min", "slices max", "slices gather"],
 )
-def test_a_reduction_without_meaning_teaches(in_graph, call, message):
+def test_a_meaningless_reduction_raises_an_actionable_error(in_graph, call, message):
     """The message says what the type allows instead."""
     with pytest.raises(ValueError, match=message):
         in_graph.run(call)
@@ -226,8 +226,8 @@ def test_a_type_without_gpu_kernel_is_combined_on_the_cpu_of_the_same_process():
     """The rule that moves it; GPUs that have the kernel keep their work."""
     gpu = "/job:worker/replica:0/task:3/device:GPU:2"
 
-    assert gpu == kernels.home("AddN", tf.float32, gpu)
-    assert "/job:worker/replica:0/task:3/device:CPU:0" == kernels.home(
+    assert gpu == kernels.supported_device("AddN", tf.float32, gpu)
+    assert "/job:worker/replica:0/task:3/device:CPU:0" == kernels.supported_device(
         "AddN", tf.int8, gpu
     )
-    assert "/device:CPU:1" == kernels.home("AddN", tf.int8, "/device:CPU:1")
+    assert "/device:CPU:1" == kernels.supported_device("AddN", tf.int8, "/device:CPU:1")

@@ -172,7 +172,7 @@ def test_python_branches_on_tensors_work_in_items(in_graph):
     assert 6.0 == float(out[0])
 
 
-def test_mapping_outside_a_replica_teaches():
+def test_mapping_outside_a_replica_raises_an_actionable_error():
     """It names the function that was called."""
     with pytest.raises(
         errors.CollectiveContextError, match=r"map_gather\(\) was called"
@@ -212,7 +212,7 @@ def test_mapping_outside_a_replica_teaches():
     ],
     ids=["no items", "shapes", "mean", "op", "None", "unknown shape"],
 )
-def test_bad_items_and_results_teach(in_graph, call, message):
+def test_bad_items_and_results_raise_actionable_errors(in_graph, call, message):
     """Each message says which item, what it gave and what is allowed."""
     with pytest.raises(ValueError, match=message):
         in_graph.run(call)

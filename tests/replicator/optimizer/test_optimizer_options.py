@@ -335,7 +335,7 @@ def test_an_option_that_cannot_be_is_refused_at_once(
         ),
         (
             {"loss_scale": "dynamic"},
-            r"loss_scale='dynamic' does not work .* in a branch",
+            r"loss_scale='dynamic' does not work .* in the branch",
         ),
     ],
 )

@@ -182,7 +182,7 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
     nodes = {node.name: node for node in program._assembly.copies.nodes()}
 
     (branch,) = (node for node in nodes.values() if node.op.endswith("If"))
-    home = branch.name.partition("/")[0]
+    owning_replica = branch.name.partition("/")[0]
     reached, stack = set(), [branch.name]
     while stack:
         for text in nodes[stack.pop()].input:
@@ -194,7 +194,9 @@ def test_an_update_of_all_variables_waits_for_those_of_each():
     arrived = {
         name
         for name in nodes
-        if name.startswith(home) and "/refresh_" in name and branch.name not in name
+        if name.startswith(owning_replica)
+        and "/refresh_" in name
+        and branch.name not in name
     }
     assert 6 == len(arrived)  # decay and update of the three that others own
     assert arrived <= reached

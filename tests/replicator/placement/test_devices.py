@@ -180,7 +180,7 @@ def test_cpus_of_two_workers_do_not_share_memory():
 
     made = topology.make_topology([[name] for name in names])
 
-    assert (0, 0, 2, 2) == made.memories == made.holders
+    assert (0, 0, 2, 2) == made.memories == made.primaries
     assert (2, 3) == made.members(2)
 
 

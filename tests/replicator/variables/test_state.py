@@ -127,7 +127,7 @@ def test_nested_functions_and_loops_without_collectives_work(in_graph, per_repli
     assert 12.0 == float(total)
 
 
-def test_a_new_function_in_every_call_teaches():
+def test_a_new_function_in_every_call_raises_an_actionable_error():
     """Retracing without end is refused with the name of the function."""
     repl = replicator.create("single")
 

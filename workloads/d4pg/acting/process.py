@@ -10,16 +10,15 @@ open (works only once this process runs).
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import signal
 import sys
 import threading
 
+from replicator.cluster.die_with_parent import request_death_signal
+
 # Exit code if a restart would fail in the same way; the last line says why.
 BAD_INPUT = 2
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
@@ -55,11 +54,7 @@ def main() -> int:
 
 
 def _die_with_parent() -> None:
-    if sys.platform.startswith("linux"):
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-            error = ctypes.get_errno()
-            raise OSError(error, f"prctl(PR_SET_PDEATHSIG): {os.strerror(error)}")
+    request_death_signal()
 
     def wait() -> None:
         # The parent writes nothing: any return is end-of-file.

@@ -43,7 +43,7 @@ def cluster_of(tmp_path, mode, num_workers=2, victim=1):
     )
 
 
-def told(cluster, worker):
+def reported(cluster, worker):
     """What a worker has written as JSON lines."""
     text = cluster.output("worker", worker)
     # The last line may still be being written.
@@ -53,7 +53,7 @@ def told(cluster, worker):
 
 def field(cluster, worker, name):
     """The last value of a field that a worker told, or None."""
-    values = [line[name] for line in told(cluster, worker) if name in line]
+    values = [line[name] for line in reported(cluster, worker) if name in line]
     return values[-1] if values else None
 
 
@@ -67,7 +67,7 @@ def wait_until(condition, cluster, timeout_sec):
 
 def losses(cluster, worker=0):
     """Loss by step; a step that was run again counts as it was last."""
-    return {x["step"]: x["loss"] for x in told(cluster, worker) if "step" in x}
+    return {x["step"]: x["loss"] for x in reported(cluster, worker) if "step" in x}
 
 
 def undisturbed():

@@ -106,7 +106,7 @@ def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
     [
         (
             "accumulation",
-            r"OptimizerOptionError: .* under MultiWorkerReplicator: an update in a bra",
+            r"OptimizerOptionError: .* under MultiWorkerBetweenGraphReplicator: an ",
         ),
         ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses that of"),
         (

@@ -16,12 +16,12 @@ import traceback
 from pathlib import Path
 
 from replicator import server
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 
 def main():
     """Serves, or runs all cases."""
-    config = cluster.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     if not config.is_chief:
         server.run([])
     import client_cases

@@ -106,10 +106,10 @@ def places():
         inputs = repl.make_input_iterator(input_fn, mode)
         batches = [int(v) for v in repl.run(lambda x: x, inputs)]
         devices = [i._iterator_resource.device for i in inputs.iterators]
-        told = list(contexts)
+        received = list(contexts)
         ahead = repl.make_input_iterator(input_fn, mode, prefetch_to_device=2)
         found[mode.name] = {
-            "contexts": told,
+            "contexts": received,
             "devices": devices,
             "batches": batches,
             "ahead": [int(v) for v in repl.run(lambda x: x, ahead, num_steps=2)],

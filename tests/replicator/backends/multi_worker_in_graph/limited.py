@@ -22,6 +22,16 @@ WIDTH = 4096
 # later; two layers with their gradients do not.
 ROOM_BYTES = 3 * LAYER_BYTES + 200 * 2**20
 NUM_STEPS = 3
+# Threads that start after the limit was set count with their whole stacks.
+STACK_BYTES = 2 * 2**20
+
+
+def use_small_stacks():
+    """Starts this program again: stacks of threads are as large as at its start."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    if soft != STACK_BYTES:
+        resource.setrlimit(resource.RLIMIT_STACK, (STACK_BYTES, hard))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
 def limit():
@@ -34,9 +44,10 @@ def limit():
 
 def limit_server(config):
     """Limits this process once its server runs: before, it starts many threads."""
-    from replicator.cluster import configuration as cluster
+    from replicator.cluster import reachability
 
-    while not cluster.accepts(config.address, 1.0):
+    accepted = reachability.ConnectionAttempt.ACCEPTED
+    while reachability.attempt_connection(config.address, 1.0) is not accepted:
         time.sleep(0.05)
     limit()
     sys.stdout.write("limited\n")
@@ -45,17 +56,18 @@ def limit_server(config):
 
 def main():
     """Serves, or trains."""
+    use_small_stacks()
     import numpy as np
     import tensorflow as tf
 
     import replicator
     from replicator import server
-    from replicator.cluster import configuration as cluster
+    from replicator.cluster import environment
 
     tf.constant(0)  # the runtime's own memory is not counted
     is_split = sys.argv[1] == "split"
     if is_split:
-        config = cluster.ClusterConfig.from_tf_config()
+        config = environment.detect().config()
         if not config.is_chief:
             threading.Thread(target=limit_server, args=[config], daemon=True).start()
             server.run([])

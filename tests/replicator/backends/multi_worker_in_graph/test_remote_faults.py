@@ -81,7 +81,7 @@ def test_training_survives_the_loss_of_workers(tmp_path, cases):
 
         assert "WorkerLostError" == error["kind"]
         assert error["time"] - stopped < 120
-        assert_matches(rf"^{worker} gave no sign of life for 4 s; start the", error)
+        assert_matches(rf"^{worker} gave no response for 4 s; start the", error)
         os.kill(found.pid("worker", 1), signal.SIGCONT)
         codes = found.wait(timeout_sec=120)
 
@@ -182,7 +182,7 @@ def test_hanging_up_closes_the_connections_to_one_address():
         ports = [server.getsockname()[1] for server in (one, other)]
         closed, kept = (socket.create_connection(("localhost", p)) for p in ports)
         with closed, kept:
-            watch.hang_up(f"localhost:{ports[0]}")
+            watch.close_connections(f"localhost:{ports[0]}")
             kept.settimeout(0.1)
 
             assert b"" == closed.recv(1)

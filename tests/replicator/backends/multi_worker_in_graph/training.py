@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from replicator import server
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 NUM_STEPS = 12
 STEPS_PER_SAVE = 4
@@ -23,7 +23,7 @@ WORKER_TIMEOUT_SEC = 4.0
 
 def main():
     """Serves, or trains."""
-    if not cluster.ClusterConfig.from_tf_config().is_chief:
+    if not environment.detect().config().is_chief:
         server.run([])
     import cases
 
@@ -34,7 +34,7 @@ def main():
         "multi_worker_in_graph",
         num_replicas=2,
         connect_timeout_sec=240,
-        worker_timeout_sec=WORKER_TIMEOUT_SEC,
+        failure_detection_timeout_sec=WORKER_TIMEOUT_SEC,
     )
     training = cases.Training(repl, "dense", "momentum")
     manager = repl.make_checkpoint_manager(

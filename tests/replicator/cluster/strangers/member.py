@@ -12,7 +12,7 @@ import sys
 import time
 
 from replicator import server
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment
 
 FOR_EVER_SEC = 600.0
 # Until then servers, which look for their client in turns, have seen it.
@@ -28,7 +28,7 @@ def tell(line):
 def main():
     """Serves, or tells that the job is under way and works until it is killed."""
     backend, victim = sys.argv[1], int(sys.argv[2])
-    config = cluster.ClusterConfig.from_tf_config()
+    config = environment.detect().config()
     if not config.is_chief and backend != "multi_worker":
         server.run([])
     import replicator

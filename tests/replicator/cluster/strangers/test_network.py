@@ -9,7 +9,7 @@ import socket
 import pytest
 
 from replicator import errors, server
-from replicator.cluster import network
+from replicator.cluster import environment, network
 from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.network import Reach
 
@@ -78,7 +78,7 @@ def test_a_public_address_is_refused(name, found):
         rf"\({found}\), and whoever can reach the port .* can run any operation there, "
         r"such as writing files; use the private addresses .* say so in every process: "
         r"`--i-trust-this-network` for replicator.server, "
-        r"cluster=ClusterConfig.from_tf_config\(i_trust_this_network=True\) for a "
+        r"cluster=environment.detect\(\).config\(i_trust_this_network=True\) for a "
         r"program$",
     ):
         network.reach_of(config_of("localhost", name))
@@ -99,8 +99,8 @@ def test_programs_say_it_with_the_cluster():
             {"cluster": cluster, "task": {"type": "worker", "index": 0}}
         )
     }
-    said = ClusterConfig.from_tf_config(environ, i_trust_this_network=True)
-    not_said = ClusterConfig.from_tf_config(environ)
+    said = environment.detect(environ).config(i_trust_this_network=True)
+    not_said = environment.detect(environ).config()
 
     assert said.i_trust_this_network
     assert not not_said.i_trust_this_network

@@ -1,4 +1,4 @@
-"""Cluster descriptions: mistakes are explained, waits are bounded."""
+"""Cluster environments: mistakes are explained, waits are bounded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 import pytest
 
 from replicator import errors
-from replicator.cluster import configuration as cluster
+from replicator.cluster import environment, reachability
 
 WORKERS = ["localhost:2301", "localhost:2302"]
 
@@ -22,7 +22,7 @@ def tf_config(addresses, kind="worker", index=0):
 
 def read(environ):
     """Reads TF_CONFIG from a made-up environment."""
-    return cluster.ClusterConfig.from_tf_config(environ)
+    return environment.detect(environ).config()
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_a_resolver_is_as_good_as_the_environment():
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": WORKERS}), task_type="worker", task_id=1
     )
-    config = cluster.ClusterConfig.from_resolver(resolver)
+    config = environment.ResolverEnvironment(resolver).config()
 
     assert read(tf_config({"worker": WORKERS}, index=1)) == config
 
@@ -133,7 +133,7 @@ def test_those_who_do_not_answer_are_named(listener):
         errors.UnreachableError,
         match=rf"1 of 2 processes .* within 0.5 s: worker 1 at localhost:{port};",
     ):
-        cluster.wait_for(addresses, timeout_sec=0.5)
+        reachability.wait_for(addresses, timeout_sec=0.5)
 
     assert time.monotonic() - start < 25
 
@@ -141,7 +141,7 @@ def test_those_who_do_not_answer_are_named(listener):
 def test_the_wait_ends_when_all_answer(listener):
     """Nobody is waited for who is there."""
     start = time.monotonic()
-    cluster.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
+    reachability.wait_for({"worker": [listener], "ps": [listener]}, timeout_sec=30)
 
     assert time.monotonic() - start < 25
 
@@ -149,14 +149,14 @@ def test_the_wait_ends_when_all_answer(listener):
 def test_a_port_in_use_is_refused(listener):
     """Before TensorFlow tries, which would end the process."""
     with pytest.raises(errors.PortInUseError, match=r"port \d+ .* is in use: Address"):
-        cluster.check_port_is_free(listener)
+        reachability.check_port_is_free(listener)
 
 
 def test_a_free_port_is_fine():
     """The check leaves nothing behind: it can be repeated."""
     (port,) = _closed_ports(1)
     for _ in range(2):
-        cluster.check_port_is_free(f"localhost:{port}")
+        reachability.check_port_is_free(f"localhost:{port}")
 
 
 def _closed_ports(count):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.inputs.iterator import all_read, deal
+from replicator.inputs.iterator import all_read, next_batches
 from replicator.variables import worker_values
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from replicator.placement.worker_group import Group
 
 
-class CommonEnd:
+class UnevenInputs:
     """Reads the batches of steps that either all workers can feed, or none runs."""
 
     def __init__(self, topology: Topology, group: Group) -> None:
@@ -31,7 +31,7 @@ class CommonEnd:
         self._key = next(group.keys)
         self._never = iter(tf.data.Dataset.range(0))
 
-    def deal(self, source: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def next_batches(self, source: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Emits reading the batch of every replica of this worker.
 
         Args:
@@ -64,9 +64,9 @@ class CommonEnd:
 
 
 def read(
-    source: Any, num_replicas: int, end: CommonEnd | None
+    source: Any, num_replicas: int, end: UnevenInputs | None
 ) -> tuple[list[Any], list[Any]]:
-    """Emits reading one step's batches, with or without a common end.
+    """Emits reading one step's batches, with or without uneven inputs.
 
     Args:
       source: None, iterators, or one nest of tensors per replica.
@@ -79,6 +79,6 @@ def read(
     if source is None:
         return [], []
     if end is not None:
-        return end.deal(source)
-    batches = deal(source, num_replicas)
+        return end.next_batches(source)
+    batches = next_batches(source, num_replicas)
     return batches, [all_read(batches)]

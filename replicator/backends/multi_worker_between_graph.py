@@ -1,0 +1,269 @@
+"""Synchronous replication over worker processes, one program in each.
+
+Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
+runs the user's program and links the replicas on its own devices; TensorFlow's
+collective ops join the workers. The processes learn from ``TF_CONFIG`` who they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from replicator.backends.between_graph import BetweenGraphReplicator
+from replicator.backends.multi_worker import MultiWorkerReplicator
+from replicator.cluster import environment
+from replicator.cluster import join as worker_join
+from replicator.engine.run.program import Program
+from replicator.errors import DisagreementError
+from replicator.inputs.iterator import InputIterator
+from replicator.placement import devices as device_lib
+from replicator.placement.topology import make_topology
+from replicator.placement.worker_share import per_worker
+from replicator.variables import ownership, partial, worker_values
+from replicator.variables.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from replicator.cluster.configuration import ClusterConfig
+    from replicator.cluster.runtime import WorkerRuntime
+
+
+class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerReplicator):
+    """Replicas on the devices of several worker processes, one program in each.
+
+    Every worker runs the same program: the same calls of this object in the same order.
+    Before a new step runs, workers compare what they are about to run. Variables start
+    with the values of worker 0; replica-local ones read, outside steps, as the mean
+    over all replicas of the job.
+
+    Attributes:
+      cluster: The workers, and which of them this process is.
+      num_workers: Worker processes.
+      worker_id: Which of them this process is.
+    """
+
+    pattern = "between_graph"
+
+    def __init__(
+        self,
+        *,
+        num_replicas: int | None = None,
+        pattern: str | None = None,
+        cluster: ClusterConfig | None = None,
+        devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
+        logical_devices_per_replica: int = 1,
+        variable_placement: str = "auto",
+        timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
+        heartbeat_timeout_sec: float = worker_join.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+    ) -> None:
+        """Joins the cluster, together with all other workers.
+
+        Args:
+          num_replicas: Replicas of the whole job, of which each worker runs an equal
+            share; by default one per worker.
+          pattern: None or ``between_graph``.
+          cluster: The workers; None reads ``TF_CONFIG``.
+          devices: Devices of this worker's replicas; see ``InGraphReplicator``.
+          logical_devices_per_replica: Devices that one replica is split over.
+          variable_placement: Within this worker; see ``InGraphReplicator``.
+          timeout_sec: Longest wait for another worker: at start, in a step, in an
+            exchange.
+          heartbeat_timeout_sec: After this time without a sign of life a worker is
+            lost, wherever the others are.
+
+        Raises:
+          ClusterError: The cluster cannot be joined; subclasses say why.
+          DeviceError: Replicas do not divide by workers, or devices are missing.
+        """
+        del pattern  # checked by __new__
+        self.cluster = environment.config_of(cluster)
+        self.num_workers = self.cluster.num_workers
+        self.worker_id = self.cluster.worker_id
+        if num_replicas is None:
+            num_replicas = self.num_workers
+        device_lib.check_num_logical(logical_devices_per_replica)
+        num_local = per_worker(num_replicas, self.num_workers)
+        if devices is None and logical_devices_per_replica > 1:
+            # Before the cluster is joined: TensorFlow then has its devices.
+            device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
+        self._runtime = worker_join.join(
+            self.cluster,
+            timeout_sec=timeout_sec,
+            heartbeat_timeout_sec=heartbeat_timeout_sec,
+        )
+        names = device_lib.resolve_logical(
+            num_local, logical_devices_per_replica, devices
+        )
+        self._set_topology(
+            make_topology(
+                names,
+                is_mirrored=variable_placement == "mirrored",
+                num_replicas=num_replicas,
+                first_replica_id=self.worker_id * num_local,
+                num_programs=self.num_workers,
+                program_id=self.worker_id,
+            )
+        )
+        self.first_replica_id = self.topology.first_replica_id
+        self._group = self._runtime.group() if self.num_workers > 1 else None
+        # Programs and variables may be freed, and others get their ids.
+        self._equal: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._num_variables = 0
+        self._agreed: weakref.WeakKeyDictionary[Program, set[int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._started: weakref.WeakSet[Program] = weakref.WeakSet()
+        self._endings: weakref.WeakKeyDictionary[InputIterator, bool] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._runtime.agree(
+            "making the replicator",
+            {
+                "num_replicas": num_replicas,
+                "logical_devices_per_replica": logical_devices_per_replica,
+            },
+        )
+
+    @property
+    def num_local_replicas(self) -> int:
+        """Replicas that this process runs."""
+        return self.topology.num_local_replicas
+
+    def _build(
+        self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
+    ) -> Program:
+        """Builds a program, and lets all workers compare theirs before one runs."""
+        if self._group is None:
+            return super()._build(step_fn, specs, num_steps)
+        before = self._group.keys.value
+        name = _name(step_fn)
+        what = f"the first run of step {name!r}"
+        try:
+            program = Program(step_fn, specs, self.topology, self._table, self._group)
+        except Exception as error:
+            # The others must not wait for a worker that failed here; where all fail
+            # alike, nothing is lost.
+            self._group.keys.value = before
+            lines = str(error).strip().splitlines() or [""]
+            failure = f"{type(error).__name__}: {lines[-1].strip()}"
+            self._runtime.report_failure(what, failure)
+            raise
+        try:
+            self._runtime.agree(
+                what, {"failure": None, "num_steps": num_steps, **program.description()}
+            )
+        except DisagreementError:
+            self._group.keys.value = before
+            raise
+        self._agreed.setdefault(program, set()).add(num_steps)
+        self._broadcast_initial_values(program)
+        return program
+
+    def _broadcast_initial_values(self, program: Program) -> None:
+        fresh = [
+            entry.variable
+            for entry in program.entries.values()
+            if self._number(entry.variable) is None
+            and not self._table.ownership.is_slot(entry.variable)
+        ]
+        if fresh and self._group is not None:
+            with self._runtime.guard("the first exchange of variables"):
+                worker_values.broadcast_initial_values(
+                    fresh, self.topology, self._group
+                )
+            for variable in fresh:
+                number, self._num_variables = (
+                    self._num_variables,
+                    self._num_variables + 1,
+                )
+                self._equal[id(variable)] = weakref.ref(variable), number
+
+    def _number(self, variable: Any) -> int | None:
+        """The same for a variable on all workers; None before it was made equal."""
+        known, number = self._equal.get(id(variable), (None, None))
+        return number if known is not None and known() is variable else None
+
+    def _dispatch(
+        self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
+    ) -> Any:
+        if self._group is None:
+            return super()._dispatch(program, step_fn, inputs, num_steps)
+        name = _name(step_fn)
+        # The first run also compiles, for which the others need not wait.
+        is_first = program not in self._started
+        self._started.add(program)
+        if num_steps not in self._agreed[program]:
+            what = f"a run of step {name!r}"
+            self._runtime.agree(what, {"num_steps": num_steps})
+            self._agreed[program].add(num_steps)
+        may_end = self._may_end(inputs)
+        source = self._source(inputs)
+        with self._runtime.guard(f"step {name!r}", num_steps + is_first):
+            return program.run(source, num_steps, may_end=may_end)
+
+    def _may_end(self, inputs: Any) -> bool:
+        """Whether the data of any worker may end; asked once per iterator."""
+        if not isinstance(inputs, InputIterator):
+            return False
+        if inputs not in self._endings:
+            answers = self._runtime.exchange(
+                "the first run over an input iterator", "1" if inputs.may_end else ""
+            )
+            self._endings[inputs] = any(answers)
+        return self._endings[inputs]
+
+    @property
+    def _peers(self) -> WorkerRuntime:
+        return self._runtime
+
+    @contextlib.contextmanager
+    def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
+        """Gathers state that workers own; see ``Replicator.consolidated_state``."""
+        if self._group is None:
+            with super().consolidated_state(variables):
+                yield
+            return
+        group, owned = self._group, self._table.ownership
+        with self._runtime.guard("the gathering of optimizer state"):
+            partial.consolidate(
+                self._table.entries_of(variables),
+                self.topology,
+                lambda sums: worker_values.add_up(sums, self.topology, group),
+            )
+            for slot in filter(owned.is_slot, variables):
+                owner = owned.owner(slot)
+                assert owner is not None
+                source = owner.program_id
+                value = worker_values.move(slot, source, self.topology, group)
+                if self.is_chief and owned.is_elsewhere(slot):
+                    ownership.fill(slot, value)
+        try:
+            yield
+        finally:
+            owned.release(variables)
+
+    def restored(self, variables: Sequence[Any]) -> None:
+        """Lets each worker keep its own; see ``Replicator.restored``."""
+        self._table.ownership.release(variables)
+
+    def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
+        for entry in self._table.entries():
+            number = self._number(entry.variable)
+            if entry.kind is Kind.MIRRORED and number is not None:
+                yield number, entry.variable
+
+    def explain(self) -> str:
+        """Prints the plan of every traced step, the leg between workers included."""
+        place = (
+            f"worker {self.worker_id} of {self.num_workers}, replicas "
+            f"{self.first_replica_id} to "
+            f"{self.first_replica_id + self.num_local_replicas - 1}"
+        )
+        return f"{place}\n{super().explain()}"
+
+
+def _name(step_fn: Callable[..., Any]) -> str:
+    return str(getattr(step_fn, "__qualname__", type(step_fn).__qualname__))

@@ -1,0 +1,117 @@
+"""Placement: each variable goes to the parameter server with the fewest bytes."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from replicator.async_training.placement import SCALAR_BYTES, Placement
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(3)]
+
+
+@pytest.fixture
+def placement():
+    """Two servers, on devices of this process."""
+    made = Placement(2)
+    made.devices = tuple(CPU[1:])
+    return made
+
+
+def servers(placement, *values, **kwargs):
+    """The servers of variables that are made in this order."""
+    with placement.scope():
+        made = [tf.Variable(value, **kwargs) for value in values]
+    return [placement.server_of(variable) for variable in made]
+
+
+def test_servers_are_the_tasks_of_the_job_ps():
+    """One CPU each."""
+    devices = Placement(2).devices
+
+    assert "/job:ps/replica:0/task:1/device:CPU:0" == devices[1]
+    assert 2 == len(devices)
+
+
+def test_each_variable_goes_to_the_least_loaded_server(placement):
+    """Of two equal ones to the first."""
+    sizes = [4, 1, 2, 5, 1]
+
+    found = servers(placement, *[tf.zeros([size]) for size in sizes])
+
+    assert [0, 1, 1, 0, 1] == found
+    assert [16 + 20, SCALAR_BYTES + 8 + SCALAR_BYTES] == placement.num_bytes
+
+
+def test_scalars_keep_together_on_the_first_server(placement):
+    """However loaded it is; updates need all of them."""
+    found = servers(placement, tf.zeros([100]), 1.0, np.int64(3), tf.zeros([2]))
+
+    assert [0, 0, 0, 1] == found
+    assert [400 + 2 * SCALAR_BYTES, 8] == placement.num_bytes
+
+
+def test_no_variable_counts_for_less_than_a_scalar(placement):
+    """So many empty or tiny ones do not all go to one server."""
+    found = servers(placement, *[tf.zeros([0])] * 4)
+
+    assert [0, 1, 0, 1] == found
+    assert [2 * SCALAR_BYTES] * 2 == placement.num_bytes
+
+
+def test_bytes_are_those_of_the_type(placement):
+    """Also where the type is not that of the value."""
+    assert [0] == servers(placement, np.zeros(3), dtype=tf.float64)
+    assert [1] == servers(placement, [1.0] * 5, dtype=tf.float16)
+    assert [24, 10] == placement.num_bytes
+
+
+def test_initial_values_may_be_functions(placement):
+    """As Keras gives them; each is called once."""
+    calls = []
+
+    def initial():
+        calls.append(1)
+        return tf.ones([2])
+
+    assert [0] == servers(placement, initial)
+    assert [1] == calls
+
+
+def test_a_device_of_the_user_does_not_count(placement):
+    """It would be one of this process."""
+    with tf.device(CPU[0]):
+        assert [0, 1] == servers(placement, tf.zeros([1]), tf.zeros([1]))
+
+
+def test_variables_can_be_put_on_one_server(placement):
+    """Scalars too; afterwards the balance decides, which has counted them."""
+    with placement.on(CPU[2]):
+        assert [1, 1, 1] == servers(placement, 1.0, tf.zeros([4]), tf.zeros([4]))
+        with placement.on(CPU[1]):
+            assert [0] == servers(placement, 1.0)
+        assert [1] == servers(placement, tf.zeros([1]))
+
+    assert [0, 0] == servers(placement, tf.zeros([8]), 1.0)
+
+
+def test_a_forced_server_holds_in_its_thread_only(placement):
+    """Another thread may make a model meanwhile."""
+    found = []
+    with placement.on(CPU[2]):
+        thread = threading.Thread(
+            target=lambda: found.extend(servers(placement, tf.zeros([1])))
+        )
+        thread.start()
+        thread.join()
+
+    assert [0] == found
+
+
+def test_what_is_elsewhere_has_no_server(placement):
+    """Variables that were made outside the scope."""
+    with tf.device(CPU[0]):
+        assert placement.server_of(tf.Variable(1.0)) is None

@@ -1,0 +1,45 @@
+"""Staleness: what the tallies of all servers add up to."""
+
+from __future__ import annotations
+
+import pytest
+
+from replicator.async_training.staleness import summarize
+
+
+def test_tallies_of_all_servers_are_added():
+    """The mean weighs each staleness with its updates."""
+    found = summarize([[3, 1, 0, 0], [1, 0, 0, 2]])
+
+    assert 7 == found.num_updates
+    assert {0: 4, 1: 1, 3: 2} == found.histogram
+    assert pytest.approx((1 + 2 * 3) / 7) == found.mean
+    assert (3, 3) == (found.max, found.limit)
+
+
+def test_before_the_first_update_there_is_no_staleness():
+    """No division by zero, and a text all the same."""
+    found = summarize([[0, 0], [0, 0]])
+
+    assert (0, {}, 0.0, 0, 1) == (
+        found.num_updates, found.histogram, found.mean, found.max, found.limit
+    )  # fmt: skip
+    assert "0 updates, staleness mean 0.00, max 0; updates by staleness: none" == str(
+        found
+    )
+
+
+def test_the_text_has_the_histogram_in_order():
+    """Bins without updates are left out."""
+    text = str(summarize([[2, 0, 1]]))
+
+    assert (
+        "3 updates, staleness mean 0.67, max 2; updates by staleness: 0: 2, 2: 1"
+        == (text)
+    )
+
+
+def test_servers_with_different_tallies_are_no_summary():
+    """They would be cut off to the shortest."""
+    with pytest.raises(ValueError, match="zip"):
+        summarize([[1, 2], [1]])

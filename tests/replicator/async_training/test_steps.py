@@ -1,0 +1,309 @@
+"""Steps: what workers are given, run on devices of one process instead of a cluster."""
+
+from __future__ import annotations
+
+import itertools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.async_training import program
+from replicator.async_training.commit_state import CommitState
+from replicator.async_training.optimizer import ServerOptimizer
+from replicator.async_training.placement import Placement
+from replicator.async_training.steps import WorkerSteps
+from replicator.async_training.table import ServerTable
+from replicator.errors import OptimizerOptionError
+from replicator.optimizer.options import OptimizerOptions
+from replicator.placement.topology import make_topology
+
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+_NAMES = itertools.count()
+
+
+class Job:
+    """Two workers (CPUs 0 and 1) and some servers (CPUs 2 and 3)."""
+
+    def __init__(self, num_servers=2, share=1):
+        """Makes what a replicator makes."""
+        self.share = share
+        self.topologies = [
+            make_topology(
+                [[CPU[worker]]] * share,
+                num_replicas=share,
+                first_replica_id=worker * share,
+            )
+            for worker in range(2)
+        ]
+        every = [[CPU[w]] for w in range(2) for _ in range(share)]
+        self.placement = Placement(num_servers)
+        self.placement.devices = tuple(CPU[2 : 2 + num_servers])
+        self.table = ServerTable(make_topology(every), 2, self.placement)
+        name = f"steps of a test {next(_NAMES)}"
+        self.commit_states = [CommitState(d, 2, name) for d in self.placement.devices]
+        self.sequence_numbers = [[0] * num_servers for _ in range(2)]
+
+    def variables(self, *values, **kwargs):
+        """Variables on the servers."""
+        with self.placement.scope():
+            return [tf.Variable(value, **kwargs) for value in values]
+
+    def optimizer(self, make_inner, variables):
+        """One whose updates are commits."""
+        with self.placement.scope():
+            inner = make_inner()
+        made = ServerOptimizer(
+            inner,
+            num_replicas=self.share,
+            options=OptimizerOptions(),
+            placement=self.placement,
+        )
+        made.build(variables)
+        return made
+
+    def steps(self, step_fn, *specs):
+        """The step, built for both workers."""
+        return WorkerSteps(
+            step_fn,
+            specs,
+            topologies=self.topologies,
+            table=self.table,
+            commit_states=self.commit_states,
+            placement=self.placement,
+        )
+
+    def run(self, steps, worker=0, num_steps=1, source=None):
+        """Runs steps of one worker, and counts its sequence number."""
+        spec = tf.nest.map_structure(tf.type_spec_from_value, source)
+        given = steps.assign(
+            worker, num_steps, source=source, spec=spec, keeps_results=True
+        )
+        outputs = given.run(None, self.sequence_numbers[worker], num_steps)
+        self.sequence_numbers[worker] = [
+            used + num_steps * each
+            for used, each in zip(
+                self.sequence_numbers[worker], given.num_commits, strict=True
+            )
+        ]
+        return [output.numpy() for output in outputs]
+
+
+@pytest.fixture(autouse=True)
+def _client_here(monkeypatch):
+    """The client is this process, which is in no job."""
+    monkeypatch.setattr(program, "client_device", lambda: CPU[0])
+
+
+def train_on(optimizer, weights, xs):
+    """A step with a gradient for every weight; returns the loss."""
+
+    def step():
+        with tf.GradientTape() as tape:
+            terms = [
+                tf.reduce_sum(weight * weight * x)
+                for weight, x in zip(weights, xs, strict=True)
+            ]
+            loss = tf.add_n(terms)
+        grads = tape.gradient(loss, weights)
+        optimizer.apply_gradients(zip(grads, weights, strict=True))
+        return loss
+
+    return step
+
+
+# Of weights of about 1; kernels and Keras compute the same in another order.
+ROUNDING = 1e-5
+XS = [np.float32(x) for x in (0.5, 1.0, 2.0, 0.25)]
+SHAPES = [(3,), (2, 2), (5,), ()]
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: keras.optimizers.Adam(0.1),
+}
+
+
+def initial_values():
+    """One array per weight."""
+    rng = np.random.default_rng(4)
+    return [rng.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_steps_over_two_servers_are_those_of_one_device(name):
+    """Workers take turns: pulled reads, commits on both servers, loops of steps."""
+    job = Job()
+    weights = job.variables(*initial_values())
+    assert {0, 1} == {job.placement.server_of(weight) for weight in weights}
+    steps = job.steps(train_on(job.optimizer(OPTIMIZERS[name], weights), weights, XS))
+    plain = [tf.Variable(value) for value in initial_values()]
+    reference = tf.function(train_on(OPTIMIZERS[name](), plain, XS))
+
+    losses, expected = [], []
+    for worker, num_steps in ((0, 1), (1, 1), (0, 2), (1, 3)):
+        losses += job.run(steps, worker, num_steps)
+        expected.append([reference().numpy() for _ in range(num_steps)][-1])
+
+    np.testing.assert_allclose(expected, losses, rtol=1e-5)
+    for weight, other in zip(weights, plain, strict=True):
+        np.testing.assert_allclose(
+            other.numpy(), weight.numpy(), rtol=1e-5, atol=ROUNDING
+        )
+    assert [7, 7] == [int(commit_state.clock) for commit_state in job.commit_states]
+    assert [[3, 4]] * 2 == [
+        [int(sequence_number) for sequence_number in commit_state.sequence_numbers]
+        for commit_state in job.commit_states
+    ]
+    assert [7, 7] == [
+        int(commit_state.update_counts[0]) for commit_state in job.commit_states
+    ]
+
+
+def test_a_step_that_is_done_again_changes_nothing():
+    """With the sequence number that it had before; the loss is that of now."""
+    job = Job()
+    weights = job.variables(*initial_values())
+    steps = job.steps(
+        train_on(job.optimizer(lambda: keras.optimizers.SGD(0.1), weights), weights, XS)
+    )
+    job.run(steps)
+    before = [weight.numpy() for weight in weights]
+
+    job.sequence_numbers[0] = [0, 0]
+    job.run(steps)
+
+    for value, weight in zip(before, weights, strict=True):
+        np.testing.assert_array_equal(value, weight.numpy())
+    assert [1, 1] == [int(commit_state.clock) for commit_state in job.commit_states]
+
+
+def test_a_loop_that_is_done_again_from_its_middle_skips_what_was_applied():
+    """Server 0 has one step more than server 1."""
+    job = Job()
+    weights = job.variables([0.0] * 4, [0.0] * 4)
+    optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
+    steps = job.steps(
+        lambda: optimizer.apply_gradients([(tf.ones([4]), w) for w in weights])
+    )
+    job.commit_states[0].sequence_numbers[0].assign(2)
+    job.commit_states[1].sequence_numbers[0].assign(1)
+
+    job.run(steps, num_steps=5)
+
+    assert [-3.0, -4.0] == [float(weight[0]) for weight in weights]
+    assert [5, 5] == [
+        int(commit_state.sequence_numbers[0]) for commit_state in job.commit_states
+    ]
+
+
+def test_replicas_of_one_worker_average_and_workers_do_not():
+    """Replicas 0 and 1 feed 1 and 3; replicas 2 and 3 feed 5 and 7."""
+    job = Job(share=2)
+    weights = job.variables([0.0] * 2, [0.0] * 2)
+    optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
+
+    def step(x):
+        total = replicator.all_sum(x)
+        optimizer.apply_gradients([(x * tf.ones([2]), w) for w in weights])
+        return total, replicator.get_replica_context().replica_id
+
+    steps = job.steps(step, tf.TensorSpec([]))
+
+    first = job.run(steps, 0, source=[(tf.constant(1.0),), (tf.constant(3.0),)])
+    assert [-2.0] * 2 == [float(weight[0]) for weight in weights]
+    second = job.run(steps, 1, source=[(tf.constant(5.0),), (tf.constant(7.0),)])
+
+    assert [[4.0, 0.0], [4.0, 1.0]] == np.reshape(first, [2, 2]).tolist()
+    assert [[12.0, 2.0], [12.0, 3.0]] == np.reshape(second, [2, 2]).tolist()
+    assert [-2.0 - 6.0] * 2 == [float(weight[0]) for weight in weights]
+
+
+def test_workers_keep_apart_what_they_overwrite():
+    """A moving average; the copies of both workers are on the server."""
+    job = Job()
+    (average,) = job.variables([0.0], trainable=False)
+    steps = job.steps(
+        lambda x: average.assign(0.5 * average + 0.5 * x), tf.TensorSpec([1])
+    )
+
+    for _ in range(2):
+        for worker in range(2):
+            job.run(steps, worker, source=[(tf.constant([4.0 * (worker + 1)]),)])
+
+    (entry,) = job.table.entries_of([average])
+    assert [[3.0], [6.0]] == [copy.numpy().tolist() for copy in entry.copies]
+
+
+def test_workers_draw_different_random_numbers():
+    """From one trace; and other ones in the next step."""
+    job = Job()
+    generator = keras.random.SeedGenerator(3)
+    steps = job.steps(lambda: keras.random.normal([4], seed=generator))
+
+    drawn = [tuple(job.run(steps, worker)[0]) for worker in (0, 1, 0, 1)]
+
+    assert 4 == len(set(drawn))
+
+
+def test_duplicate_rows_of_a_sparse_gradient_are_summed_on_each_server():
+    """Row 0 stands twice."""
+    job = Job()
+    tables = job.variables(np.zeros([3, 2], np.float32), np.zeros([3, 2], np.float32))
+    optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), tables)
+
+    def step():
+        rows = tf.IndexedSlices(tf.ones([3, 2]), tf.constant([0, 2, 0]), [3, 2])
+        optimizer.apply_gradients([(rows, table) for table in tables])
+
+    job.run(job.steps(step), num_steps=2)
+
+    for table in tables:
+        assert [[-4.0] * 2, [0.0] * 2, [-2.0] * 2] == table.numpy().tolist()
+
+
+def test_an_optimizer_without_a_kernel_updates_on_one_server_only():
+    """On two, nothing could lock all of its update."""
+    one, two = Job(num_servers=1), Job(num_servers=2)
+    results = {}
+    for job in (one, two):
+        weights = job.variables(*initial_values())
+        optimizer = job.optimizer(lambda: keras.optimizers.RMSprop(0.1), weights)
+        results[job] = weights, train_on(optimizer, weights, XS)
+    plain = [tf.Variable(value) for value in initial_values()]
+    tf.function(train_on(keras.optimizers.RMSprop(0.1), plain, XS))()
+
+    weights, step = results[one]
+    one.run(one.steps(step))
+
+    for weight, other in zip(weights, plain, strict=True):
+        np.testing.assert_allclose(other.numpy(), weight.numpy(), rtol=1e-6)
+    with pytest.raises(
+        OptimizerOptionError, match=r"RMSprop as it is configured .* are on 2: use"
+    ):
+        two.steps(results[two][1])
+
+
+def test_a_step_is_out_of_date_when_another_one_overwrites_its_variable():
+    """Its programs use the variable itself."""
+    job = Job()
+    (shared,) = job.variables([0.0], trainable=False)
+    first = job.steps(lambda: shared.assign_add([1.0]))
+    assert not first.is_stale()
+
+    job.steps(lambda: shared.assign([1.0]))
+
+    assert first.is_stale()
+
+
+def test_the_plan_says_what_travels():
+    """Two weights and the rate from server 0, one weight from server 1 by itself."""
+    job = Job()
+    weights = job.variables([0.0] * 4, [0.0] * 9, [0.0] * 4)
+    optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
+
+    text = job.steps(train_on(optimizer, weights, XS[:3])).explain()
+
+    assert "updates per server: [1, 1]" in text
+    assert "variables in 1 transfers, others one by one" in text

@@ -1,0 +1,105 @@
+"""Who is lost, and who began it, from what workers report of themselves."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator.cluster import diagnosis, failures
+from replicator.cluster.configuration import ClusterConfig
+
+ME = "worker 0 (localhost:1000)"
+
+
+class FakeState:
+    """Worker 0 of three, with a choice of what is wrong with the others."""
+
+    def __init__(self, faults, *, has_leader=True):
+        addresses = tuple(f"localhost:{1000 + i}" for i in range(3))
+        self.config = ClusterConfig(
+            addresses={"worker": addresses}, kind="worker", index=0
+        )
+        self.others = [1, 2]
+        self.doing = "step 'train'"
+        self._faults = faults
+        self._has_leader = has_leader
+
+    def report(self):
+        """Whether the coordination service answers."""
+        return self._has_leader
+
+    def fault_of(self, worker):
+        """What is wrong with a worker, or nothing."""
+        return self._faults.get(worker, "")
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """What workers report that they were doing; those who are not in it are silent."""
+    found = {}
+
+    def get_value(key, timeout_sec):
+        assert 0 < timeout_sec <= diagnosis._GRACE_SEC
+        worker = int(key.rpartition("/")[2])
+        if worker not in found:
+            raise tf.errors.DeadlineExceededError(None, None, "silent")
+        return found[worker]
+
+    monkeypatch.setattr(diagnosis._tf_workers, "get_value", get_value)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("faults", "said", "expected"),
+    [
+        ({2: "has ended"}, {1: "step 'train'"}, r"worker 2 \(localhost:1002\) has e"),
+        # One that reported and then ended did so because of the other.
+        (
+            {1: "has ended", 2: "has ended"},
+            {1: "step 'train'"},
+            r": worker 2 \(localhost:1002\) has ended; a sync",
+        ),
+        ({}, {1: "step 'train'"}, r"worker 2 .* is alive, but did not come"),
+        ({}, {1: "step 'train'", 2: "saving"}, r": worker 2 .* was at saving; a syn"),
+        ({}, {1: "step 'train'", 2: "step 'train'"}, r": RecvBuf failed; a synch"),
+    ],
+)
+def test_the_worker_that_began_it_is_named(reports, faults, said, expected):
+    """Not those that ended after it, or wait for it as this one does."""
+    reports.update(said)
+
+    error = diagnosis.diagnose(FakeState(faults), "RecvBuf failed\nmore", 30.0)
+
+    with pytest.raises(type(error), match=expected):
+        raise error
+    assert ME in str(error)
+    assert "timeout_sec, which is 30 s" in str(error)
+
+
+def test_without_the_coordination_service_connections_tell(reports):
+    """Worker 0 hosts it; when that is gone, nobody reports."""
+    reports[1] = "step 'train'"
+    state = FakeState({1: "has ended"}, has_leader=False)
+
+    error = diagnosis.diagnose(state, "no more", 30.0)
+
+    assert "worker 1 (localhost:1001) has ended" in str(error)
+    assert "worker 2" not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_others"),
+    [
+        (tf.errors.AbortedError(None, None, "worker 1 failed"), True),
+        (tf.errors.UnavailableError(None, None, "Socket closed"), True),
+        (tf.errors.DeadlineExceededError(None, None, "late"), True),
+        (tf.errors.InternalError(None, None, "Collective op failed"), True),
+        (tf.errors.InvalidArgumentError(None, None, "CompleteGroup: size 2"), True),
+        (tf.errors.InvalidArgumentError(None, None, "log of -1"), False),
+        (tf.errors.InternalError(None, None, "MKL failed"), False),
+        (tf.errors.ResourceExhaustedError(None, None, "OOM"), False),
+    ],
+)
+def test_failures_of_others_are_told_by_their_status_code(error, is_others):
+    """The message counts only where ordinary ops have the same code."""
+    assert failures.is_collective_failure(error) is is_others

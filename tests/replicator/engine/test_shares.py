@@ -1,0 +1,256 @@
+"""Shares: when updated variables travel to other programs, together with which."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from replicator.engine.analysis import plan, shares
+from replicator.engine.analysis.shares import Share
+from replicator.engine.graph.liveness import ELSEWHERE, Liveness
+from replicator.engine.graph.trace import Collective
+from replicator.errors import OptimizerOptionError
+
+LIMIT = plan.WORKER_BUCKET_BYTES
+
+
+def share(node, *, size=4, source=0, dtype=tf.float32):
+    """The new value of the variable ``v_<node>``, of so many bytes."""
+    shape = tf.TensorShape([size // dtype.size])
+    return Share(node=node, handle=f"v_{node}", source=source, dtype=dtype, shape=shape)
+
+
+def call(index, *operands, needed_if=None):
+    """A collective that reads some nodes."""
+    return Collective(
+        index=index,
+        kind="all_reduce",
+        op="sum",
+        source_replica_id=0,
+        num_replicas=2,
+        operands=operands,
+        markers=tuple(f"marker_{index}_{i}" for i in range(len(operands))),
+        dtypes=(tf.float32,) * len(operands),
+        shapes=(tf.TensorShape([]),) * len(operands),
+        needed_if=needed_if,
+    )
+
+
+def live(*, writers=None, emitted=None):
+    """What the analysis of a graph found."""
+    return Liveness(
+        emitted=emitted or {}, writers=writers or {}, written={}, earlier={}, results={}
+    )
+
+
+def test_the_size_of_a_share_is_that_of_its_variable():
+    """A scalar has one element."""
+    scalar = Share(
+        node="n", handle="v", source=0, dtype=tf.float64, shape=tf.TensorShape([])
+    )
+
+    assert (8, 12) == (scalar.num_bytes, share("u", size=12).num_bytes)
+
+
+def test_a_share_goes_before_the_first_collective_that_depends_on_it(make_body, node):
+    """Of three calls, the second is the first that reads the update, indirectly."""
+    body = make_body(
+        node("u", "NoOp"),
+        node("free", "Const"),
+        node("read", "Const", "^u"),
+        node("twice", "Neg", "read"),
+    )
+    calls = [call(0, "free"), call(1, "twice"), call(2, "read")]
+
+    assert {1: [share("u")]} == shares.schedule(body, calls, [share("u")])
+
+
+def test_a_share_that_no_collective_waits_for_goes_to_the_end(make_body, node):
+    """Its place is the number of calls, also where there are none."""
+    body = make_body(node("u", "NoOp"), node("c", "Const"), node("later", "NoOp", "^u"))
+
+    assert {1: [share("u")]} == shares.schedule(body, [call(0, "c")], [share("u")])
+    assert {0: [share("u")]} == shares.schedule(body, [], [share("u")])
+    assert {} == shares.schedule(body, [call(0, "c")], [])
+
+
+def test_a_condition_of_a_collective_counts_as_read(make_body, node):
+    """The update must be there before the condition is computed from it."""
+    body = make_body(node("c", "Const"), node("u", "NoOp"), node("if", "Const", "^u"))
+
+    found = shares.schedule(body, [call(0, "c", needed_if="if")], [share("u")])
+
+    assert {0: [share("u")]} == found
+
+
+def test_shares_of_one_place_keep_the_order_of_the_graph(make_body, node):
+    """All programs have the same order."""
+    body = make_body(
+        node("b", "NoOp"), node("a", "NoOp"), node("x", "Const", "^a", "^b"),
+        node("z", "NoOp"),
+    )  # fmt: skip
+    given = [share("b"), share("z"), share("a")]
+
+    found = shares.schedule(body, [call(0, "x")], given)
+
+    assert {0: [given[0], given[2]], 1: [given[1]]} == found
+
+
+def test_a_collective_that_reads_the_update_itself_waits_for_it(make_body, node):
+    """The operand may be the node that updates."""
+    body = make_body(node("u", "Const"))
+
+    assert [0] == list(shares.schedule(body, [call(0, "u")], [share("u")]))
+
+
+def test_levels_count_updates_on_the_longest_way(make_body, node):
+    """A diamond with one update on one side and two on the other."""
+    body = make_body(
+        node("c", "Const"),
+        node("u1", "Neg", "c"),
+        node("u2", "Neg", "u1"),
+        node("u3", "Neg", "c"),
+        node("join", "Add", "u2", "u3"),
+        node("after", "NoOp", "^join"),
+        node("u4", "NoOp", "^after"),
+    )
+
+    found = shares.levels(body, [share(u) for u in ("u1", "u2", "u3", "u4")])
+
+    expected = {"c": 0, "u1": 1, "u2": 2, "u3": 1, "join": 2, "after": 2, "u4": 3}
+    assert expected == found
+
+
+def test_without_updates_all_nodes_are_of_level_0(make_body, node):
+    """And an empty body has no nodes."""
+    assert {"c": 0} == shares.levels(make_body(node("c", "Const")), [])
+    assert {} == shares.levels(make_body(), [share("u")])
+
+
+def test_shares_of_one_level_source_and_type_travel_together():
+    """Each difference makes another bucket; the order within is kept."""
+    given = [
+        share("a"),
+        share("b", source=1),
+        share("c", size=8, dtype=tf.float64),
+        share("d"),
+        share("e"),
+        share("f", source=1),
+    ]
+    level = {"a": 1, "b": 1, "c": 1, "d": 2, "e": 1, "f": 1}
+
+    found = shares.group(given, level)
+
+    assert [["c"], ["a", "e"], ["b", "f"], ["d"]] == [
+        [each.node for each in bucket] for bucket in found
+    ]
+
+
+def test_buckets_come_by_level_whatever_the_order_of_the_shares():
+    """A later level waits for an earlier one."""
+    found = shares.group([share("late"), share("soon")], {"late": 2, "soon": 1})
+
+    assert ["soon", "late"] == [bucket[0].node for bucket in found]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([LIMIT - 4, 4], [2]),
+        ([LIMIT - 4, 8], [1, 1]),
+        ([LIMIT + 4, 4, 4], [1, 2]),
+        ([4, LIMIT, 4], [1, 1, 1]),
+        ([], []),
+    ],
+    ids=["exactly full", "one number more", "larger alone", "in between", "none"],
+)
+def test_a_bucket_takes_as_much_as_its_limit_and_no_more(sizes, expected):
+    """What is larger than a bucket has one of its own."""
+    given = [share(f"u{i}", size=size) for i, size in enumerate(sizes)]
+
+    found = shares.group(given, {each.node: 1 for each in given})
+
+    assert expected == [len(bucket) for bucket in found]
+
+
+@pytest.fixture
+def slot_update(make_body, node):
+    """One node that updates a slot with its variable."""
+    return make_body(
+        node("v", "Placeholder"),
+        node("slot", "Placeholder"),
+        node("update", "ResourceApplyMomentum", "v", "slot"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("program_of_slot", "writer"), [(0, 0), (0, 1), (1, ELSEWHERE)]
+)
+def test_state_that_its_owner_alone_uses_is_accepted(
+    slot_update, program_of_slot, writer
+):
+    """On any device of the program that keeps it."""
+    shares.check(
+        slot_update, live(writers={"update": writer}), {"slot": program_of_slot}, 0, {}
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "program_of_slot"),
+    [
+        (live(writers={"update": ELSEWHERE}), 0),
+        (live(writers={"update": 0}), 1),
+        (live(emitted={"update": (ELSEWHERE, 0)}), 0),
+        (live(emitted={"update": (ELSEWHERE, 0)}), 1),
+        (live(), 0),
+        (live(), 1),
+    ],
+    ids=["elsewhere", "here", "both, kept here", "both, kept there", "varies", "v 2"],
+)
+def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
+    """With the name of the variable, the worker and the op."""
+    message = (
+        rf"keeps 'kernel/momentum' on worker {program_of_slot} only, but the step "
+        r"uses it \(by ResourceApplyMomentum\)"
+    )
+
+    with pytest.raises(OptimizerOptionError, match=message):
+        shares.check(
+            slot_update,
+            found,
+            {"slot": program_of_slot},
+            0,
+            {"slot": "kernel/momentum"},
+        )
+
+
+def test_state_that_nobody_uses_is_accepted(slot_update):
+    """A step without this optimizer; and nodes that nobody emits."""
+    shares.check(slot_update, live(), {}, 0, {})
+    shares.check(slot_update, live(emitted={"update": ()}), {"slot": 1}, 0, {})
+
+
+@pytest.mark.parametrize("programs", [(0, 1), (1, 0)])
+def test_one_node_with_state_of_two_workers_is_refused(make_body, node, programs):
+    """A branch that updates several variables is computed in one place."""
+    body = make_body(
+        node("a", "Placeholder"), node("b", "Placeholder"), node("if", "If", "a", "b")
+    )
+
+    with pytest.raises(
+        OptimizerOptionError, match=r"one If node of the step uses that of many var"
+    ):
+        shares.check(
+            body, live(writers={"if": 0}), dict(zip("ab", programs, strict=True)), 0, {}
+        )
+
+
+def test_one_node_with_much_state_of_one_worker_is_accepted(make_body, node):
+    """Adam has two slots."""
+    body = make_body(
+        node("a", "Placeholder"),
+        node("b", "Placeholder"),
+        node("u", "ResourceApplyAdam", "a", "b"),
+    )
+
+    shares.check(body, live(writers={"u": 0}), {"a": 0, "b": 0}, 0, {})
