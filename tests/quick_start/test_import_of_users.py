@@ -50,7 +50,7 @@ with open(sys.argv[1], "w", encoding="utf-8") as file:
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the process answer."""
+    """What the process answered."""
 
     found: dict[str, bool]
     path: str
