@@ -1,9 +1,9 @@
-# Everything a user or contributor runs. Python 3.10 to 3.13, make and git are enough.
+# Commands for users and contributors. Requires Python 3.10 to 3.13, make and git.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Files stay whole, since the tests of one share clusters and traced programs.
+# A file runs in one process, since its tests share clusters and traced programs.
 TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 FUZZ_PROGRAMS ?= 10000
@@ -19,14 +19,14 @@ setup: $(STAMP)  ## Install the locked versions, checked by hash, into .venv.
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info[:2] <= (3, 13); sys.exit(0 if ok else f"error: {sys.executable} is Python {sys.version.split()[0]}, but 3.10 to 3.13 is needed; run make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv --clear $(VENV)
-	@# The lock is complete, so nothing is resolved: old versions of pip trip over extras.
+	@# The lock is complete, so nothing is resolved: old versions of pip fail on extras.
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@# Python 3.13 has no labmaze; pyproject.toml says why that is no loss.
 	@$(BIN)/python -m pip check > $(VENV)/pip-check.txt || ! grep -v ' requires labmaze, ' $(VENV)/pip-check.txt
 	@touch $@
 
-sweep: setup  ## Measure how ResNet-50 scales on this machine; ends with the report's path.
+sweep: setup  ## Measure how ResNet-50 scales on this machine; prints the report's path.
 	$(BIN)/python -m harness sweep $(SWEEP_FLAGS)
 
 test: setup  ## Run every test.
@@ -35,9 +35,9 @@ test: setup  ## Run every test.
 fuzz: setup  ## Compare FUZZ_PROGRAMS random steps with an interpreter in lock step.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
-check: lint types test  ## What a change must pass: format, lint, imports, types, tests.
+check: lint types test  ## All checks of a change: format, lint, imports, types, tests.
 
-fmt: setup  ## Format and mend what can be mended safely.
+fmt: setup  ## Format, and apply safe automatic fixes.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -47,7 +47,7 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 	$(BIN)/codespell
 	$(BIN)/lint-imports
 
-fuzz-records: setup  ## Damage 2,000 studies and type 5,000 hostile command lines (half an hour).
+fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command lines (half an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 

@@ -1,4 +1,4 @@
-"""The only bridge to the TensorFlow-free catalogues of workloads and backends."""
+"""The harness's access to the TensorFlow-free catalogues of workloads and backends."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def backend(name: str) -> BackendInfo:
     """Returns a backend's facts.
 
     Raises:
-      PlanError: Unknown name, with the known ones, or one that cannot be started here.
+      PlanError: The name is unknown (the message lists the known ones), or the backend
+        cannot be started by the harness.
     """
     info = _look_up(BACKENDS, name, what="backend")
     if info.not_swept_because:
@@ -95,7 +96,7 @@ def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> s
     """Checks that the workload can read the data set, before anything is written.
 
     Returns:
-      The name that holds in any working directory.
+      The name, valid in any working directory.
 
     Raises:
       PlanError: Unknown or unprepared data set; the message says what to do.
@@ -107,7 +108,7 @@ def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> s
     except OSError as error:
         raise PlanError(
             f"data {name!r}: cannot use {str(error.filename)!r}:"
-            f" {error.strerror or error}; choose another path, or mend this one"
+            f" {error.strerror or error}; choose another path, or fix this one"
         ) from error
     return workload_catalog.absolute_data(name)
 
@@ -138,7 +139,7 @@ def check_machine(
     """Checks that this machine can run the workload, before anything is written.
 
     Raises:
-      PlanError: Something is missing here; the message says what to do.
+      PlanError: This machine lacks something; the message says what to do.
     """
     try:
         workload_catalog.check_machine(

@@ -3,7 +3,7 @@
     HarnessError(ValueError)      a request that cannot be carried out as written
     +-- ParseError                an argument that does not parse
     +-- PlanError                 settings that contradict each other or the machine
-    +-- StudyError                a study directory that is not what it should be
+    +-- StudyError                a study directory that cannot be used
     +-- MatchStudyError           a study that holds a different plan
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
@@ -31,7 +31,7 @@ class StudyError(HarnessError):
 
 
 class MatchStudyError(HarnessError):
-    """An existing study whose plan differs from the one that was asked for."""
+    """An existing study whose plan differs from the requested one."""
 
 
 class Interrupted(BaseException):

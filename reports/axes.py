@@ -1,4 +1,4 @@
-"""Which quality figures stand on one axis: those that were made by one protocol."""
+"""Decides which quality figures share an axis: those of one protocol."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 Axis = tuple[str, str, int]
 
 MOST_FIGURES = 20
-"""Of one section; a study with more names of metrics than that is not read by eye."""
+"""Limit per section; nobody reads a page with figures of more metrics than that."""
 
 
 def axis_of(metric: QualityMetric) -> Axis:
     """Returns name, protocol and, where the protocol matters, n.
 
-    A proportion estimates the same whatever its n, and has no protocol; a score such as
-    FID changes with n.
+    A proportion has no protocol and its expected value does not depend on n; a score
+    such as FID depends on n.
     """
     return metric.name, metric.protocol, metric.num_examples if metric.protocol else 0
 
@@ -37,21 +37,21 @@ def titles(axes: Iterable[Axis]) -> dict[Axis, str]:
 
 
 def explain(axis: Axis, all_axes: Iterable[Axis]) -> str:
-    """Says what a figure was made with, and why others of its name stand elsewhere.
+    """Says how a figure was computed, and why others of its name have another axis.
 
     Returns:
       Empty where the figure has no protocol.
     """
     if not axis[1]:
         return ""
-    sentences = [f"Made with: {axis[1]}; n = {axis[2]}."]
+    sentences = [f"Computed with: {axis[1]}; n = {axis[2]}."]
     for other in dict.fromkeys(all_axes):
         if other[0] == axis[0] and other != axis:
             ours, theirs = _parts(axis), _parts(other)
             first = "; ".join(part for part in ours if part not in theirs)
             second = "; ".join(part for part in theirs if part not in ours)
             sentences.append(
-                "Not on one axis with another figure of this name: here "
+                "Not comparable with another figure of this name: here "
                 f"{first or 'nothing more'}, there {second or 'nothing more'}."
             )
     return " ".join(sentences)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def build_report(store: Store) -> str:
-    """Returns the report of a study as HTML; the same store gives the same text.
+    """Returns the report of a study as HTML; the same store gives the same bytes.
 
     Raises:
       ResultsError: The plan is missing, unreadable or contradictory.
@@ -38,8 +38,8 @@ def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path
     path = store.report_path if path is None else pathlib.Path(path)
     if path.exists() and not path.is_file():
         raise errors.WriteStoreError(
-            f"cannot write report {str(path)!r}: it is not a plain file, and would be "
-            "replaced by one; choose another"
+            f"cannot write report {str(path)!r}: it is not a regular file, and would "
+            "be replaced by one; choose another"
         )
     text = build_report(store)
     try:
@@ -48,6 +48,6 @@ def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path
     except OSError as error:
         raise errors.WriteStoreError(
             f"cannot write report {str(path)!r}: {error.strerror or error}; choose a "
-            "file in a folder this user can write"
+            "file in a folder that this user can write to"
         ) from error
     return path

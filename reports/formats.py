@@ -1,4 +1,4 @@
-"""How numbers are written: digits, units, intervals. One place, so all agree."""
+"""Formats numbers: digits, units, intervals. One place, so that all agree."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ HARD_SPACE = "\N{NO-BREAK SPACE}"
 
 
 def significant(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a number with that many significant digits.
+    """Writes a number with the given number of significant digits.
 
-    Never with an exponent, unless there would be more zeros than anybody counts.
+    Never with an exponent, unless there would be too many zeros to count.
     """
     if value == 0:
         return "0"
@@ -49,7 +49,7 @@ def _fixed(value: float, decimals: int) -> str:
 
 
 def whole(value: int) -> str:
-    """Writes a count with its thousands apart."""
+    """Writes a count with a thousands separator."""
     return f"{value:,}".replace(",", THIN_SPACE)
 
 
@@ -76,19 +76,19 @@ def gibibytes(value: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Writes a ratio with two decimals and no sign for multiples."""
+    """Writes a ratio with two decimals and no multiplication sign."""
     return _fixed(value, 2)
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:
-    """Writes an interval in brackets that no line break can tear apart."""
+    """Writes an interval in brackets, without line breaks."""
     return f"[{write(low)},{HARD_SPACE}{write(high)}]"
 
 
 def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a quality figure: a ratio as a percentage, others with their unit.
 
-    Scores have the unit 1, which nobody writes.
+    The unit 1 of scores is omitted.
     """
     if unit in RATIO_UNITS:
         return percent(value)
@@ -98,16 +98,16 @@ def quality(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
 
 
 def without_unit(value: float, unit: str, digits: int = SIGNIFICANT_DIGITS) -> str:
-    """Writes a quality figure whose unit stands elsewhere; percentages keep theirs."""
+    """Writes a quality figure without its unit; percentages keep theirs."""
     return quality(value, unit if unit in RATIO_UNITS else "1", digits)
 
 
 def quality_with_interval(
     value: float, low: float, high: float, unit: str
 ) -> tuple[str, str]:
-    """Writes a quality figure, and its interval with as many digits as tell its ends.
+    """Writes a quality figure, and its interval with enough digits to differ.
 
-    Three would say 862 [862, 862] of returns that lie within one point.
+    Three digits would give 862 [862, 862] for returns within one point.
     """
     digits = _digits_that_tell(low, high)
     ends = interval(low, high, lambda end: without_unit(end, unit, digits))
@@ -115,12 +115,12 @@ def quality_with_interval(
 
 
 def measured(metric: QualityMetric) -> tuple[str, str]:
-    """Writes what was measured, and its interval."""
+    """Writes a quality metric and its interval."""
     return quality_with_interval(metric.value, metric.low, metric.high, metric.unit)
 
 
 def run_score(score: RunScore, unit: str) -> tuple[str, str]:
-    """Writes what several runs reached together, and its interval if there is one."""
+    """Writes the score of several runs, and its interval if there is one."""
     if score.low is None or score.high is None:
         return quality(score.value, unit), ""
     return quality_with_interval(score.value, score.low, score.high, unit)

@@ -1,4 +1,4 @@
-"""Jinja2 with autoescaping always on, and what every template may call."""
+"""Jinja2 with autoescaping always on, and the functions available to templates."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Turns a matplotlib figure into SVG that lives inside the page.
+"""Converts a matplotlib figure to SVG that is embedded in the page.
 
-The page owns colours and fonts: a figure is drawn in marker colours that are replaced
-by CSS variables, so one drawing serves the light and the dark scheme, and text stays
-text in the page's own font. Everything that varies from run to run or points to the
-network (dates, metadata, document type, name spaces) is removed.
+The page defines colours and fonts: a figure is drawn in placeholder colours that are
+replaced by CSS variables, so one drawing works in the light and the dark scheme, and
+text remains text in the page's font. Everything that varies from run to run or refers
+to the network (dates, metadata, document type, namespaces) is removed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 POINTS_PER_INCH = 72
 FONT_SIZE = 9.5
 
-# Drawing colours, each unlike any other colour in a figure, and what they become.
+# Placeholder colours, each unlike any other colour in a figure, and their variables.
 INK = "#010203"
 MUTED = "#040506"
 GRID = "#070809"
@@ -54,14 +54,14 @@ MANY = 12
 
 LONGEST_TICK = 20
 WIDEST_TEXT, WIDEST_BESIDE = 0.9, 0.35
-"""Of a figure's width; beside the axes, these need theirs."""
+"""Fraction of a figure's width that text beside the axes may take."""
 CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 SETTINGS = {
     "svg.fonttype": "none",
     "font.family": ["DejaVu Sans"],
     "font.size": FONT_SIZE,
-    # Names are text, also those with a dollar in them.
+    # Names with a dollar sign must not be parsed as math.
     "text.parse_math": False,
     "text.color": INK,
     "axes.labelcolor": MUTED,
@@ -99,7 +99,7 @@ SETTINGS = {
 def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
     """Returns an empty figure of ``width`` x ``height`` points and its axes.
 
-    Call within ``style()``. No pyplot: nothing global to leak between figures.
+    Call within ``style()``. Without pyplot, no global state leaks between figures.
     """
     figure = Figure(
         figsize=(width / POINTS_PER_INCH, height / POINTS_PER_INCH),
@@ -111,9 +111,9 @@ def new_axes(width: float, height: float) -> tuple[Figure, Axes]:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-    """Gives figures the look of the report, whatever the user's own settings are."""
+    """Applies the style of the report, whatever the user's own settings are."""
     with mpl.rc_context(), warnings.catch_warnings():
-        # The page's font draws the text; the one that is missing a sign measures it.
+        # The page's font draws the text; the font without the glyph only measures it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not supp")
         mpl.rcdefaults()
@@ -125,10 +125,10 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     """Returns the figure as an ``<svg>`` element.
 
     Args:
-      figure: What was drawn, in the colours of this module.
+      figure: The figure, in the colours of this module.
       slug: Prefix of every id in it; unique in the page.
       title: Accessible name.
-      description: What a sighted reader would take from it, in words.
+      description: The content of the figure in words, for screen readers.
     """
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": slug}):
@@ -146,7 +146,7 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     box = re.search(r'viewBox="[^"]*"', opening)
     assert box is not None
     _, _, width, _ = box.group(0)[9:-1].split()
-    # No name spaces and no size: an inline element needs none, the page sets it.
+    # Without namespaces and size: an inline element needs none, the page sets the size.
     head = (
         f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
         f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem">'
@@ -157,12 +157,12 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
 
 
 def short(text: str) -> str:
-    """Returns the text of a tick, cut where it would leave no room for the axes."""
+    """Returns the label of a tick, cut where it would leave no room for the axes."""
     return text if len(text) <= LONGEST_TICK else f"{text[: LONGEST_TICK - 1]}{CUT}"
 
 
 def _shorten_texts(figure: Figure) -> None:
-    """Cuts texts that are wider than the figure, whatever a record calls things."""
+    """Cuts labels that are wider than the figure; records can have long names."""
     for text in figure.findobj(Text):
         content = text.get_text()
         if len(content) > LONGEST_TICK:
@@ -176,7 +176,7 @@ def _shorten_texts(figure: Figure) -> None:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Gives the axes their places, once: saving would draw all twice to find them."""
+    """Lays out the axes once: saving would draw everything twice to do it."""
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.execute(figure)
@@ -184,7 +184,7 @@ def _lay_out(figure: Figure) -> None:
 
 
 def _name_ids(text: str, slug: str) -> str:
-    """Keeps ids that are referred to, with a prefix, and drops the others."""
+    """Keeps ids that are referenced, with a prefix, and drops the others."""
     used = set(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
 
     def rename(match: re.Match[str]) -> str:
@@ -197,12 +197,12 @@ def _name_ids(text: str, slug: str) -> str:
 
 
 def _give_to_page(text: str) -> str:
-    """Leaves colours, fonts and line joins to the page; drops needless digits."""
+    """Leaves colours, fonts and line joins to the page; drops unneeded digits."""
     # A style element inside the page would apply to the whole page.
     text = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", text, flags=re.DOTALL)
     for color, variable in VARIABLES.items():
         text = text.replace(color, variable)
-    # Matplotlib 3.11 writes the family apart, 3.10 in the shorthand after the size.
+    # Matplotlib 3.11 has the family apart, 3.10 in the shorthand after the size.
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;\"]*", _font, text)
     text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)

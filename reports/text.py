@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
-    """The interval on a line of its own, so that a table fits 80 columns."""
+    """Returns the interval on a separate line, so that the table fits 80 columns."""
     if estimate.low is None or estimate.high is None:
         return ""
     return f"\n{formats.interval(estimate.low, estimate.high, write)}"
@@ -62,7 +62,7 @@ def summary_table(view: View) -> rich.table.Table:
     table = rich.table.Table(
         title=rich.text.Text(view.study.plan.study),
         title_justify="left",
-        box=rich.box.HORIZONTALS,  # the narrowest with rules between the modes
+        box=rich.box.HORIZONTALS,  # the narrowest style with rules between the modes
         padding=(0, 1, 0, 0),
     )
     for name, justify in (
@@ -79,14 +79,14 @@ def summary_table(view: View) -> rich.table.Table:
     for point in view.points:
         if previous is not None and previous.mode is not point.mode:
             table.add_section()
-        # Text, not str: a name in brackets must not be read as markup.
+        # Text, not str: a name in brackets must not be parsed as markup.
         table.add_row(*(rich.text.Text(cell) for cell in _cells(point)))
         previous = point
     return table
 
 
 def quality_lines(view: View) -> list[str]:
-    """Returns what each quality run reached, and what all of a case did together."""
+    """Returns the result of each quality run, and the aggregate of each case."""
     lines = []
     for case in view.study.quality_runs:
         for entry in case.ok_entries:
@@ -125,16 +125,16 @@ def _name(case: Case, entry: Entry | None = None) -> str:
 
 
 def print_summary(store: Store, console: rich.console.Console) -> None:
-    """Prints verdict, table and what is not known.
+    """Prints the verdict, the table and the limits of the study.
 
     Raises:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     view = view_store(store)
-    told = verdict.judge(view)
+    judged = verdict.judge(view)
     console.print()
-    console.print(rich.text.Text(told.headline, style="bold"))
-    for finding in told.others:
+    console.print(rich.text.Text(judged.headline, style="bold"))
+    for finding in judged.others:
         console.print(rich.text.Text(finding.sentence))
     console.print()
     console.print(summary_table(view))
@@ -145,5 +145,5 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
         if not number:
             console.print(rich.text.Text("\nquality runs", style="bold"))
         console.print(rich.text.Text(line))
-    for sentence in told.unknowns:
+    for sentence in judged.unknowns:
         console.print(rich.text.Text(f"- {sentence}", style="dim"))

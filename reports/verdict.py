@@ -1,4 +1,4 @@
-"""The verdict in words: what was found, and what is not known. Also for terminals."""
+"""The verdict in words: the findings and the limits. Also used for the terminal."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ NUM_KEY_FINDINGS = 4
 INCONCLUSIVE = "inconclusive"
 
 QUIET_FRACTION = 0.05
-"""Above this share of CPU time used by others, a trial counts as disturbed."""
+"""A trial is disturbed if other processes used more than this fraction of CPU time."""
 
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """One thing the study says.
+    """One finding of the study.
 
     Attributes:
-      figure: The number, large.
+      figure: The number that is shown large.
       interval: Its interval in brackets, or why there is none.
-      label: What it is, short.
+      label: A short name.
       sentence: The whole statement with its interval.
       trial_ids: The trials behind it.
     """
@@ -47,14 +47,14 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What a reader takes away.
+    """The summary for the reader.
 
     Attributes:
       headline: One sentence.
       findings: Scaling in planned order of modes, then comparisons.
-      others: The findings that the headline does not tell.
-      key_findings: The few that a reader should see as large numbers.
-      unknowns: What the study does not say, one sentence each.
+      others: The findings that are not in the headline.
+      key_findings: The few that are shown as large numbers.
+      unknowns: What the study does not show, one sentence each.
     """
 
     headline: str
@@ -65,7 +65,7 @@ class Verdict:
 
 
 def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:
-    """Writes an interval in brackets, or that one repetition gives none."""
+    """Writes an interval in brackets, or says that one repetition has none."""
     if estimate.low is None or estimate.high is None:
         return "[one repetition: no interval]"
     write = formats.percent if as_percent else formats.ratio
@@ -73,7 +73,7 @@ def interval_text(estimate: Estimate, *, as_percent: bool = False) -> str:
 
 
 def _largest(points: tuple[Point, ...]) -> Point | None:
-    """The most replicas with their own cores and a speedup: what the verdict is on."""
+    """Returns the point of most replicas with a speedup, not oversubscribed."""
     fit = [p for p in points if p.speedup is not None and not p.is_oversubscribed]
     return max(fit, key=lambda point: point.num_replicas) if fit else None
 
@@ -84,9 +84,11 @@ def _scaling_finding(point: Point) -> Finding:
     replicas = formats.count(point.num_replicas, "replica")
     assert point.baseline is not None
     unchanged = point.baseline.spec.num_replicas
-    is_told = not point.speedup.has_interval or point.speedup.excludes(unchanged)
+    is_figure_shown = not point.speedup.has_interval or point.speedup.excludes(
+        unchanged
+    )
     speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
-    if is_told:
+    if is_figure_shown:
         verb = "reaches" if point.speedup.value > unchanged else "falls to"
         sentence = (
             f"{point.backend} {verb} {speedup} with {replicas} ({NOUN[point.mode]}), a "
@@ -99,7 +101,7 @@ def _scaling_finding(point: Point) -> Finding:
             f"inconclusive: the speedup {speedup} includes {unchanged}."
         )
     return Finding(
-        figure=formats.times(point.speedup.value) if is_told else INCONCLUSIVE,
+        figure=formats.times(point.speedup.value) if is_figure_shown else INCONCLUSIVE,
         interval=interval_text(point.speedup),
         label=f"{point.backend}, {replicas}, {NOUN[point.mode]}",
         sentence=sentence,
@@ -108,25 +110,26 @@ def _scaling_finding(point: Point) -> Finding:
 
 
 def compare_text(comparison: Comparison) -> str:
-    """Says who is faster, or that the intervals do not tell."""
+    """Says which backend is faster, or that the comparison is inconclusive."""
     first, second = comparison.first.spec.backend, comparison.second.spec.backend
     ratio = comparison.ratio
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
     where = f"at {replicas} ({modes_text(comparison.modes)} scaling)"
     if ratio is None:
         return (
-            f"{first} and {second} cannot be compared {where}: a side has no ok trial."
+            f"{first} and {second} cannot be compared {where}: one of them has no ok"
+            " trial."
         )
     figures = f"{formats.times(ratio.value)} {interval_text(ratio)}"
     if not ratio.has_interval:
         return (
-            f"{first} ran {figures} as fast as {second} {where}; nothing is known "
-            "about the spread, so the comparison is inconclusive."
+            f"{first} ran {figures} as fast as {second} {where}; the spread is "
+            "unknown, so the comparison is inconclusive."
         )
     if not ratio.excludes(1.0):
         return (
-            f"Between {first} and {second} no difference can be told {where}: the "
-            f"ratio {figures} includes 1, inconclusive."
+            f"The comparison of {first} and {second} {where} is inconclusive: the "
+            f"ratio {figures} includes 1."
         )
     return f"{first} is {figures} as fast as {second} {where}."
 
@@ -135,9 +138,11 @@ def _comparison_finding(comparison: Comparison) -> Finding:
     assert comparison.ratio is not None
     first, second = comparison.first.spec.backend, comparison.second.spec.backend
     replicas = formats.count(comparison.first.spec.num_replicas, "replica")
-    is_told = comparison.ratio.excludes(1.0)
+    is_figure_shown = comparison.ratio.excludes(1.0)
     return Finding(
-        figure=formats.times(comparison.ratio.value) if is_told else INCONCLUSIVE,
+        figure=formats.times(comparison.ratio.value)
+        if is_figure_shown
+        else INCONCLUSIVE,
         interval=interval_text(comparison.ratio),
         label=f"{first} over {second}, {replicas}, {modes_text(comparison.modes)}",
         sentence=compare_text(comparison),
@@ -146,11 +151,11 @@ def _comparison_finding(comparison: Comparison) -> Finding:
 
 
 def _compared(view: View) -> list[Comparison]:
-    """The pairs at the most replicas that both sides ran with cores of their own."""
+    """Returns the pairs at the most replicas that neither side oversubscribed."""
     chosen: dict[tuple[str, str, ScalingMode], Comparison] = {}
     for comparison in view.comparisons:
         if not comparison.is_oversubscribed and comparison.ratio is not None:
-            # Replicas ascend, so the last one stays.
+            # Replicas ascend, so the last one wins.
             for mode in comparison.modes:
                 pair = comparison.first.spec.backend, comparison.second.spec.backend
                 chosen[(*pair, mode)] = comparison
@@ -170,15 +175,15 @@ def _scaled(view: View) -> list[Point]:
 
 
 def _leader(points: list[Point]) -> Point:
-    """The fastest of the first mode: the headline and the large numbers are its."""
+    """Returns the fastest of the first mode; the headline is about it."""
     first = [point for point in points if point.mode is points[0].mode]
     return max(
         first, key=lambda point: point.throughput.value if point.throughput else 0
     )
 
 
-def _told_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
-    """How the leader scales, and how it compares with the others at those sizes."""
+def _findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
+    """Returns how the leader scales, and how it compares with the others there."""
     scaled = _scaled(view)
     if not scaled:
         return [], []
@@ -197,17 +202,17 @@ def _coverage_unknowns(view: View) -> Iterator[str]:
     states = collections.Counter(entry.state for entry in view.study.planned)
     num_ok = states.pop("ok", 0)
     if states:
-        told = ", ".join(
+        listed = ", ".join(
             f"{number} {state}" for state, number in sorted(states.items())
         )
         yield (
             f"{formats.count(sum(states.values()), 'planned trial')} of "
-            f"{len(view.study.planned)} gave no number ({told.replace('_', ' ')}); the "
-            f"figures rest on {num_ok} that did."
+            f"{len(view.study.planned)} gave no number ({listed.replace('_', ' ')}); "
+            f"the figures are based on the {num_ok} that did."
         )
     if view.study.problems:
         number = formats.count(len(view.study.problems), "record")
-        yield f"{number} could not be read; see Coverage for their names."
+        yield f"{number} could not be read; they are listed under Coverage."
 
 
 def _unknowns(view: View) -> Iterator[str]:
@@ -216,7 +221,7 @@ def _unknowns(view: View) -> Iterator[str]:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
         yield (
             f"Intervals are 95 % over n = {number} repetitions per case, each in a "
-            "process of its own; each holds alone, not all of them together."
+            "separate process; each covers 95 % by itself, not all of them jointly."
         )
     yield from _coverage_unknowns(view)
     for point in view.points:
@@ -229,7 +234,7 @@ def _unknowns(view: View) -> Iterator[str]:
     if beyond:
         yield (
             f"{' and '.join(map(str, beyond))} replicas are oversubscribed (more "
-            "replicas than cores): shown hatched, and no part of this verdict."
+            "replicas than cores): shown hatched, and excluded from this verdict."
         )
     environments = [
         entry.trial.env
@@ -251,19 +256,19 @@ def _unknowns(view: View) -> Iterator[str]:
             f"The machine was not quiet: in {len(disturbed)} of {len(environments)} "
             "trials other processes used more than "
             f"{formats.percent(QUIET_FRACTION)} of the CPU time (up to "
-            f"{formats.percent(max(disturbed))}), so the figures are theirs too."
+            f"{formats.percent(max(disturbed))}), which affects the figures."
         )
     machines = {env.fingerprint for env in environments}
     if len(machines) > 1:
         yield (
             f"Trials ran on {len(machines)} different environments (fingerprints "
-            "differ); ratios across them compare machines as well. See Machine."
+            "differ); ratios across them also compare the machines. See Machine."
         )
 
 
-def _headline(told: list[Finding], leader: str) -> str:
-    """Joins sentences, naming their common subject once."""
-    first, *rest = [finding.sentence for finding in told]
+def _headline(findings: list[Finding], leader: str) -> str:
+    """Joins sentences, naming their common subject only once."""
+    first, *rest = [finding.sentence for finding in findings]
     if not first.startswith(leader):
         return " ".join([first, *rest])
     rest = [
@@ -277,25 +282,27 @@ def judge(view: View) -> Verdict:
     """Returns the verdict on a study."""
     findings = [_scaling_finding(point) for point in _scaled(view)]
     findings += [_comparison_finding(item) for item in _compared(view)]
-    points, compared = _told_of_leader(view)
+    points, compared = _findings_of_leader(view)
     key_findings = [_scaling_finding(point) for point in points]
     key_findings += [_comparison_finding(item) for item in compared]
-    told = findings[:1]
+    in_headline = findings[:1]
     if not view.is_anything_measured:
         planned = formats.count(len(view.study.planned), "planned trial")
-        headline = f"Nothing was measured: none of {planned} ended well."
+        headline = f"Nothing was measured: none of {planned} is ok."
     elif not findings:
         headline = "Throughput was measured; there is nothing to compare it with."
     elif not points:
         headline = findings[0].sentence
     else:
         same = [item for item in compared if points[0].mode in item.modes]
-        told = key_findings[:1] + [_comparison_finding(item) for item in same[:1]]
-        headline = _headline(told, points[0].backend)
+        in_headline = key_findings[:1] + [
+            _comparison_finding(item) for item in same[:1]
+        ]
+        headline = _headline(in_headline, points[0].backend)
     return Verdict(
         headline=headline,
         findings=tuple(findings),
-        others=tuple(finding for finding in findings if finding not in told),
+        others=tuple(finding for finding in findings if finding not in in_headline),
         key_findings=tuple(key_findings[:NUM_KEY_FINDINGS]),
         unknowns=tuple(_unknowns(view)),
     )

@@ -1,4 +1,4 @@
-"""What every section reads: the study, its figures, and who has what colour."""
+"""The data that sections read: the study, its figures, and the colours of backends."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from results.study import Case, Study
 
 NUM_SERIES = 8
-"""Distinct colour and marker pairs; the style sheet defines as many of each."""
+"""Number of distinct colours and markers; the style sheet defines as many of each."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class View:
-    """A study, ready to be told.
+    """A study, prepared for display.
 
     Attributes:
       study: The plan joined with the store.
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
-      store: Where the study is.
+      store: The store of the study.
     """
 
     study: Study
@@ -79,12 +79,12 @@ class View:
 
 
 def modes_text(modes: tuple[ScalingMode, ...]) -> str:
-    """Names scaling modes in words."""
+    """Returns the names of scaling modes."""
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
 def view_store(store: Store) -> View:
-    """Reads a store once and computes what the sections share.
+    """Reads a store once and computes the data that sections share.
 
     Raises:
       ResultsError: The plan is missing, unreadable or contradictory.

@@ -1,4 +1,4 @@
-"""Writes a file so that a reader sees the old bytes or the new ones, never half."""
+"""Writes a file atomically: a reader sees either the old bytes or the new ones."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import pathlib
 import tempfile
 
 TEMPORARY_PREFIX = ".tmp-"
-"""Files of this name are leftovers of a killed writer; readers skip them."""
+"""Files with this name were left by a killed writer; readers skip them."""
 
 
 def check_reachable(path: pathlib.Path) -> None:
     """Raises if the file system refuses to look at ``path``; it may be missing.
 
     Raises:
-      OSError: A folder on the way may not be searched, a name is too long, or symbolic
-        links lead in a circle.
+      OSError: A parent folder may not be searched, a name is too long, or symbolic
+        links form a cycle.
     """
     try:
         path.stat()
@@ -24,7 +24,7 @@ def check_reachable(path: pathlib.Path) -> None:
 
 
 def sync_directory(path: pathlib.Path) -> None:
-    """Makes the names in a directory survive a power failure.
+    """Syncs a directory to disk, so that its names survive a power failure.
 
     Raises:
       OSError: The directory cannot be opened or synced.

@@ -1,8 +1,8 @@
-"""What a number, a text or a list in a record may be: types with both ends.
+"""Bounded types for the numbers, strings and lists of records.
 
-A record can come from anywhere: another machine, a half-written copy, a stranger. It is
+A record can come from anywhere: another machine, an incomplete copy, an attacker. It is
 checked against these bounds before anything is computed from it, so that no figure
-overflows, no axis runs to infinity and nothing grows with a number in a file.
+overflows, no axis is infinite, and no memory or time depends on a number in a file.
 """
 
 from __future__ import annotations
@@ -31,25 +31,27 @@ from results.texts import UNPRINTABLE, UNSTORABLE
 def _check_printable(text: str) -> str:
     found = UNPRINTABLE.search(text)
     if found is not None:
-        raise ValueError(f"holds {found[0]!r}, must be one line of printable text")
+        raise ValueError(
+            f"holds {found[0]!r}, must be one line of printable characters"
+        )
     return text
 
 
 def _check_storable(text: str) -> str:
     found = UNSTORABLE.search(text)
     if found is not None:
-        raise ValueError(f"holds {found[0]!r}, must be text that UTF-8 can hold")
+        raise ValueError(f"holds {found[0]!r}, must be text that UTF-8 can encode")
     return text
 
 
 Name = Annotated[str, Field(max_length=MAX_NAME), AfterValidator(_check_printable)]
-"""One line for people and axes: names, units, versions, times of day."""
+"""One short line: names, units, versions, times of day."""
 Line = Annotated[str, Field(max_length=MAX_LINE), AfterValidator(_check_printable)]
 """One long line: a path, a data set, an argument."""
 Text = Annotated[str, Field(max_length=MAX_TEXT), AfterValidator(_check_storable)]
-"""What a program said, in as many lines as it had."""
+"""Output of a program, in any number of lines."""
 TrialId = Annotated[str, Field(pattern=r"^[0-9a-f]{20}$")]
-"""As ``identity`` makes it; also the name of a folder, so nothing else will do."""
+"""An id made by ``identity``; it is also the name of a folder."""
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}$|^$")]
 """A file in the trial's own folder, or none."""
 
@@ -68,7 +70,7 @@ ExitCode = Annotated[int, Field(ge=-(2**31), le=2**32)]
 Real = Annotated[float, Field(ge=-MAX_REAL, le=MAX_REAL)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0, le=MAX_SEC)]
-"""Seconds that may be none, loads, quotas."""
+"""Loads, quotas, and durations that may be zero."""
 Seconds = Annotated[float, Field(ge=MIN_SEC, le=MAX_SEC)]
-"""A duration that something is divided by, or whose logarithm is taken."""
+"""A duration that is used as a divisor or in a logarithm."""
 OptionValue = bool | Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | Real | Line

@@ -1,6 +1,6 @@
-"""Whether records belong together: a plan and its specs, a trial and what it observed.
+"""Checks that records match: a plan and its specs, a trial and its observations.
 
-Each record alone is checked by its model; nothing is computed from any before both.
+Each single record is checked by its model; figures are computed only after both.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def check_plan(path: pathlib.Path, plan: Plan) -> None:
-    """Checks that a plan names its trials by their content, and each once.
+    """Checks that the ids in a plan match the specs, and that each trial occurs once.
 
     Raises:
-      CorruptRecordError: Names the first that is wrong.
+      CorruptRecordError: Names the first wrong one.
     """
     seen: set[str] = set()
     for number, trial in enumerate(plan.trials):
@@ -76,7 +76,7 @@ def check_trial(
 
 
 def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
-    """Checks that a trial observed what it was to run.
+    """Checks that the observations of a trial match its spec.
 
     Raises:
       CorruptRecordError: Names what differs, and both numbers.

@@ -1,12 +1,12 @@
-"""What can be wrong with a store; every message says what to do.
+"""Errors of the store; every message says what to do.
 
 ::
 
     ValueError
-      ResultsError              base of everything a user can cause or repair
-        OpenStoreError          the path is no study directory
+      ResultsError              base of all errors a user can cause or repair
+        OpenStoreError          the path is not a study directory
         WriteStoreError         the study directory cannot be written
-        MissingRecordError      a record that must be there is not
+        MissingRecordError      a required record does not exist
         CorruptRecordError      a record cannot be read (has .path and .reason)
         NewerSchemaError        a record was written by a newer version
         StudyLockedError        another process works on this study (has .pid)
@@ -33,7 +33,7 @@ class WriteStoreError(ResultsError):
 
 
 class MissingRecordError(ResultsError):
-    """A record that must exist does not."""
+    """A required record does not exist."""
 
 
 class CorruptRecordError(ResultsError):
@@ -41,7 +41,7 @@ class CorruptRecordError(ResultsError):
 
     Attributes:
       path: The record's file.
-      reason: One line saying what is wrong with it.
+      reason: What is wrong with it, in one line.
     """
 
     def __init__(self, path: pathlib.Path, reason: str) -> None:
@@ -67,13 +67,13 @@ class StudyLockedError(ResultsError):
     """Another process works on the study.
 
     Attributes:
-      pid: Process id of the holder, or None if it has not said yet.
+      pid: Id of that process, or None if it has not written it yet.
     """
 
     def __init__(self, root: pathlib.Path, pid: int | None) -> None:
         self.pid = pid
-        holder = "another process" if pid is None else f"process {pid}"
+        user = "another process" if pid is None else f"process {pid}"
         super().__init__(
-            f"study {str(root)!r} is in use by {holder}: wait until it ends, stop it, "
+            f"study {str(root)!r} is in use by {user}: wait until it ends, stop it, "
             "or choose another study name"
         )

@@ -1,4 +1,4 @@
-"""Tables of a study for pandas: the reading interface."""
+"""Tables of a study as pandas data frames."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _row(entry: study.Entry) -> dict[str, Any]:
 
 
 def trials_frame(store: Store) -> pd.DataFrame:
-    """Returns one row per trial and scaling mode, failed and missing ones too.
+    """Returns one row per trial and scaling mode, including failed and missing ones.
 
     A trial of the shared baseline has one row per mode that it serves; a trial that is
     not in the plan has one row without a mode. Figures of trials that are not ok are
-    empty. Quality figures follow as columns ``quality_<name>``, and what programs
-    counted in the measured window as ``window_<name>``. ``budget`` is empty but for
-    quality runs, which are cases of their own.
+    empty. Quality figures are in columns ``quality_<name>``, rates of the measured
+    window in ``window_<name>``. ``budget`` is empty except for quality runs, which are
+    separate cases.
 
     Raises:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
@@ -170,7 +170,7 @@ def steps_frame(store: Store) -> pd.DataFrame:
     """Returns one row per trial, rank and step: every recorded step time in seconds.
 
     ``phase`` is ``warmup`` or ``measure``; ``step_index`` counts within the phase. All
-    trials with a result are here, those whose sanity failed as well.
+    trials with a result are included, also those whose sanity checks failed.
 
     Raises:
       NewerSchemaError: A newer version wrote one of the records.

@@ -1,11 +1,11 @@
-"""Names that records get from their content: canonical JSON, then BLAKE2b.
+"""Ids of records from their content: canonical JSON, then BLAKE2b.
 
-A budget of None is left out, so that trials have the names that they had before there
-were quality runs.
+A budget of None is omitted, so that trials keep the ids that they had before quality
+runs were added.
 
-Canonical JSON has sorted keys, no white space and ASCII only, so equal specs give equal
-text in every process. ``schema_version`` is left out: it says how a record is stored,
-not what was measured, and an upgraded record keeps its name.
+Canonical JSON has sorted keys, no white space and ASCII only, so equal specs give the
+same JSON in every process. ``schema_version`` is omitted: it says how a record is
+stored, not what was measured, and an upgraded record keeps its id.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
     from results import records
 
 ID_LENGTH = 20
-"""Hexadecimal characters of an id: 80 bits, no clash before about 10**12 trials."""
+"""Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
 
 _NOT_IDENTITY = {"schema_version"}
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 
 def canonical_json(value: Any) -> str:
-    """Returns the one JSON text of ``value``: sorted keys, compact, ASCII.
+    """Returns the canonical JSON of ``value``: sorted keys, compact, ASCII.
 
     Raises:
       ValueError: ``value`` holds NaN or infinity.
-      TypeError: ``value`` holds something JSON has no word for.
+      TypeError: ``value`` holds something that JSON cannot represent.
     """
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
@@ -37,7 +37,7 @@ def canonical_json(value: Any) -> str:
 
 
 def digest(value: Any) -> str:
-    """Returns ``ID_LENGTH`` hexadecimal characters that name ``value`` by content."""
+    """Returns ``ID_LENGTH`` hexadecimal characters, a digest of ``value``."""
     text = canonical_json(value).encode("ascii")
     return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
 
@@ -50,19 +50,19 @@ def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
 
 
 def ids(spec: records.TrialSpec) -> tuple[str, str]:
-    """Returns the names of a trial and of its case, from one reading of the spec."""
+    """Returns the ids of a trial and of its case, serializing the spec once."""
     content = _content(spec, _NOT_IDENTITY)
     case = {key: value for key, value in content.items() if key not in _NOT_CASE}
     return digest(content), digest(case)
 
 
 def trial_id(spec: records.TrialSpec) -> str:
-    """Returns the name of one trial: the digest of its whole spec."""
+    """Returns the id of one trial: the digest of its whole spec."""
     return digest(_content(spec, _NOT_IDENTITY))
 
 
 def case_id(spec: records.TrialSpec) -> str:
-    """Returns the name of a case: the digest of the spec without repetition and seed.
+    """Returns the id of a case: the digest of the spec without repetition and seed.
 
     Trials that share a case id are repetitions of one another.
     """

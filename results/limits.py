@@ -1,7 +1,7 @@
-"""How large numbers, texts and lists may be, on the command line and in records.
+"""Limits for numbers, strings and lists, on the command line and in records.
 
-They are far beyond what is measured. Only numbers stand here, so that a command line
-can check its options before it loads anything.
+They are far beyond what is measured. This module has only numbers, so that the command
+line can check its options before it loads anything.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ MAX_REPLICAS = 65_536
 MAX_STEPS = 1_000_000
 """Steps of a measured window, or of the warmup: all of them are recorded."""
 MAX_LOSSES = 100 * MAX_STEPS
-"""Of all steps of a quality run."""
+"""Steps of a quality run."""
 MAX_BATCH_SIZE = 1_000_000_000
-"""Of one replica, and of a global batch as it is typed."""
+"""Batch size of one replica, and of a global batch on the command line."""
 MAX_TOTAL = 10**18
-"""Sums: examples, bytes, parameters. Fits 64 bits, as columns of pandas do."""
+"""Sums: examples, bytes, parameters. Fits the 64 bits of pandas columns."""
 MAX_SEED = 2**63 - 1
 MIN_SEC = 1e-9
 MAX_SEC = 1e9
-"""A nanosecond, as fine as clocks are, to thirty years."""
+"""From a nanosecond, the resolution of clocks, to thirty years."""
 MAX_REAL = 1e100
-"""A figure or its negative; its square and sums of it stay floats."""
+"""A figure or its negative; its square and sums of it do not overflow."""
 MAX_EVALUATIONS = 10_000
 MAX_BUDGET = 1e15
 MAX_NAME = 200

@@ -1,8 +1,8 @@
 """One writer per study: an advisory lock of the operating system.
 
 The kernel holds the lock for as long as the process lives, so a killed harness leaves
-nothing stale behind. The pid stands in a file of its own, because opening the lock file
-empties it; it is read only while the lock is held.
+no stale lock. The pid is in a separate file, because opening the lock file truncates
+it; it is read only while the lock is held.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ def _read_holder(root: pathlib.Path) -> int | None:
     try:
         return int((root / HOLDER_NAME).read_text(encoding="ascii"))
     except (OSError, ValueError):
-        # The holder has the lock and is about to write its pid.
+        # The other process has the lock and is about to write its pid.
         return None
 
 
 @contextlib.contextmanager
 def lock_study(root: pathlib.Path) -> Iterator[None]:
-    """Holds the study exclusively while the ``with`` block runs; never waits.
+    """Locks the study exclusively while the ``with`` block runs; never waits.
 
     Raises:
       StudyLockedError: Another process (or another lock of this one) holds it.
       WriteStoreError: The lock cannot be written, for example in a missing folder.
     """
-    # Not the singleton: two locks of one process must exclude each other too.
+    # Not a singleton: two locks of one process must exclude each other too.
     lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
     try:
         if not root.is_dir():
-            # The lock would make the folder, and a study out of nothing.
+            # The lock would create the folder, and with it a study.
             raise FileNotFoundError(2, "No such directory")
         if (root / LOCK_NAME).is_symlink():
-            # Opening the lock empties it: whatever a link leads to is not ours.
+            # Opening the lock truncates it: the target of a link is not ours.
             raise FileExistsError(17, f"{LOCK_NAME} is a symbolic link")
         lock.acquire()
     except filelock.Timeout:
@@ -54,7 +54,7 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         raise errors.WriteStoreError(
             f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
-            "first, in a folder this user can write"
+            "first, in a folder that this user can write to"
         ) from error
     try:
         try:

@@ -1,4 +1,4 @@
-"""One record in one JSON file: what it may hold, and how it is written."""
+"""Reads and writes one record as one JSON file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 RecordT = TypeVar("RecordT", bound=Record)
 
 MAX_BYTES = 2**28
-"""A larger file is none of ours: a million steps of several processes fit."""
+"""Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
 
 
@@ -38,7 +38,7 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
         raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
     except RecursionError as error:
         raise errors.CorruptRecordError(
-            path, "not JSON of ours: lists or objects are nested too deeply"
+            path, "not a record: lists or objects are nested too deeply"
         ) from error
     if not isinstance(data, dict):
         raise errors.CorruptRecordError(
@@ -52,16 +52,18 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
 
 
 def _read_text(path: pathlib.Path) -> str | None:
-    """Returns what the file holds, or None where there is none.
+    """Returns the content of the file, or None if there is no file.
 
     Raises:
-      CorruptRecordError: It is no file, cannot be read, is too large, or not UTF-8.
+      CorruptRecordError: It is not a file, cannot be read, is too large, or not UTF-8.
     """
     try:
         facts = path.stat()
-        # A pipe would keep the reader waiting, and a device has no end.
+        # Reading a pipe would block, and a device has no end.
         if not stat.S_ISREG(facts.st_mode):
-            raise errors.CorruptRecordError(path, "unreadable: it is not a plain file")
+            raise errors.CorruptRecordError(
+                path, "unreadable: it is not a regular file"
+            )
         if facts.st_size > MAX_BYTES:
             raise errors.CorruptRecordError(
                 path,
@@ -83,7 +85,7 @@ def _read_text(path: pathlib.Path) -> str | None:
 
 
 def write(path: pathlib.Path, record: Record) -> None:
-    """Writes a record, and the folder it lies in where there is none.
+    """Writes a record, and creates its folder if there is none.
 
     Raises:
       WriteStoreError: The file cannot be written.
@@ -97,15 +99,15 @@ def write(path: pathlib.Path, record: Record) -> None:
     except OSError as error:
         raise errors.WriteStoreError(
             f"cannot write {str(path)!r}: {error.strerror or error}; free space "
-            "or choose a place this user can write"
+            "or choose a directory that this user can write to"
         ) from error
 
 
 def first_complaint(error: pydantic.ValidationError) -> str:
-    """Returns one line: the first field that is wrong, why, and what it holds."""
+    """Returns one line: the first wrong field, why it is wrong, and its value."""
     first = error.errors(include_url=False)[0]
-    # Keys are what somebody wrote, and may be anything.
+    # Keys come from the file and can be anything.
     keys = (repr(str(part))[1:-1] for part in first["loc"])
     place = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
-    # Of what is nested deeply or endless, a part is shown.
+    # Deeply nested or very long values are abbreviated.
     return f"{place}: {first['msg']}, got {reprlib.repr(first['input'])}"

@@ -1,4 +1,4 @@
-"""The records of one study, as they stand on disk.
+"""The records of one study, as they are stored on disk.
 
 History of ``SCHEMA_VERSION``:
 
@@ -7,7 +7,7 @@ History of ``SCHEMA_VERSION``:
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 
-Every record is immutable, refuses unknown fields and whatever lies outside the bounds
+Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
 ``docs/glossary.md``.
 """
@@ -85,7 +85,7 @@ class Record(BaseModel):
 
 
 class ScalingMode(str, Enum):
-    """How work grows with replicas: weak grows it, strong keeps it fixed."""
+    """How total work depends on replicas: weak grows it, strong keeps it fixed."""
 
     WEAK = "weak"
     STRONG = "strong"
@@ -116,7 +116,7 @@ class Phase(str, Enum):
 
 
 class BudgetUnit(str, Enum):
-    """What a quality run may use up; seconds are those of its training steps."""
+    """Unit of a quality run's budget; seconds count its training steps only."""
 
     SECONDS = "seconds"
     STEPS = "steps"
@@ -131,7 +131,7 @@ class Budget(Record):
     num_evaluations: int = Field(
         ge=1,
         le=limits.MAX_EVALUATIONS,
-        description="evenly spread, the last at the end",
+        description="evenly spaced, the last at the end",
     )
 
     def __str__(self) -> str:
@@ -139,17 +139,18 @@ class Budget(Record):
 
 
 class TrialSpec(Record):
-    """What one trial runs; its content hash is the trial's identity.
+    """The configuration of one trial; its content hash is the trial's id.
 
     A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
-    part of it: the baseline with one replica serves weak and strong scaling alike. A
-    trial with a budget is a quality run: after its measured window it trains on.
+    part of it: the baseline with one replica serves both weak and strong scaling. A
+    trial with a budget is a quality run: after its measured window it continues to
+    train.
     """
 
     schema_version: Literal[3] = 3
     workload: Name
     workload_version: Name
-    code_digest: Name = Field(description="digest of the code that is measured")
+    code_digest: Name = Field(description="digest of the measured code")
     preset: Name
     data: Line
     backend: Name
@@ -188,13 +189,13 @@ class Plan(Record):
     seed: Seed
     timeout_sec: Seconds
     data_dir: Line | None = Field(
-        default=None, description="where TFDS sets are, if not where TFDS looks"
+        default=None, description="directory of TFDS data sets, if not that of TFDS"
     )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
 class Placement(Record):
-    """Which cores and threads a trial's processes were given."""
+    """Cores and threads of a trial's processes."""
 
     cpusets: tuple[CpuSet, ...] = Field(
         max_length=2 * limits.MAX_REPLICAS,
@@ -210,7 +211,7 @@ class Placement(Record):
 
 
 class Environment(Record):
-    """Facts about the machine and the software of one trial; no host name."""
+    """Facts about the machine and software of one trial, without the host name."""
 
     schema_version: Literal[3] = 3
     fingerprint: Name = Field(
@@ -263,7 +264,7 @@ class StatusRecord(Record):
 
 
 class SanityCheck(Record):
-    """One correctness gate of a trial; a failed one voids its numbers."""
+    """One correctness check of a trial; if it failed, the numbers are not used."""
 
     name: Name
     is_passed: bool
@@ -288,12 +289,12 @@ class QualityMetric(Record):
 
 
 class QualityPoint(Record):
-    """Quality at one moment of a quality run; all its steps so far count."""
+    """Quality at one point of a quality run; counts include all its steps so far."""
 
     num_steps: PositiveTotal
     num_examples: PositiveTotal = Field(description="steps times the global batch size")
     train_time_sec: Amount = Field(
-        description="of the steps but the first, which traces; no evaluation"
+        description="of all steps except the first, which traces; no evaluation"
     )
     num_environment_steps: Total | None = Field(
         default=None, description="of all actors so far; None without any"
@@ -322,7 +323,7 @@ class RankTimes(Record):
 
 
 class TrialResult(Record):
-    """Raw observations of a trial that ran to its end."""
+    """Raw observations of a trial that completed."""
 
     schema_version: Literal[3] = 3
     trial_id: TrialId
@@ -340,7 +341,7 @@ class TrialResult(Record):
         description="of a quality run",
     )
     window_metrics: Metrics = Field(
-        default=(), description="what the program counted in the measured window"
+        default=(), description="rates that the program recorded in the measured window"
     )
     collectives: Text = Field(default="", description="the backend's explain() text")
 

@@ -1,14 +1,14 @@
-"""What training runs with several seeds reached, together (Agarwal et al. 2021).
+"""Aggregates the results of training runs with several seeds (Agarwal et al. 2021).
 
-Returns of reinforcement learning are bounded, skewed and sometimes fail altogether, so
-neither their logarithm nor a normal model is at hand. The interquartile mean leaves a
-quarter of the runs out at either end: as robust as a median, and nearer to all runs.
-Intervals are made by the stratified bootstrap: runs are drawn again within each stratum
-(the environments of a benchmark), percentiles of what they give are the ends.
+Returns of reinforcement learning are bounded and skewed, and runs sometimes fail
+altogether, so neither a log-normal nor a normal model fits. The interquartile mean
+drops a quarter of the runs at either end: as robust as a median, it uses more runs.
+Intervals come from the stratified bootstrap: runs are resampled within each stratum
+(the environments of a benchmark), and percentiles of the resampled means are the ends.
 
-With few runs the bootstrap is too sure of itself. Measured coverage of nominal 95 %
+With few runs the bootstrap interval is too short. Measured coverage of nominal 95 %
 intervals of the interquartile mean, one stratum (2,000 simulated studies each;
-tests/statistics repeats it, smaller):
+tests/statistics repeats a smaller version):
 
 ==========================  =====  =====  ======  ======
 runs                        n = 3  n = 5  n = 10  n = 20
@@ -48,11 +48,11 @@ class RunScore:
     """The interquartile mean of runs.
 
     Attributes:
-      value: In units of the figure that the runs reached.
+      value: In the unit of the quality figure.
       low: Lower end of the interval, or None where there is none.
       high: Upper end of the interval, or None where there is none.
       n: Runs.
-      method: How the interval was made, or why there is none.
+      method: How the interval was computed, or why there is none.
       confidence: Nominal coverage.
     """
 
@@ -66,7 +66,7 @@ class RunScore:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Which share of the runs reached at least each threshold.
+    """The fraction of runs that reached at least each threshold.
 
     Attributes:
       thresholds: Ascending.
@@ -84,9 +84,9 @@ class Profile:
 
 
 def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
-    """Returns the mean of what is left when a quarter is cut off at either end.
+    """Returns the mean after a quarter of the values is cut off at either end.
 
-    A whole number of runs is cut off, rounded down: nothing of fewer than 4.
+    The number of runs cut off is rounded down: none of fewer than 4.
 
     Raises:
       ResultsError: No values, or one that is not finite.
@@ -99,8 +99,9 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
     """Returns the interquartile mean of all runs, with its interval.
 
     Args:
-      strata: What each run reached, by environment or whatever else was fixed when
-        seeds were drawn. Several need one scale, such as returns from 0 to 1000.
+      strata: The result of each run, by environment or whatever else was fixed when
+        seeds were drawn. Several strata need one scale, such as returns from 0 to
+        1000.
 
     Raises:
       ResultsError: A stratum without values, or a value that is not finite.
@@ -121,7 +122,7 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
 def profile(
     strata: Mapping[Hashable, Sequence[float]], thresholds: Sequence[float]
 ) -> Profile:
-    """Returns the share of runs that reached each threshold: a performance profile.
+    """Returns the fraction of runs that reached each threshold: a performance profile.
 
     Args:
       strata: As for ``score``.
@@ -156,20 +157,20 @@ def _checked(
     arrays = [np.asarray(values, np.float64) for values in strata.values()]
     if not arrays or any(a.ndim != 1 or not a.size for a in arrays):
         raise errors.ResultsError(
-            f"runs are {dict(strata)!r}, every stratum must have one number or more"
+            f"runs are {dict(strata)!r}, every stratum must have at least one number"
         )
     if not all(np.isfinite(array).all() for array in arrays):
         raise errors.ResultsError(
             f"runs are {dict(strata)!r}, all must be finite; runs that failed must be "
-            "left out, and said so"
+            "left out, and reported"
         )
     return arrays
 
 
 def _resampled(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Runs drawn again within each stratum, [NUM_DRAWS, runs].
+    """Runs resampled within each stratum, [NUM_DRAWS, runs].
 
-    Seeded by the sizes, so that a figure does not depend on which others are made.
+    Seeded by the sizes, so that a figure does not depend on the other figures.
     """
     generator = np.random.default_rng([BOOTSTRAP_SEED, *(a.size for a in arrays)])
     return np.concatenate(

@@ -37,7 +37,7 @@ class Point:
     """One case in one scaling mode.
 
     Attributes:
-      case: The repetitions behind it.
+      case: Its repetitions.
       mode: Weak or strong.
       backend: Backend of the case.
       num_replicas: n.
@@ -83,8 +83,8 @@ class Comparison:
     Attributes:
       first: Case of the numerator.
       second: Case of the denominator.
-      modes: Scaling modes in which the two meet.
-      ratio: X(first) / X(second), or None if a side has no ok trial.
+      modes: Scaling modes that have both cases.
+      ratio: X(first) / X(second), or None if one side has no ok trial.
       is_oversubscribed: Whether either side is.
     """
 
@@ -107,7 +107,7 @@ def throughput_of(entry: Entry) -> float:
 
 
 def time_to_first_step_of(entry: Entry) -> float:
-    """Seconds until every process has finished step 1: the slowest one counts."""
+    """Seconds until every process has finished step 1, that is, of the slowest one."""
     return max(rank.time_to_first_step_sec for rank in entry.result.ranks)
 
 
@@ -132,7 +132,7 @@ def estimate(
 
 
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
-    """Estimates X(first) / X(second), or None if a side has no ok trial."""
+    """Estimates X(first) / X(second), or None if one side has no ok trial."""
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
@@ -210,8 +210,8 @@ def points(study: Study) -> tuple[Point, ...]:
     Modes and backends come in planned order, replicas ascending.
 
     Raises:
-      ResultsError: Two cases claim one place, or a case is not the scaling mode that
-        the plan says.
+      ResultsError: Two cases have the same mode, backend and replicas, or a case does
+        not fit the scaling mode in the plan.
     """
     index = _index(study)
     baseline_n = study.plan.baseline_num_replicas
@@ -232,7 +232,7 @@ def points(study: Study) -> tuple[Point, ...]:
 
 
 def comparisons(study: Study) -> tuple[Comparison, ...]:
-    """Returns every pair of backends that met under equal conditions.
+    """Returns every pair of backends that ran under equal conditions.
 
     A case that serves both modes is compared once. Pairs are in planned order: the
     backend named first is the numerator.

@@ -25,7 +25,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def render(kind: str) -> str:
-    """Returns the JSON Schema of one kind of record, as the published file has it."""
+    """Returns the JSON Schema of one kind of record, as in the published file."""
     schema = {
         "$schema": DIALECT,
         **MODELS[kind].model_json_schema(mode="validation"),
@@ -49,7 +49,7 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs the command line; 2 if it is not called with one folder."""
+    """Runs the command line; returns 2 if it is not called with one folder."""
     if len(arguments) != 1:
         sys.stderr.write("error: usage: python -m results.schema FOLDER\n")
         return 2

@@ -3,14 +3,14 @@
 Method, in one sentence: a parametric, studentized bootstrap of the mean log value over
 trials (processes), never over steps.
 
-The centre is the geometric mean, because every question asked of it is a ratio: the
-geometric mean of ratios is the ratio of geometric means, and S(n) and 1/S(n) get the
-same evidence.
+The centre is the geometric mean, because all comparisons are ratios: the geometric
+mean of ratios is the ratio of geometric means, and S(n) and 1/S(n) get the same
+evidence.
 
-Why this bootstrap. The default study has three repetitions. Resampling three values
-can only give the ten averages of those three, so the usual bootstrap intervals are far
-too short. Measured coverage of nominal 95 % intervals on lognormal noise of 3 % (4,000
-simulated studies each; tests/statistics repeats it with the code below, smaller):
+Why this bootstrap: the default study has three repetitions. Resampling three values
+can only give ten different averages, so the usual bootstrap intervals are far too
+short. Measured coverage of nominal 95 % intervals on lognormal noise of 3 % (4,000
+simulated studies each; tests/statistics repeats a smaller version):
 
 ========================================  =====  =====  ======
 construction                              n = 3  n = 5  n = 10
@@ -21,15 +21,15 @@ BCa bootstrap of the mean                  0.71   0.84    0.90
 **this module**, two unpaired groups       0.96   0.96    0.95
 ========================================  =====  =====  ======
 
-The studentized bootstrap asks how far (estimate - truth) / standard error strays when
-normal samples of the same sizes and measured variances are drawn again and again. For
-one group (and for pairs, which are one group of log ratios) the answer is known without
-drawing: Student's t with n - 1 degrees of freedom, used exactly. For two groups it
-depends on both variances and is drawn, with a fixed seed. Both widen as they must: the
-half width at n = 3 is 4.3 standard errors, not 2.
+The studentized bootstrap estimates the distribution of (estimate - truth) / standard
+error over repeatedly drawn normal samples of the same sizes and measured variances. For
+one group (and for pairs, which are one group of log ratios) it is known exactly:
+Student's t with n - 1 degrees of freedom. For two groups it depends on both variances
+and is drawn, with a fixed seed. Both widen as required: the half width at n = 3 is 4.3
+standard errors, not 2.
 
-What it does not promise: under strongly skewed noise (exponential slow tail) coverage
-is about 0.90 at n = 3; and each interval holds alone, not all of them jointly.
+Limits: under strongly skewed noise (exponential slow tail) coverage
+is about 0.90 at n = 3; and the coverage is that of each interval, not of all jointly.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ NUM_DRAWS = 19_999
 BOOTSTRAP_SEED = 20_190_213
 
 PERCENTILE_COVERAGE = 0.74
-"""Measured coverage at n = 3 of the percentile bootstrap, the usual one."""
+"""Measured coverage at n = 3 of the usual percentile bootstrap."""
 
 SKEWED_COVERAGE = 0.90
 """Measured coverage at n = 3 of this module under exponential noise."""
@@ -60,7 +60,7 @@ SKEWED_COVERAGE = 0.90
 ONE_GROUP = "studentized parametric bootstrap of log values (exact: Student's t)"
 PAIRED = "studentized parametric bootstrap of paired log ratios (exact: Student's t)"
 TWO_GROUPS = "studentized parametric bootstrap of log values, unpaired groups"
-NO_INTERVAL = "no interval: one repetition says nothing about the spread"
+NO_INTERVAL = "no interval: one repetition gives no information on the spread"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +71,9 @@ class Estimate:
       value: Geometric mean, or ratio of geometric means.
       low: Lower end of the interval, or None where there is none.
       high: Upper end of the interval, or None where there is none.
-      n: Repetitions behind it; of the smaller group where there are two.
+      n: Number of repetitions; of the smaller group if there are two.
       unit: Unit of the three numbers; empty for a ratio.
-      method: How the interval was made, or why there is none.
+      method: How the interval was computed, or why there is none.
       confidence: Nominal coverage of the interval.
     """
 
@@ -116,7 +116,7 @@ def _logs(values: Sequence[float], name: str) -> np.ndarray:
     if not (np.isfinite(array).all() and (array > 0).all()):
         raise errors.ResultsError(
             f"{name} holds {values!r}, all must be positive and finite; trials whose "
-            "sanity failed must be left out"
+            "sanity checks failed must be left out"
         )
     return np.log(array)
 
@@ -129,7 +129,7 @@ def _student_quantile(degrees_of_freedom: int) -> float:
 
 
 def _exp(logarithm: float) -> float:
-    """The number of a logarithm; two wild repetitions give ends beyond any float."""
+    """Returns exp(x); two very different repetitions can exceed the range of floats."""
     return math.exp(min(logarithm, _LARGEST_LOGARITHM))
 
 
@@ -173,7 +173,7 @@ def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
 def _draws(num_first: int, num_second: int) -> tuple[np.ndarray, ...]:
     """Standard normal means and relative variances of two groups, ``NUM_DRAWS`` each.
 
-    Seeded by the group sizes, so a figure does not depend on which others are made.
+    Seeded by the group sizes, so a figure does not depend on the other figures.
     """
     generator = np.random.default_rng([BOOTSTRAP_SEED, num_first, num_second])
     normal = generator.standard_normal((2, NUM_DRAWS))
@@ -214,13 +214,13 @@ def ratio(
     """Estimates the ratio of two geometric means, both uncertain.
 
     Args:
-      numerator: Value of each trial, by what names its repetition (index and seed).
-      denominator: The same for what is divided by.
+      numerator: Value of each trial, by repetition (index and seed).
+      denominator: The same for the denominator.
 
     Returns:
       A ratio without unit. Where both have the same repetitions they are compared in
-      pairs, which cancels whatever changed from one repetition to the next; otherwise
-      as two groups, and ``method`` says so.
+      pairs, which cancels changes from one repetition to the next; otherwise as two
+      groups, and ``method`` says so.
 
     Raises:
       ResultsError: An empty side, or a value that is not positive and finite.

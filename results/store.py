@@ -1,4 +1,4 @@
-"""One study on disk: files are the truth, and every write is atomic.
+"""One study on disk: plain files without an index, written atomically.
 
 ::
 
@@ -9,7 +9,7 @@
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
       report/index.html
 
-Studies merge with ``cp -r``, because a trial's folder is named by its content.
+Studies merge with ``cp -r``, because a trial's folder is named by a hash of its spec.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TRIALS_NAME = "trials"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Trial:
-    """What the store knows of one trial.
+    """The records of one trial.
 
     Attributes:
       trial_id: The folder's name.
-      spec: What was to run.
+      spec: The configuration.
       env: The machine, or None before the trial has started.
       status: How it ended, or None while it has not.
       result: The observations, or None where there are none.
@@ -58,14 +58,14 @@ class Trial:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """A record that cannot be read, and why, in one line."""
+    """A record that cannot be read, and the reason in one line."""
 
     path: pathlib.Path
     reason: str
 
     @property
     def label(self) -> str:
-        """Folder and file, printable and as UTF-8 whatever they are called."""
+        """Folder and file name, printable and valid UTF-8."""
         return repr(f"{self.path.parent.name}/{self.path.name}")[1:-1]
 
 
@@ -85,10 +85,10 @@ class Store:
 
     @classmethod
     def create(cls, root: pathlib.Path) -> Store:
-        """Makes a study directory, or opens the one that is there already.
+        """Creates a study directory, or opens an existing one.
 
         Raises:
-          OpenStoreError: ``root`` is a file, or a folder of something else.
+          OpenStoreError: ``root`` is a file, or a folder that is not a study.
           WriteStoreError: ``root`` cannot be created or written.
           NewerSchemaError: A newer version made the study.
         """
@@ -115,7 +115,8 @@ class Store:
         except OSError as error:
             raise errors.WriteStoreError(
                 f"cannot write study directory {str(root)!r}: "
-                f"{error.strerror or error}; choose a place this user can write"
+                f"{error.strerror or error}; choose a path "
+                "this user can write to"
             ) from error
         store = cls(root)
         store._read_plan_or_none()
@@ -153,8 +154,8 @@ class Store:
                 "must be the folder of the trials; restore it from a copy"
             )
         store = cls(root)
-        # A corrupt plan is named by corrupt(), raised by read_plan(), and no reason to
-        # hide the trials.
+        # A corrupt plan is listed by corrupt() and raised by read_plan(); the trials
+        # stay readable.
         with contextlib.suppress(errors.CorruptRecordError):
             store._read_plan_or_none()
         return store
@@ -165,7 +166,7 @@ class Store:
 
     @property
     def report_path(self) -> pathlib.Path:
-        """Where the HTML report goes unless asked otherwise."""
+        """Default path of the HTML report."""
         return self.root / "report" / "index.html"
 
     def write_plan(self, plan: Plan) -> None:
@@ -180,7 +181,7 @@ class Store:
         """Reads the plan.
 
         Raises:
-          MissingRecordError: There is none.
+          MissingRecordError: There is no plan.
           CorruptRecordError: It cannot be read.
           NewerSchemaError: A newer version wrote it.
         """
@@ -193,7 +194,7 @@ class Store:
         return plan
 
     def write_spec(self, trial_id: str, spec: TrialSpec) -> None:
-        """Writes what a trial runs; raises WriteStoreError if it cannot."""
+        """Writes a trial's spec; raises WriteStoreError if it cannot."""
         record_file.write(self.trial_dir(trial_id) / "spec.json", spec)
 
     def write_env(self, trial_id: str, env: Environment) -> None:
@@ -205,19 +206,19 @@ class Store:
         record_file.write(self.trial_dir(trial_id) / "result.json", result)
 
     def write_status(self, trial_id: str, status: StatusRecord) -> None:
-        """Writes how a trial ended, which ends it; raises WriteStoreError."""
+        """Writes a trial's status, which completes it; raises WriteStoreError."""
         record_file.write(self.trial_dir(trial_id) / "status.json", status)
 
     def trial_ids(self) -> tuple[str, ...]:
         """Returns the ids of all trials that have a spec or a status, sorted.
 
-        A folder with neither is what a killed harness leaves before a trial starts.
+        A folder with neither was left by a harness killed before the trial started.
         """
         trials = self.root / TRIALS_NAME
         if not trials.is_dir():
             return ()
         try:
-            names = sorted(os.listdir(trials))  # noqa: PTH208 - names are what is asked
+            names = sorted(os.listdir(trials))  # noqa: PTH208 - only names are needed
         except OSError as error:
             raise errors.OpenStoreError(
                 f"cannot list {str(trials)!r}: {error.strerror or error}; let this "
@@ -231,11 +232,11 @@ class Store:
         )
 
     def read_trial(self, trial_id: str) -> Trial:
-        """Reads everything known of one trial.
+        """Reads all records of one trial.
 
         Raises:
           MissingRecordError: There is no such trial.
-          CorruptRecordError: One of its records is unreadable or belongs elsewhere.
+          CorruptRecordError: One of its records is unreadable or of another trial.
           NewerSchemaError: A newer version wrote one of them.
         """
         folder = self.trial_dir(trial_id)
@@ -258,12 +259,12 @@ class Store:
         )
 
     def trials(self) -> Iterator[Trial]:
-        """Yields the readable trials by id, unfinished ones too.
+        """Yields the readable trials by id, including unfinished ones.
 
-        Corrupt ones are left to ``corrupt``, which names each.
+        Corrupt ones are skipped; ``corrupt`` lists them.
 
         Raises:
-          NewerSchemaError: A newer version wrote one; nothing of it can be trusted.
+          NewerSchemaError: A newer version wrote one, so it cannot be interpreted.
         """
         for trial_id in self.trial_ids():
             try:
@@ -273,7 +274,7 @@ class Store:
             yield trial
 
     def finished_ids(self) -> frozenset[str]:
-        """Returns the ids of the readable trials that are over, however they ended."""
+        """Returns the ids of the readable trials that have ended, with any status."""
         return frozenset(
             trial.trial_id for trial in self.trials() if trial.status is not None
         )
@@ -306,14 +307,14 @@ def _check_reachable(root: pathlib.Path) -> None:
     except OSError as error:
         raise errors.OpenStoreError(
             f"cannot use {str(root)!r} as a study directory: "
-            f"{error.strerror or error}; choose another path, or mend this one"
+            f"{error.strerror or error}; choose another path, or fix this one"
         ) from error
 
 
 def _may_exist(path: pathlib.Path) -> bool:
-    """Whether there is a file, or something that hides whether there is one.
+    """Whether there is a file, or whether that cannot be determined.
 
-    What cannot be looked at counts: reading it says why.
+    An inaccessible path counts as existing: reading it reports the reason.
     """
     try:
         path.lstat()

@@ -1,4 +1,4 @@
-"""A study as the reader sees it: the plan joined with what the store holds."""
+"""A study for readers: the plan joined with the records in the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CORRUPT = "corrupt"
 """States of a planned trial that has no status record; the others are statuses."""
 
 Key = tuple[int, int]
-"""What names a repetition across cases: its index and its seed."""
+"""Identifies a repetition across cases: its index and its seed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,7 @@ class Entry:
       case_id: Content hash of ``spec`` without repetition and seed.
       modes: Scaling modes that the case serves; empty if the trial is not planned.
       spec: What the trial runs.
-      trial: What the store holds, or None.
+      trial: Its records, or None.
       state: A ``TrialStatus`` value, ``unfinished``, ``missing`` or ``corrupt``.
       reason: One line saying why it is not ok; empty if it is.
     """
@@ -46,12 +46,12 @@ class Entry:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the trial's numbers count."""
+        """Whether the trial's numbers are used."""
         return self.state == TrialStatus.OK.value
 
     @property
     def key(self) -> Key:
-        """Names the repetition, so that cases can be compared in pairs."""
+        """Identifies the repetition, so that cases can be compared in pairs."""
         return self.spec.repetition_index, self.spec.seed
 
     @property
@@ -84,7 +84,7 @@ class Case:
 
     @property
     def ok_entries(self) -> tuple[Entry, ...]:
-        """The repetitions whose numbers count."""
+        """The repetitions whose numbers are used."""
         return tuple(entry for entry in self.entries if entry.is_ok)
 
     @property
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Backend, replicas and per-replica batch, as a reader says it."""
+        """Backend, replicas and per-replica batch, in words."""
         spec = self.spec
         return (
             f"{spec.backend}, {spec.num_replicas} "
@@ -109,10 +109,10 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """Everything a report is made of.
+    """All data of a report.
 
     Attributes:
-      plan: What was to run.
+      plan: The plan.
       entries: All planned trials in planned order, then those not planned, by id.
       problems: Records that cannot be read.
     """
@@ -176,7 +176,7 @@ def _state(trial: Trial | None, corrupt: dict[str, str], name: str) -> tuple[str
     if trial is None:
         return MISSING, "not started"
     if trial.status is None:
-        return UNFINISHED, "started, has no status: interrupted, or still running"
+        return UNFINISHED, "started, but has no status: interrupted, or still running"
     if trial.status.status is TrialStatus.OK:
         return TrialStatus.OK.value, ""
     failure = trial.status.failure

@@ -1,4 +1,4 @@
-"""A study in plain data: what ``--json`` prints and other programs read."""
+"""A study as plain data, for ``--json`` and other programs."""
 
 from __future__ import annotations
 

@@ -1,25 +1,25 @@
-"""Which characters a text may hold: in a record, in a message, on a terminal."""
+"""Which characters are allowed in a record, in a message, on a terminal."""
 
 from __future__ import annotations
 
 import re
 
 UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Moves a cursor, ends a line, or is no character at all."""
+"""Moves a cursor, ends a line, or is not a character."""
 UNSTORABLE = re.compile("[\x00\ud800-\udfff]")
-"""Ends a text early in other programs, or is what UTF-8 cannot hold."""
+"""Terminates strings in other programs, or cannot be encoded in UTF-8."""
 
 
 def printable(text: str) -> str:
-    """Returns a text with escapes in place of what a terminal would act on."""
+    """Returns a string with escapes in place of terminal control characters."""
     return UNPRINTABLE.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def storable(text: str, limit: int) -> str:
-    """Returns a text as a record can hold it: with marks for what it cannot.
+    """Returns a string with marks in place of characters that a record cannot store.
 
     Args:
       text: Anything, such as what a library wrote to its log.
-      limit: The most characters; the last ones stay.
+      limit: Maximum number of characters; the last ones are kept.
     """
     return UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)[-limit:]

@@ -1,4 +1,4 @@
-"""Brings records of older schema versions up to the current one, step by step."""
+"""Upgrades records of older schema versions to the current one, step by step."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ version v, returns the fields of version v + 1."""
 
 
 MAX_VERSION = 9_999
-"""More versions than there will ever be: a larger number was not written by us."""
+"""Upper limit of versions: a larger number was not written by this program."""
 
 
 def _with_specs_of(version: int) -> Upgrader:
-    """Where all new fields have defaults: only that a plan holds specs."""
+    """Upgrades where all new fields have defaults: updates only the specs in plans."""
 
     def upgrade(kind: str, data: dict[str, Any]) -> dict[str, Any]:
         if kind != "plan":
@@ -36,9 +36,9 @@ def _with_specs_of(version: int) -> Upgrader:
 
 
 def _with_version(trial: Any, version: int) -> Any:
-    """A trial of a plan with the next version; what is no trial stays as it is.
+    """Returns a trial of a plan with the next version; anything else unchanged.
 
-    An upgrader changes what it recognizes. The record is checked as a whole afterwards.
+    An upgrader changes only what it recognizes. The whole record is checked afterwards.
     """
     spec = trial.get("spec") if isinstance(trial, dict) else None
     if not isinstance(spec, dict):
@@ -50,7 +50,7 @@ UPGRADERS: dict[int, Upgrader] = {
     1: _with_specs_of(2),  # quality runs
     2: _with_specs_of(3),  # window metrics, environment steps of a point
 }
-"""Version v -> the function that leads to v + 1."""
+"""Version v -> the function that upgrades to v + 1."""
 
 
 def upgrade(
@@ -61,11 +61,11 @@ def upgrade(
     upgraders: Mapping[int, Upgrader] = UPGRADERS,
     current: int = SCHEMA_VERSION,
 ) -> dict[str, Any]:
-    """Returns ``data`` as the current version has it.
+    """Returns ``data`` in the format of the current version.
 
     Raises:
-      NewerSchemaError: ``data`` is of a version this program does not know yet.
-      CorruptRecordError: ``data`` names no version, or one nothing leads from.
+      NewerSchemaError: ``data`` is of a newer version than this program knows.
+      CorruptRecordError: ``data`` has no version, or one that cannot be upgraded.
     """
     version = data.get("schema_version")
     if (
@@ -75,21 +75,22 @@ def upgrade(
     ):
         raise errors.CorruptRecordError(
             path,
-            f"schema_version is {reprlib.repr(version)}, must be a whole number from 1",
+            f"schema_version is {reprlib.repr(version)}, must be an integer, 1 or more",
         )
     if version > current:
         raise errors.NewerSchemaError(path, version, current)
     while version < current:
         if version not in upgraders:
             raise errors.CorruptRecordError(
-                path, f"nothing upgrades schema_version {version} to {version + 1}"
+                path,
+                f"there is no upgrade of schema_version {version} to {version + 1}",
             )
         try:
             data = {**upgraders[version](kind, data), "schema_version": version + 1}
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise errors.CorruptRecordError(
                 path,
-                f"not a {kind} of schema_version {version}: upgrading it ended with "
+                f"not a {kind} of schema_version {version}: upgrading it raised "
                 f"{type(error).__name__} {reprlib.repr(str(error))}",
             ) from error
         version += 1

@@ -1,1 +1,1 @@
-"""Reference workloads, each a package that knows the replicator and nothing above."""
+"""Reference workloads, each a package that depends only on the replicator."""

@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SYNTHETIC = "synthetic"
-"""Random data of the right shapes: it isolates compute, and has nothing to learn."""
+"""Random data of the right shapes: isolates compute, and has nothing to learn."""
 
 _TFDS_NAMES = "workloads.data.names"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PresetInfo:
-    """What a planner needs to know of a preset.
+    """Facts about a preset for the planner.
 
     Attributes:
-      name: The name users type.
+      name: The name on the command line.
       description: One line.
-      data: The data set where none is asked for.
-      per_replica_batch_size: Examples of a replica and step.
-      num_warmup_steps: Steps before timing counts.
+      data: The default data set.
+      per_replica_batch_size: Examples per replica and step.
+      num_warmup_steps: Steps before the measured window.
       num_measured_steps: Steps of the measured window.
-      budget: What a quality run of the default sweep may use, such as ``40s``; empty
-        where the default sweep has none.
-      num_evaluations: How often a quality run measures quality.
+      budget: Training budget of a quality run of the default sweep, such as ``40s``;
+        empty if the default sweep has none.
+      num_evaluations: Number of evaluations in a quality run.
     """
 
     name: str
@@ -44,22 +44,22 @@ class PresetInfo:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
-    """What a planner needs to know of a workload.
+    """Facts about a workload for the planner.
 
     Attributes:
-      name: The name users type.
+      name: The name on the command line.
       version: Changes whenever the meaning of a measured number changes.
       example_unit: Plural unit of an example, such as ``images``.
       description: One line.
       module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
       config_module: Module whose ``make_config`` checks options; without TensorFlow.
       presets: The presets, smallest first.
-      default_preset: The preset where none is asked for.
+      default_preset: The preset if none is given.
       builtin_data: Data sets that need neither network nor preparation by the user.
-      other_data: What else data can be named by, for a list.
-      data_module: Module whose ``check`` knows all other names; without TensorFlow.
+      other_data: Description of the other allowed data names.
+      data_module: Module whose ``check`` checks all other names; without TensorFlow.
       machine_module: Module whose ``check`` says whether this machine can run a plan;
-        without TensorFlow. Empty where any machine can.
+        without TensorFlow. Empty if any machine can.
     """
 
     name: str
@@ -242,7 +242,8 @@ def check_data(workload: str, name: str, data_dir: Path | None = None) -> None:
       workload: A name in ``WORKLOADS``.
       name: ``digits``, ``synthetic``, a TFDS name such as ``imagenet2012`` or
         ``imagenet_resized/64x64``, or ``folder:PATH``; a ``domain:task`` for ``d4pg``.
-      data_dir: Where TFDS sets are; by default ``TFDS_DATA_DIR``, or TFDS' own place.
+      data_dir: Directory of TFDS data sets; by default ``TFDS_DATA_DIR``, or that of
+        TFDS.
 
     Raises:
       ValueError: Unknown name (with close matches), or a data set that is not
@@ -306,8 +307,8 @@ def check_machine(
       num_workers: The most processes that replicas of a trial are spread over.
 
     Raises:
-      ValueError: Memory or a library is missing, or options contradict the batch; says
-        what to do.
+      ValueError: Memory or a library is missing, or options contradict the batch; the
+        message says what to do.
     """
     name = WORKLOADS[workload].machine_module
     if name:

@@ -1,6 +1,6 @@
-"""Processes that run modules of this package: what they inherit, and why they failed.
+"""Runs modules of this package in child processes, and reports why they failed.
 
-Imports no TensorFlow: actors and evaluators are started from here.
+Does not import TensorFlow: it starts actors and evaluators.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # Mesa's software renderer draws in the thread that asks.
+    # Mesa's software renderer draws in the calling thread.
     "LP_NUM_THREADS": "0",
 }
-"""Variables that keep NumPy and OpenGL of a process to the one core it works on."""
+"""Variables that restrict NumPy and OpenGL of a process to one core."""
 
 
 def environment(
@@ -31,14 +31,14 @@ def environment(
     *,
     variables: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
-    """Returns the variables of a process that can import what this one can.
+    """Returns the environment of a child that can import what this process can.
 
     Args:
       changes: Variables to add or replace.
       variables: All others.
     """
     paths = (str(_ROOT), *variables.get("PYTHONPATH", "").split(os.pathsep), *sys.path)
-    # Each once; an empty one would be the directory that the process works in.
+    # Each once; an empty entry would mean the current directory.
     found = os.pathsep.join(dict.fromkeys(path for path in paths if path))
     return {**variables, **(changes or {}), "PYTHONPATH": found}
 
@@ -51,14 +51,14 @@ def run_module(
     most_sec: float,
     variables: Mapping[str, str] = os.environ,
 ) -> None:
-    """Runs ``python -m module argument`` and waits for its end.
+    """Runs ``python -m module argument`` and waits until it exits.
 
     Args:
       module: Dotted name.
       argument: Its only argument.
-      title: What is done, for messages, such as ``training the digits classifier``.
-      most_sec: Seconds after which it is ended.
-      variables: That it gets; see ``environment``.
+      title: Description for messages, such as ``training the digits classifier``.
+      most_sec: Seconds after which it is killed.
+      variables: Its environment; see ``environment``.
 
     Raises:
       ValueError: It failed, or took too long.
@@ -81,5 +81,5 @@ def run_module(
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise ValueError(
             f"{title} ended with exit code {done.returncode} ({last}): run "
-            f"{'-m ' + module!r} with a path to see all of it"
+            f"{'-m ' + module!r} with a path to see all of its output"
         )

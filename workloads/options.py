@@ -1,6 +1,6 @@
-"""Options of workloads: presets, overrides, and what is said of a wrong one.
+"""Options of workloads: presets, overrides, and error messages.
 
-The planner reads it, so it imports no TensorFlow.
+The planner imports this module, so it does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def apply_options(
     Args:
       workload: Its name, for messages.
       presets: The configurations by name; dataclasses of one class with defaults.
-      preset: Which of them.
+      preset: The name of one of them.
       options: Fields to override.
 
     Raises:
@@ -76,11 +76,11 @@ def check_range(
     """Raises unless an option is within its limits.
 
     Args:
-      name: Of the option.
-      value: What was asked for.
-      low: The least that is allowed.
-      below: What it must be less than, if anything.
-      high: The most that is allowed, if there is such a thing.
+      name: Name of the option.
+      value: The given value.
+      low: The smallest allowed value.
+      below: An exclusive upper limit, if any.
+      high: An inclusive upper limit, if any.
 
     Raises:
       ValueError: Names the option, its value, and the limits.
@@ -106,7 +106,7 @@ def _check_type(name: str, value: Any, expected: type) -> None:
     if not matches[expected]:
         kind = {bool: "true or false", int: "an integer", float: "a finite number"}
         raise ValueError(
-            f"option {name}={value!r} must be {kind.get(expected, 'a text')}"
+            f"option {name}={value!r} must be {kind.get(expected, 'a string')}"
         )
 
 

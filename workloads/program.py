@@ -1,4 +1,4 @@
-"""What the programs of all workloads on images have in common."""
+"""Base of the programs of all workloads on images."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ImageWorkload(CatalogWorkload):
 
 
 class ImageProgram(ReplicatedProgram):
-    """Feeds labelled images to a replicator, and checks what came of it.
+    """Feeds labelled images to a replicator, and checks the results.
 
     Attributes:
       source: The data set, or None for synthetic data.
@@ -43,13 +43,13 @@ class ImageProgram(ReplicatedProgram):
         config: pipeline.PipelineConfig,
         num_classes: int,
     ) -> None:
-        """Makes the pipelines.
+        """Creates the pipelines.
 
         Args:
           repl: The replicator.
           source: The data set, or None for synthetic data.
-          config: Of the pipelines.
-          num_classes: Labels of synthetic data.
+          config: Configuration of the pipelines.
+          num_classes: Number of labels in synthetic data.
         """
         super().__init__(repl, per_replica_batch_size=config.per_replica_batch_size)
         self.source = source
@@ -57,7 +57,7 @@ class ImageProgram(ReplicatedProgram):
         self._num_classes = num_classes
         self._contexts: list[replicator.InputContext] = []
         self._inputs = repl.make_input_iterator(self._input_fn)
-        # Ids stay on their devices until sanity(): reading them here would be timed.
+        # Ids stay on their devices until sanity(): reading them here would be measured.
         self._consumed: list[tuple[int, Any]] = []
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
@@ -77,7 +77,7 @@ class ImageProgram(ReplicatedProgram):
         """Runs steps on the next batches.
 
         Raises:
-          ValueError: The data cannot be trained on; the message says what to mend.
+          ValueError: The data is unusable for training; the message says what to fix.
           Exception: Whatever else TensorFlow raises.
         """
         try:
@@ -95,7 +95,7 @@ class ImageProgram(ReplicatedProgram):
         """Waits for the device work of steps, keeps their ids, returns the mean loss.
 
         Args:
-          outputs: With ``loss`` and ``example_id``, per replica.
+          outputs: ``loss`` and ``example_id``, per replica.
           num_steps: Steps that were run.
         """
         # Reading the losses waits for the replicas; updates are part of the same graph.
@@ -127,7 +127,7 @@ class ImageProgram(ReplicatedProgram):
         )
 
     def _first_epoch_size(self, source: Source) -> int:
-        # Every pipeline gives the same number of examples to a step, so the smallest
-        # share ends first.
+        # Every pipeline contributes the same number of examples to a step, so the
+        # smallest shard ends first.
         num_pipelines = self._contexts[0].num_input_pipelines
         return source.num_train_examples // num_pipelines * num_pipelines

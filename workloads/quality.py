@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CONFIDENCE = 0.95
-_FEWEST = 2  # values that have a spread
+_FEWEST = 2  # values needed for a spread
 
 
 def wilson_interval(
@@ -21,8 +21,8 @@ def wilson_interval(
     """Returns the Wilson score interval of a proportion.
 
     ``(p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n)`` (Wilson 1927). It
-    stays inside [0, 1] and keeps its coverage near 0 and 1, where the textbook interval
-    collapses.
+    stays inside [0, 1] and keeps its coverage near 0 and 1, where the usual normal
+    interval collapses.
 
     Args:
       num_successes: In [0, num_trials].
@@ -53,7 +53,7 @@ def wilson_interval(
     centre = ratio + z**2 / (2 * num_trials)
     scale = 1.0 + z**2 / num_trials
     low, high = (centre - spread) / scale, (centre + spread) / scale
-    # At the ends the bounds are exactly 0 and 1; rounding must not step over them.
+    # At the ends the bounds are exactly 0 and 1; rounding must not exceed them.
     low = 0.0 if num_successes == 0 else low
     high = 1.0 if num_successes == num_trials else high
     return low, high
@@ -93,13 +93,13 @@ def mean(name: str, values: Sequence[float], *, unit: str) -> QualityMetric:
 
 
 def counted(name: str, value: float, *, unit: str, num_examples: int) -> QualityMetric:
-    """Returns a figure that was counted, not estimated: its interval is a point.
+    """Returns a figure that was counted, not estimated; its interval is a point.
 
     Args:
       name: Such as ``environment_steps_per_sec``.
       value: The figure.
       unit: Its unit.
-      num_examples: Of what it was counted over.
+      num_examples: Number of items that it was counted over.
     """
     return QualityMetric(
         name=name,
@@ -114,12 +114,12 @@ def counted(name: str, value: float, *, unit: str, num_examples: int) -> Quality
 
 
 def accuracy(name: str, num_correct: int, num_examples: int) -> QualityMetric:
-    """Returns a share of correct answers with its 95 % Wilson interval.
+    """Returns the fraction of correct answers with its 95 % Wilson interval.
 
     Args:
       name: Such as ``top_1``.
       num_correct: Correct answers.
-      num_examples: Answers in all.
+      num_examples: All answers.
     """
     low, high = wilson_interval(num_correct, num_examples)
     return QualityMetric(

@@ -1,4 +1,4 @@
-"""What all workloads of the catalogue, and their programs, have in common."""
+"""Base classes of all workloads in the catalogue and of their programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CatalogWorkload(Workload):
-    """A workload with the name, version and unit that the catalogue has of it."""
+    """A workload with name, version and unit from the catalogue."""
 
     def __init__(self, name: str) -> None:
         info = catalog.WORKLOADS[name]
@@ -29,15 +29,15 @@ class CatalogWorkload(Workload):
 
 
 class ReplicatedProgram(StepProgram):
-    """What programs on a replicator do alike: agree, explain, and check themselves."""
+    """Base of programs on a replicator: agreement, explanation, sanity checks."""
 
     def __init__(
         self, repl: replicator.Replicator, *, per_replica_batch_size: int
     ) -> None:
-        """Takes note of the sizes of batches.
+        """Stores the batch sizes.
 
         Raises:
-          ValueError: A batch of no examples.
+          ValueError: A batch size below 1.
         """
         if per_replica_batch_size < 1:
             raise ValueError(
@@ -48,7 +48,7 @@ class ReplicatedProgram(StepProgram):
         self._repl = repl
         self._num_steps = 0
         self._last_loss = math.nan
-        # Of this process's replicas; on their devices until somebody asks.
+        # Those of this process's replicas; they stay on their devices until requested.
         self._replica_losses: tuple[Any, ...] = ()
         self._checkpoints: CheckpointManager | None = None
 
@@ -61,12 +61,12 @@ class ReplicatedProgram(StepProgram):
     def losses_of_replicas(self) -> tuple[float, ...]:
         """Returns the losses of the last step, one per replica of the whole trial."""
         own = [float(loss) for loss in self._replica_losses]
-        # JSON as Python writes it has words for NaN and infinity.
+        # Python's JSON can represent NaN and infinity.
         of_workers = self._repl.gather_bytes(json.dumps(own).encode("ascii"))
         return tuple(loss for text in of_workers for loss in json.loads(text))
 
     def _trackables(self) -> Mapping[str, Any]:
-        """Returns what a checkpoint holds, by name; empty if there is nothing."""
+        """Returns the objects to checkpoint, by name; empty if there are none."""
         return {}
 
     def save(self, directory: str) -> str | None:
@@ -85,9 +85,9 @@ class ReplicatedProgram(StepProgram):
         return self._checkpoints.save(self._num_steps)
 
     def _check_variables(self, trackables: Mapping[str, Any]) -> None:
-        """Raises if a model has come to a value that is not finite.
+        """Raises if a value of a model is not finite.
 
-        The loss of a step is from before its update, so it says nothing of that.
+        The loss of a step was computed before its update, so it does not show that.
         """
         for name, trackable in trackables.items():
             for variable in getattr(trackable, "trainable_variables", ()):
@@ -119,9 +119,9 @@ class ReplicatedProgram(StepProgram):
         return SanityCheck(name="replicas_in_sync", is_passed=is_passed, detail=detail)
 
     def agree(self, value: int) -> int:
-        """Returns the value of worker 0, on all of them."""
+        """Returns the value of worker 0, on all workers."""
         return int(self._repl.gather_bytes(str(value).encode("ascii"))[0])
 
     def explain(self) -> str:
-        """Returns the replicator's account of the collectives in one step."""
+        """Returns the replicator's description of the collectives in one step."""
         return self._repl.explain()

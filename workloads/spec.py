@@ -1,4 +1,4 @@
-"""The contract between a workload and whoever measures it."""
+"""The interface between a workload and the harness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SanityCheck:
-    """One correctness gate: a number whose sanity failed is not a result."""
+    """One correctness check: a number whose sanity check failed is not a result."""
 
     name: str
     is_passed: bool
@@ -26,8 +26,8 @@ class QualityMetric:
     """A learning-quality figure: value, unit, count n and its interval.
 
     ``protocol`` says in one line what else the figure depends on, such as the network
-    that scores images; figures of two protocols share no axis. Empty where there is
-    nothing to say.
+    that scores images; figures of two protocols share no axis. Empty if it
+    depends on nothing else.
     """
 
     name: str
@@ -42,7 +42,7 @@ class QualityMetric:
 
 
 class StepProgram(abc.ABC):
-    """A workload built on one replicator: the thing that is stepped and timed.
+    """A workload built on one replicator: the object that is stepped and timed.
 
     Attributes:
       per_replica_batch_size: Examples one replica consumes in one step.
@@ -71,50 +71,50 @@ class StepProgram(abc.ABC):
         return None
 
     def start_window(self) -> None:  # noqa: B027 - most programs count nothing
-        """Begins a window that ``window_metrics`` will speak of.
+        """Starts the window that ``window_metrics`` describes.
 
         Called on every process, right before the first measured step.
         """
 
     def window_metrics(self) -> tuple[QualityMetric, ...]:
-        """Returns what else there is to say of the steps since ``start_window``.
+        """Returns further metrics of the steps since ``start_window``.
 
-        Rates and shares beside the throughput, of the whole trial: every process calls
-        this, outside of every timed window, and gets the same.
+        Rates and fractions of the whole trial, besides the throughput: every process
+        calls this, outside of every timed window, and gets the same values.
         """
         return ()
 
     def num_environment_steps(self) -> int | None:
         """Returns the environment steps of the whole trial so far.
 
-        Every process calls this. None where nothing acts in an environment.
+        Every process calls this. None if the workload has no environment.
         """
         return None
 
     def losses_of_replicas(self) -> tuple[float, ...]:
         """Returns the losses of the last step, one per replica of the whole trial.
 
-        Every process calls this. Empty where a program does not keep them apart.
+        Every process calls this. Empty if the program does not keep them separate.
         """
         return ()
 
     def save(self, directory: str) -> str | None:  # noqa: ARG002 - for programs that can
-        """Writes a checkpoint in place of the one before; every process calls this.
+        """Writes a checkpoint in place of the previous one; every process calls this.
 
         Args:
-          directory: Where checkpoints are, seen by all processes.
+          directory: Directory of the checkpoints, visible to all processes.
 
         Returns:
           The prefix of its files, or None where a program cannot be saved.
 
         Raises:
-          FloatingPointError: A variable is not finite; the one before it stays.
+          FloatingPointError: A variable is not finite; the previous checkpoint is kept.
         """
         return None
 
     @abc.abstractmethod
     def sanity(self) -> tuple[SanityCheck, ...]:
-        """Checks what must hold before a number counts; outside timed windows."""
+        """Checks the conditions for using any number; outside timed windows."""
 
     @abc.abstractmethod
     def agree(self, value: int) -> int:
@@ -122,7 +122,7 @@ class StepProgram(abc.ABC):
 
     @abc.abstractmethod
     def explain(self) -> str:
-        """Returns the replicator's account of the collectives in one step."""
+        """Returns the replicator's description of the collectives in one step."""
 
 
 class Workload(abc.ABC):
@@ -139,14 +139,14 @@ class Workload(abc.ABC):
     example_unit: str
 
     def prepare(self, *, data: str) -> None:  # noqa: B027 - most data needs nothing
-        """Makes the data set ready to read, where this needs to be done once.
+        """Prepares the data set, if this needs to be done once per machine.
 
-        Called before anything is timed, so that the first trial on a machine is not
-        slower to start than the others; and before the replicator is made, so it runs
-        no TensorFlow op, after which no virtual devices can be made.
+        Called before anything is timed, so that the first trial on a machine does not
+        start more slowly than the others; and before the replicator is created, so it
+        must not run TensorFlow ops, after which no virtual devices can be created.
 
         Raises:
-          ValueError: The data set cannot be made ready; the message says what to do.
+          ValueError: The data set cannot be prepared; the message says what to do.
         """
 
     @abc.abstractmethod

@@ -1,7 +1,7 @@
-"""What any argument of the command line must be, and how one is told of in a message.
+"""Checks that apply to every command-line argument, and arguments in error messages.
 
-What is checked here holds for names, paths and values alike, so that nothing behind it
-meets a text that no file, record or terminal can take.
+Names, paths and values are checked here, so that no later code receives a string that
+cannot be stored in a file or a record or shown on a terminal.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_LENGTH = 65_536
 MAX_MESSAGE = 1_000
 _UNUSABLE = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
 
-# What a file system says of a path that a user chose, and of nothing that we do wrong.
+# Errors that a path chosen by the user can cause; none of them is a bug of ours.
 _REFUSALS = frozenset(
     {
         errno.EACCES,
@@ -42,7 +42,7 @@ def check_arguments(arguments: Sequence[str]) -> None:
     """Checks the arguments of the process.
 
     Raises:
-      ParseError: One is too long, holds a control character, or is not UTF-8.
+      ParseError: An argument is too long, has a control character, or is not UTF-8.
     """
     for argument in arguments:
         if len(argument) > MAX_LENGTH:
@@ -54,23 +54,23 @@ def check_arguments(arguments: Sequence[str]) -> None:
         if found is not None:
             what = "is not UTF-8" if found[0] >= "\ud800" else "is a control character"
             raise ParseError(
-                f"argument {argument[:200]!r}: {found[0]!r} {what}; use printable text"
-                " only, and rename a file that is called so"
+                f"argument {argument[:200]!r}: {found[0]!r} {what}; use printable"
+                " characters only, and rename a file with such a name"
             )
 
 
 def refusal(error: OSError) -> str | None:
-    """Returns the line for a path that the file system refuses, or None for a fault."""
+    """Returns the message for an unusable path, or None for an internal error."""
     if error.filename is None or error.errno not in _REFUSALS:
         return None
     return (
         f"cannot use {str(error.filename)!r}: {error.strerror}; choose another path, or"
-        " mend this one"
+        " fix this one"
     )
 
 
 def one_line(message: str) -> str:
-    """Returns a message as one printable line; a very long one loses its middle."""
+    """Returns a message as one printable line; a very long one is cut in the middle."""
     text = printable(" ".join(message.split()))
     if len(text) <= MAX_MESSAGE:
         return text

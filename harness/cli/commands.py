@@ -1,4 +1,4 @@
-"""What the verbs do; each returns the process's exit code."""
+"""Implements the verbs; each returns the exit code of the process."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def sweep(
         )
     store = Store.create(root)
     with lock_study(root):
-        # Again under the lock: another harness may have written it just now.
+        # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
         reconciled = study_module.reconcile(existing, new)
         _check_readable(store)
@@ -120,7 +120,7 @@ def resume(
     data_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> int:
-    """Runs what is missing of a study's plan.
+    """Runs the missing trials of a study's plan.
 
     Raises:
       HarnessError: The study's code is not the code that would run now.
@@ -144,10 +144,10 @@ def resume(
 
 
 def _check_readable(store: Store) -> None:
-    """Refuses to add to a study with records that cannot be read.
+    """Checks that all records of a study can be read before trials are added to it.
 
     Raises:
-      StudyError: Names the first and says what to do.
+      StudyError: A record is corrupt; names the first one and says what to do.
     """
     problems = store.corrupt()
     if problems:
@@ -155,7 +155,7 @@ def _check_readable(store: Store) -> None:
         others = f" (and {more} more, see 'status')" if more else ""
         raise StudyError(
             f"corrupt record {str(first.path)!r}: {first.reason}{others}; the other"
-            " records stay readable; remove the trial's directory to have it run again"
+            " records stay readable; remove the trial's directory to run it again"
         )
 
 
@@ -197,7 +197,7 @@ def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None
 
 
 def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
-    """Returns what the trials that were asked for amount to."""
+    """Returns the exit code for the results of the requested trials."""
     num_ok = statuses.count(TrialStatus.OK)
     if num_ok == 0:
         return exit_codes.NOTHING_MEASURED
@@ -222,13 +222,13 @@ def _print_summary(store: Store, *, is_json: bool) -> None:
 
         from reports import text
 
-        # A pipe has no width: take one in which no cell is broken.
+        # A pipe has no width: choose one in which no cell is wrapped.
         width = None if sys.stdout.isatty() else PIPE_WIDTH
         text.print_summary(store, Console(width=width, highlight=False))
 
 
 def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:
-    """Builds the report; corrupt records are named, and left out.
+    """Builds the report; corrupt records are named and left out.
 
     Raises:
       ResultsError: There is no such study, or the output cannot be written.

@@ -1,4 +1,4 @@
-"""What the process's exit code says; scripts and CI branch on these.
+"""Exit codes of the process; scripts and CI branch on them.
 
 1, 3 and 6 belong to verdicts (regression, inconclusive, machine unfit) and are never
 used for anything else.
@@ -18,10 +18,10 @@ SOME_TRIALS_FAILED: Final = 4
 """At least one trial is ok and at least one is not."""
 
 NOTHING_MEASURED: Final = 5
-"""Not a single trial is ok: there is no result to speak of."""
+"""No trial is ok: there is no result."""
 
 INTERNAL_FAULT: Final = 70
-"""A fault of the harness itself (EX_SOFTWARE); records written before it are kept."""
+"""An internal error (EX_SOFTWARE); records written before it are kept."""
 
 INTERRUPTED: Final = 130
-"""Stopped from outside; the same command resumes."""
+"""Interrupted by a signal; run the same command to resume."""

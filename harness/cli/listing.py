@@ -1,4 +1,4 @@
-"""What can be asked for: workloads, presets and backends, as text and as JSON."""
+"""Lists workloads, presets and backends, as text and as JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The command line: ``python -m harness VERB``.
 
 Only click and the standard library are imported at the top, so that ``--help`` answers
-at once; what a verb needs is imported when it runs. stdout is for data, stderr for
-progress, notes and errors. Nothing ever asks a question.
+immediately; what a verb needs is imported when it runs. stdout is for data, stderr for
+progress, notes and errors. There are no interactive prompts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class _Group(click.Group):
-    """Lists the verbs in the order in which a user meets them."""
+    """Lists the verbs in the order in which a user needs them."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
@@ -44,23 +44,23 @@ class _Group(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
         "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
-        " 70 fault of the harness, 130 interrupted (the same command resumes)."
+        " 70 internal error, 130 interrupted (run the same command to resume)."
     ),
 )
 def cli() -> None:
-    """Measures how a training step scales over replicas, and records how it knows."""
+    """Measures how a training step scales over replicas, and records the evidence."""
 
 
 _retry_option = click.option(
     "--retry",
     type=click.Choice(["failed"]),
-    help="Run the trials again whose failure is recorded.",
+    help="Run trials with a recorded failure again.",
 )
 _keep_option = click.option(
     "--keep-checkpoints",
     "are_checkpoints_kept",
     is_flag=True,
-    help="Keep the last checkpoint of quality runs that end well, too.",
+    help="Also keep the last checkpoint of quality runs that succeed.",
 )
 
 
@@ -69,7 +69,7 @@ _keep_option = click.option(
 @_retry_option
 @_keep_option
 @click.option(
-    "--dry-run", is_flag=True, help="Print the trials and a time estimate only."
+    "--dry-run", is_flag=True, help="Only print the trials and a time estimate."
 )
 @click.pass_context
 def sweep(
@@ -122,7 +122,7 @@ def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -
 )
 @json_option
 def list_(what: str | None, *, is_json: bool) -> int:
-    """Lists what can be asked for."""
+    """Lists workloads, backends and presets."""
     from harness.cli import listing
 
     click.echo(listing.listing_json(what) if is_json else listing.listing_text(what))
@@ -134,7 +134,7 @@ def list_(what: str | None, *, is_json: bool) -> int:
 @runs_dir_option
 @json_option
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
-    """Shows how far a study is, and what failed."""
+    """Shows the progress of a study and its failures."""
     from harness.cli import study_status
 
     return study_status.status(study, runs_dir=runs_dir, is_json=is_json)
@@ -151,7 +151,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
     "timeout_sec",
     type=SECONDS,
     metavar="SECONDS",
-    help="Longest duration of one trial.  [default: the plan's]",
+    help="Time limit of one trial.  [default: the plan's]",
 )
 @json_option
 @click.pass_context
@@ -167,7 +167,7 @@ def resume(
     timeout_sec: float | None,
     is_json: bool,
 ) -> int:
-    """Runs what is missing of a study."""
+    """Runs the missing trials of a study."""
     from harness.cli import commands
 
     return commands.resume(
@@ -224,7 +224,7 @@ def main(
         click.echo("interrupted", err=True)
         return exit_codes.INTERRUPTED
     except BrokenPipeError:
-        # The reader of stdout has seen enough, as in `... | head`. Python flushes
+        # The reader has closed stdout, as in `... | head`. Python flushes
         # stdout once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_codes.OK
@@ -238,20 +238,20 @@ def main(
 
 
 def _tell_fault(error: Exception) -> int:
-    """Prints the traceback of a fault of ours and returns its exit code."""
+    """Prints the traceback of an internal error and returns its exit code."""
     import traceback
 
     traceback.print_exception(error)
     click.echo(
-        "error: this is a fault of the harness, not of the request; what was measured "
-        "is kept, and the same command goes on from there",
+        "error: internal error; finished trials are kept, "
+        "run the same command to resume",
         err=True,
     )
     return exit_codes.INTERNAL_FAULT
 
 
 def _user_message(error: Exception) -> str | None:
-    """Returns the line for an error that the user can mend, or None for a fault."""
+    """Returns the message for an error that the user can fix; None for any other."""
     if isinstance(error, click.UsageError):
         verb = error.ctx.command_path if error.ctx else "python -m harness"
         return f"{error.format_message()} (see {verb} --help)"

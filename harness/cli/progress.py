@@ -1,4 +1,4 @@
-"""What is shown while a sweep runs: a live bar on a terminal, plain lines elsewhere.
+"""Progress of a running sweep: a live bar on a terminal, plain lines elsewhere.
 
 All of it goes to stderr; stdout is for data.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def describe_trial(trial: PlannedTrial) -> str:
-    """Returns one line that names a trial for people."""
+    """Returns one readable line that names a trial."""
     spec = trial.spec
     modes = "+".join(mode.value for mode in trial.modes)
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
@@ -41,7 +41,7 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
 
 
 class PlainProgress:
-    """One line per event, for logs and pipes."""
+    """Prints one line per event, for logs and pipes."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stderr if stream is None else stream
@@ -49,14 +49,14 @@ class PlainProgress:
         self._number = 0
 
     def begin(self, num_trials: int, num_finished: int) -> None:
-        """Says how many trials there are."""
+        """Prints the number of trials."""
         self._num_trials = num_trials
         self._number = num_finished
-        finished = f", {num_finished} finished before" if num_finished else ""
+        finished = f", {num_finished} already finished" if num_finished else ""
         self.note(f"{num_trials} trials{finished}")
 
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
-        """Names the trial and the time remaining."""
+        """Prints the trial and the time remaining."""
         self._number += 1
         left = "" if eta_sec is None else f" ({format_duration(eta_sec)} left)"
         self.note(f"[{self._number}/{self._num_trials}] {describe_trial(trial)}{left}")
@@ -64,7 +64,7 @@ class PlainProgress:
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
     ) -> None:
-        """Says how it ended."""
+        """Prints how it ended."""
         del trial
         self.note(
             f"[{self._number}/{self._num_trials}]   {describe_end(status, result)}"
@@ -80,7 +80,7 @@ class PlainProgress:
 
 
 class RichProgress:
-    """A bar with the time remaining, below the lines of the trials that ended."""
+    """Shows a bar with the time remaining, below one line per finished trial."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -103,7 +103,7 @@ class RichProgress:
             TextColumn("{task.description}", markup=False),
             console=self._console,
             transient=True,
-            # Four redraws per second would take time from the replicas' cores.
+            # The default, four redraws per second, takes time from the replicas' cores.
             refresh_per_second=1,
         )
         self._task = self._bar.add_task("", total=None, eta="")
@@ -114,7 +114,7 @@ class RichProgress:
         self._bar.start()
 
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
-        """Names the trial beside the bar."""
+        """Shows the trial beside the bar."""
         eta = "" if eta_sec is None else f"{format_duration(eta_sec)} left"
         self._bar.update(
             self._task, description=describe_trial(trial), eta=eta, refresh=True

@@ -1,4 +1,4 @@
-"""How far a study is, and what failed: also of one whose plan cannot be read."""
+"""The progress and failures of a study, even of one whose plan cannot be read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
-    """Prints how far a study is, and what failed.
+    """Prints the progress of a study and its failures.
 
     Raises:
       ResultsError: There is no such study, or a newer version wrote it.
@@ -33,7 +33,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
     try:
         plan = store.read_plan()
     except CorruptRecordError:
-        # Named below, as other records are; what ran is shown.
+        # Reported below with the other corrupt records; the trials found are shown.
         name, trials = store.root.name, _planned_from(found.values())
     else:
         name, trials = plan.study, plan.trials
@@ -76,7 +76,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 
 def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
-    """Returns what trials that were found would be in a plan; no mode is known."""
+    """Returns the trials that were found as planned ones; their modes are unknown."""
     return tuple(
         PlannedTrial.model_construct(
             trial_id=trial.trial_id, case_id="", modes=(), spec=trial.spec
@@ -86,7 +86,7 @@ def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:
 
 
 def name_problems(store: Store) -> int:
-    """Names what cannot be read, a line each, and returns the exit code."""
+    """Prints one line per unreadable record, and returns the exit code."""
     problems = store.corrupt()
     for problem in problems:
         click.echo(

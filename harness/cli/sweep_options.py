@@ -25,7 +25,7 @@ _MOST_CHARACTERS = 20
 
 
 class _FiniteRange(click.FloatRange):
-    """A range that holds no NaN, which is neither below nor above anything."""
+    """A range that excludes NaN, which passes every comparison with a bound."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
@@ -38,19 +38,19 @@ class _FiniteRange(click.FloatRange):
 
 
 SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
-"""A duration that can be waited for."""
+"""The allowed time limits of a trial."""
 
 runs_dir_option = click.option(
     "--runs-dir",
     type=click.Path(path_type=Path),
     default=defaults.RUNS_DIR,
     show_default=True,
-    help="Where studies are.",
+    help="Directory of the studies.",
 )
 data_dir_option = click.option(
     "--data-dir",
     type=click.Path(path_type=Path),
-    help="Where TFDS sets are.  [default: TFDS_DATA_DIR, or TFDS' own place]",
+    help="Directory of TFDS data sets.  [default: TFDS_DATA_DIR, or that of TFDS]",
 )
 json_option = click.option(
     "--json", "is_json", is_flag=True, help="Print data as JSON on stdout."
@@ -61,11 +61,11 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates a verb with the options of a sweep."""
     for option in reversed(
         (
-            click.option("--workload", required=True, help="What is measured."),
+            click.option("--workload", required=True, help="The workload to measure."),
             click.option(
                 "--backends",
                 metavar="NAMES",
-                help=f"Comma-separated.  [default: {','.join(defaults.BACKENDS)}]",
+                help=f"Comma-separated names.  [default: {','.join(defaults.BACKENDS)}]",
             ),
             click.option(
                 "--replicas",
@@ -100,18 +100,20 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--per-replica-batch-size",
                 type=click.IntRange(1, limits.MAX_BATCH_SIZE),
-                help="Constant in weak scaling.  [default: the preset's]",
+                help="Examples per replica and step; constant in weak scaling."
+                "  [default: the preset's]",
             ),
             click.option(
                 "--global-batch-size",
                 type=click.IntRange(1, limits.MAX_BATCH_SIZE),
-                help="Constant in strong scaling.  [default: the baseline's]",
+                help="Examples of all replicas per step; constant in strong scaling."
+                "  [default: the baseline's]",
             ),
             click.option(
                 "--num-warmup-steps",
                 type=click.IntRange(1, limits.MAX_STEPS),
-                help="Steps before timing counts, the first one included.  [default:"
-                " the preset's]",
+                help="Steps before the measured window, the first one included."
+                "  [default: the preset's]",
             ),
             click.option(
                 "--num-measured-steps",
@@ -123,7 +125,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 type=click.Choice(["cpu", "gpu"]),
                 default=defaults.DEVICE,
                 show_default=True,
-                help="Where replicas run.",
+                help="Devices of the replicas.",
             ),
             click.option(
                 "--evaluate/--no-evaluate",
@@ -135,7 +137,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--budget",
                 metavar="AMOUNT",
-                help="What each quality run trains for: 60s, 10min, 500steps,"
+                help="Training budget of each quality run: 60s, 10min, 500steps,"
                 " 20000examples, or none.  [default: the preset's, on the first"
                 " backend]",
             ),
@@ -143,8 +145,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--evaluations",
                 "num_evaluations",
                 type=click.IntRange(1, limits.MAX_EVALUATIONS),
-                help="How often a quality run measures quality.  [default: the"
-                " preset's]",
+                help="Number of evaluations in a quality run.  [default: the preset's]",
             ),
             click.option(
                 "--quality-repeats",
@@ -158,13 +159,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "options",
                 multiple=True,
                 metavar="KEY=VALUE",
-                help="The workload's own option; can be repeated.",
+                help="An option of the workload; can be repeated.",
             ),
             click.option(
                 "--seed",
                 type=click.IntRange(0, limits.MAX_SEED),
                 default=defaults.SEED,
                 show_default=True,
+                help="Seed of the sweep.",
             ),
             click.option(
                 "--timeout",
@@ -173,13 +175,13 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default=defaults.TIMEOUT_SEC,
                 show_default=True,
                 metavar="SECONDS",
-                help="Longest duration of one trial.",
+                help="Time limit of one trial.",
             ),
             click.option(
                 "--study",
                 metavar="NAME",
                 help="Directory below --runs-dir.  [default: derived from the sweep,"
-                " so that the same command resumes itself]",
+                " so that the same command resumes it]",
             ),
             runs_dir_option,
             json_option,
@@ -193,7 +195,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
     """Returns the request that the options of ``request_options`` describe.
 
     Raises:
-      ParseError: One of them does not parse.
+      ParseError: An option cannot be parsed.
     """
     from harness.planning.request import SweepRequest
 
@@ -243,15 +245,15 @@ def _parse_value(key: str, text: str) -> OptionValue:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:
-        # Twenty characters hold every number of 64 bits; more digits are for floats.
+        # Twenty characters suffice for any 64-bit integer; longer ones are floats.
         is_whole = re.fullmatch(r"[+-]?\d+", text) is not None
         value = int(text) if is_whole and len(text) <= _MOST_CHARACTERS else float(text)
     except ValueError:
         return text
     if not abs(value) <= (limits.MAX_SEED if is_whole else limits.MAX_REAL):
         raise ParseError(
-            f"--option: {key}={text!r} is out of bounds; allowed are whole numbers up"
-            f" to {limits.MAX_SEED} and others up to {limits.MAX_REAL:g}, and their"
+            f"--option: {key}={text!r} is out of bounds; allowed are integers up"
+            f" to {limits.MAX_SEED} and floats up to {limits.MAX_REAL:g}, and their"
             " negatives"
         )
     return value

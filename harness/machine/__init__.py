@@ -1,1 +1,1 @@
-"""Facts about this machine and how quiet it is."""
+"""Facts about this machine and its load."""

@@ -1,8 +1,8 @@
-"""A fixed computation before and after each trial: is the machine still as fast?
+"""Times a fixed computation before and after each trial, to check the machine's speed.
 
 Single-threaded float arithmetic on one core of the trial's cpuset, without TensorFlow
-and without BLAS threads. If it takes longer, the machine was disturbed or throttled,
-not the trial slow.
+and without BLAS threads. If it takes longer, the machine was disturbed or throttled;
+the trial is not to blame.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run_canary(core: int | None = None) -> float:
 
     before = os.sched_getaffinity(0)
     if core is not None:
-        # A core that was taken away since planning: run unpinned rather than not.
+        # The core was taken away since planning: run unpinned rather than fail.
         with contextlib.suppress(OSError):
             os.sched_setaffinity(0, {core})
     try:
@@ -34,7 +34,7 @@ def run_canary(core: int | None = None) -> float:
         np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
         start = time.perf_counter()
         for _ in range(_NUM_PRODUCTS):
-            # optimize=False keeps numpy's own loop: no BLAS, no threads.
+            # optimize=False makes numpy use its own loop: no BLAS, no threads.
             np.einsum("ij,jk->ik", matrix, matrix, optimize=False)
         return time.perf_counter() - start
     finally:

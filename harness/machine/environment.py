@@ -1,4 +1,4 @@
-"""The environment record: facts about machine and software, and no host name."""
+"""The environment record: facts about machine and software, without the host name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read_environment(
       placement: Where the trial runs.
       variables: The environment variables of the trial's processes.
       gpus: Product names of the GPUs it uses.
-      root: The file system root; tests pass a faked one.
+      root: The file system root; tests pass a fake one.
     """
     import psutil
 
@@ -87,7 +87,7 @@ def read_environment(
         python_version=platform.python_version(),
         packages=packages,
         environment_variables={
-            # Values may be any bytes; a record holds text.
+            # A value can have arbitrary bytes; a record stores valid text only.
             printable(name): storable(value, MAX_TEXT)
             for name, value in sorted(variables.items())
             if name.startswith(RECORDED_PREFIXES)
@@ -111,7 +111,7 @@ def read_cpu_model(root: Path = Path("/")) -> str:
 
 
 def read_packages() -> dict[str, str]:
-    """Returns the versions of the packages that matter to a number."""
+    """Returns the versions of the packages that can affect a measurement."""
     versions = {name: _version(name) for name in _PACKAGES}
     return {name: text for name, text in versions.items() if text is not None}
 

@@ -1,8 +1,8 @@
-"""How much of the machine other processes used while a trial ran.
+"""CPU time that other processes used while a trial ran.
 
-A benchmark on a busy machine measures the neighbours too. The share of CPU time that
-neither the trial nor the harness used is recorded with every trial, and so is the time
-that a hypervisor gave to other guests (steal), so that a report can say it.
+A benchmark on a busy machine also measures the other processes. The share of CPU time
+that neither the trial nor the harness used is recorded with every trial, and so is the
+time that a hypervisor gave to other guests (steal), so that the report can show both.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def between(start: CpuClock, end: CpuClock, num_cpus: int) -> Load:
     available_sec = max((end.wall_sec - start.wall_sec) * num_cpus, 1e-9)
     busy_sec = end.busy_sec - start.busy_sec
     own_sec = end.own_sec - start.own_sec
-    # The kernel counts in ticks, so a quiet machine can come out a little below zero.
+    # The kernel counts in ticks, so the result on a quiet machine can be slightly < 0.
     foreign_sec = max(busy_sec - own_sec, 0.0)
     return Load(
         foreign_fraction=min(foreign_sec / available_sec, 1.0),

@@ -28,7 +28,7 @@ def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]
     """Returns the ids of the GPUs this process may use, for CUDA_VISIBLE_DEVICES.
 
     A CUDA_VISIBLE_DEVICES that is already set is respected: as in CUDA, an id that
-    does not exist hides itself and all after it. Without driver there are none.
+    does not exist hides itself and all ids after it. Without a driver, none are found.
     """
     num_gpus = len(gpu_names())
     limit = environment.get("CUDA_VISIBLE_DEVICES")

@@ -1,4 +1,4 @@
-"""The time of day, as records have it."""
+"""The time of day, in the format of the records."""
 
 from __future__ import annotations
 

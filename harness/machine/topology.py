@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LogicalCpu:
-    """One logical CPU and where it sits.
+    """One logical CPU and its location.
 
     Attributes:
       cpu: Its number, as in ``sched_setaffinity``.
@@ -56,7 +56,7 @@ def read_topology(
     """Reads the topology of this machine, as this process may use it.
 
     Args:
-      root: The file system root; tests pass a faked one.
+      root: The file system root; tests pass a fake one.
       affinity: The allowed CPUs; by default those of this process.
     """
     if affinity is None:
@@ -94,9 +94,9 @@ def _read_int(path: Path) -> int | None:
 def read_quota_cores(root: Path = Path("/")) -> float | None:
     """Returns the smallest CPU quota over this process's cgroups, or None.
 
-    Every ancestor is read, as the tightest limit rules: version 2 ``cpu.max``, and
+    Every ancestor is read, as the tightest limit applies: version 2 ``cpu.max``, and
     version 1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``. Inside a container the
-    own cgroup is often mounted at the top, so the mount point itself is read too.
+    process's cgroup is often mounted at the top, so the mount point is read too.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()

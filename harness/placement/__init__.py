@@ -1,1 +1,1 @@
-"""Which processes a trial has, and which cores and devices these get."""
+"""The processes of a trial, and their cores and devices."""

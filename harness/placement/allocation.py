@@ -1,8 +1,8 @@
-"""Which cores, threads and devices the replicas of a trial get.
+"""Allocates cores, threads and devices to the replicas of a trial.
 
 One core is one logical CPU of the affinity mask, limited by the cgroup quota. The
 number of cores per replica is constant over a sweep, so that a ratio between two
-replica counts compares equal replicas.
+replica counts compares replicas with equal resources.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _CLUSTER_INTER_OP_THREADS = 2
 
 
 def cores_per_replica(num_available_cores: int, replicas: Iterable[int]) -> int:
-    """Returns the cores that every replica of a sweep gets.
+    """Returns the number of cores for each replica of a sweep.
 
     ``max(1, available // largest N that fits)``: the largest case that is not
-    oversubscribed fills the machine. If no N fits, each replica counts one core.
+    oversubscribed fills the machine. If no N fits, each replica gets one core.
     """
     fitting = [n for n in replicas if n <= num_available_cores]
     return max(1, num_available_cores // max(fitting, default=num_available_cores))
@@ -46,13 +46,13 @@ def place(
     - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
       when there are fewer (then it is oversubscribed). One process gets them all.
     - Of a cluster, each process that runs a replica gets ``cores_per_replica`` of them
-      for itself. Coordinators and parameter servers mostly wait and move data: they
-      may use all cores of the trial, and add none.
+      for itself. Coordinators and parameter servers mostly wait and transfer data:
+      they may use all cores of the trial, and no cores are added for them.
     - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
       take a core of another replica.
     - Inter-op threads of one process: one per replica, at most one per core of the
-      cpuset; replicas are what runs side by side. Of a process of a cluster: two, so
-      that it communicates while it computes.
+      cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
+      communicates while it computes.
     - Replicas on the cores of one machine share memory bandwidth and caches:
       ``shared``.
     """
@@ -82,7 +82,7 @@ def place(
 
 
 def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:
-    """The cores of one worker; with too few, workers take turns around the cores."""
+    """The cores of one worker; with too few, they are assigned round-robin."""
     first = index * cores_per_replica
     num_cores = min(cores_per_replica, len(chosen))
     places = {(first + i) % len(chosen) for i in range(num_cores)}
@@ -92,7 +92,7 @@ def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[in
 def _ordered(topology: CpuTopology, cores_per_replica: int) -> list[LogicalCpu]:
     """Returns the CPUs in the order in which replicas take them.
 
-    While physical cores suffice, each slot is a physical core of its own. Otherwise a
+    While there are enough physical cores, each slot is one of them. Otherwise a
     replica of two or more cores gets both threads of a core (siblings together), so
     that replicas never share one; a replica of one core takes whole physical cores
     first and second threads last.

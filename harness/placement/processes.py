@@ -1,7 +1,7 @@
-"""Which processes a trial has: one, or a cluster of them on this machine.
+"""The processes of a trial: one, or a cluster on this machine.
 
-The catalogue says how a backend's replicas are spread over processes; this says which
-processes there are for a number of replicas, and which of them are measured. A measured
+The catalogue says how a backend's replicas are spread over processes; this module lists
+the processes for a number of replicas, and which of them are measured. A measured
 process is a *rank* and writes a rank file; the others serve and write nothing.
 """
 
@@ -36,7 +36,7 @@ class Processes:
 
     @property
     def is_cluster(self) -> bool:
-        """Whether processes talk to each other."""
+        """Whether processes communicate with each other."""
         return bool(self.members)
 
     def count(self, kind: str) -> int:
@@ -44,7 +44,7 @@ class Processes:
         return sum(member_kind == kind for member_kind, _ in self.members)
 
     def runs_replicas(self, member: Member) -> bool:
-        """Whether a member computes, rather than coordinates or keeps variables."""
+        """Whether a member computes, rather than coordinates or stores variables."""
         return member[0] == "worker"
 
     def rank(self, member: Member) -> int | None:
@@ -54,7 +54,7 @@ class Processes:
 
 
 def processes_of(backend: BackendInfo, num_replicas: int) -> Processes:
-    """Returns the processes of a trial: a worker per replica, and what they need."""
+    """Returns the processes of a trial: one worker per replica, and any servers."""
     workers = tuple(("worker", index) for index in range(num_replicas))
     kinds: Mapping[str, Processes] = {
         catalog.ONE_PROCESS: Processes(members=(), num_ranks=1),

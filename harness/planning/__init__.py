@@ -1,1 +1,1 @@
-"""From a request to trials and a study directory."""
+"""Plans the trials of a request and the study directory."""

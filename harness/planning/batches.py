@@ -1,4 +1,4 @@
-"""How a global batch is divided over replicas: exactly, or not at all."""
+"""Splits a global batch evenly over replicas, or raises an error."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
     """Returns the examples per replica and step.
 
     Raises:
-      PlanError: It does not divide; the message has both numbers and the nearest
-        values that work.
+      PlanError: The batch is not divisible; the message has both numbers and the
+        nearest values that are.
     """
     per_replica, rest = divmod(global_batch_size, num_replicas)
     if rest == 0:
@@ -21,14 +21,14 @@ def divide(global_batch_size: int, num_replicas: int) -> int:
     sizes = f"{below} or {above}" if below else f"{above}"
     counts = _nearest_divisors(global_batch_size, num_replicas)
     raise PlanError(
-        f"strong scaling: global batch {global_batch_size} does not divide over"
-        f" {num_replicas} replicas (rest {rest}); nearest that work:"
+        f"strong scaling: global batch {global_batch_size} is not divisible by"
+        f" {num_replicas} replicas (remainder {rest}); use"
         f" --global-batch-size {sizes}, or {counts} replicas"
     )
 
 
 def _nearest_divisors(global_batch_size: int, num_replicas: int) -> str:
-    # Counts that can be asked for, from the nearest on: whatever the global batch is.
+    # Allowed counts, nearest first, whatever the global batch is.
     below = range(min(num_replicas - 1, global_batch_size), 0, -1)
     above = range(num_replicas + 1, min(global_batch_size, MAX_REPLICAS) + 1)
     nearest = [

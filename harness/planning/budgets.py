@@ -1,4 +1,4 @@
-"""Budgets of quality runs as they are typed: ``60s``, ``10min``, ``500steps``."""
+"""Parses the budgets of quality runs: ``60s``, ``10min``, ``500steps``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def parse_budget(text: str, *, num_evaluations: int) -> Budget | None:
     """Returns the budget that ``text`` names, or None for ``none``.
 
     Raises:
-      ParseError: ``text`` is neither, or nothing could be done with it.
+      ParseError: ``text`` is neither, or the budget is zero or too large.
     """
     if text.strip() == NONE:
         return None

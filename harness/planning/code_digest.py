@@ -1,19 +1,19 @@
-"""Which code can change a trial's numbers, as a digest: other code has other trials.
+"""The digest of the code that can change a trial's numbers; part of the trial's id.
 
 The rule, for a trial of one workload on one backend:
 
 - ``harness/run/trial_runner.py``, which runs one trial, and every module of ours that
   it reaches: by an import anywhere in a file (those under ``TYPE_CHECKING`` aside), or
-  by the name of a module as a text, which is how processes are started
+  by the name of a module as a string, which is how processes are started
   (``python -m``) and how the catalogues name workloads and backends. Of the
-  catalogues' entries, those of this workload and of this backend count; others are
-  neither read nor followed.
-- All of ``replicator/``, but of ``replicator/backends/`` only what is reached.
+  catalogues' entries, only those of this workload and of this backend are read and
+  followed.
+- All of ``replicator/``, except that of ``replicator/backends/`` only what is reached.
 
-So what plans, lists, stores or shows does not count, nor do other workloads and
-backends. ``results/`` does not either: records have a schema version of their own.
-Comments, docstrings and formatting change nothing. The versions of the numeric packages
-and Python's minor version do count. Nothing is imported to find this out.
+So code that plans, lists, stores or shows is excluded, and so are other workloads and
+backends, and ``results/``: records have their own schema version. Comments,
+docstrings and formatting are ignored. The versions of the numeric packages and
+Python's minor version are included. No module is imported to compute the digest.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ class Sources:
         return found
 
     def code(self, module: str) -> Code:
-        """Returns what a module does and refers to.
+        """Returns the behavior and the references of a module.
 
         Raises:
-          PlanError: The file cannot be read, or is no Python.
+          PlanError: The file cannot be read, or is not Python.
         """
         path = self.paths[module]
         is_package = path.name == "__init__.py"
@@ -88,7 +88,7 @@ class Sources:
         except (OSError, SyntaxError, ValueError) as error:
             raise PlanError(
                 f"cannot read {str(path)!r}, which is part of the code that would be"
-                f" measured: {error}; mend the file, then repeat the command"
+                f" measured: {error}; fix the file, then repeat the command"
             ) from error
 
 
@@ -127,7 +127,7 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
 
 
 def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, str]:
-    """Returns the fingerprints of what counts: modules, and entries of catalogues.
+    """Returns the fingerprints of the modules and catalogue entries in the digest.
 
     Raises:
       PlanError: A source file cannot be read, or a name is unknown.

@@ -1,4 +1,4 @@
-"""How long a plan will take, from earlier trials, or from a stated assumption."""
+"""Estimates how long a plan takes, from earlier trials or a stated assumption."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from results.records import PlannedTrial
 
 ASSUMED_TRIAL_SEC = 30.0
-"""Assumed where no earlier trial is at hand: a laptop preset on two cores."""
+"""Assumed where there is no earlier trial: that of a laptop preset on two cores."""
 
 _MAX_EARLIER_TRIALS = 2_000
 
@@ -26,10 +26,10 @@ _Key = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """An estimated duration and what it rests on.
+    """An estimated duration and its basis.
 
     Attributes:
-      total_sec: For all the trials asked about.
+      total_sec: Duration of all the given trials.
       basis: One line for the user.
     """
 
@@ -38,14 +38,14 @@ class Estimate:
 
 
 class Durations:
-    """Durations of finished trials, and guesses for others from them."""
+    """Durations of finished trials, and estimates for others from them."""
 
     def __init__(self) -> None:
         self._by_key: dict[_Key, list[float]] = {}
         self.num_trials = 0
 
     def add(self, spec: TrialSpec, duration_sec: float) -> None:
-        """Takes note of one finished trial."""
+        """Adds one finished trial."""
         self.num_trials += 1
         for key in _keys(spec):
             self._by_key.setdefault(key, []).append(duration_sec)
@@ -58,7 +58,7 @@ class Durations:
         return None
 
     def remaining_sec(self, specs: Iterable[TrialSpec]) -> float | None:
-        """Returns the time the trials will take, or None without any basis."""
+        """Returns the estimated duration of the trials, or None without any basis."""
         total = 0.0
         for spec in specs:
             guess = self.guess(spec)
@@ -69,7 +69,7 @@ class Durations:
 
 
 def _keys(spec: TrialSpec) -> list[_Key]:
-    """Returns what a trial is similar by, closest first."""
+    """Returns the keys by which trials are similar, most specific first."""
     fields = spec.model_dump(mode="json")
 
     def get(name: str) -> str:
@@ -87,7 +87,7 @@ def _keys(spec: TrialSpec) -> list[_Key]:
 
 
 def read_durations(runs_dir: Path) -> Durations:
-    """Reads the durations of ok trials of all studies; unreadable ones are no basis."""
+    """Reads the durations of ok trials of all studies; skips unreadable studies."""
     durations = Durations()
     paths = sorted(runs_dir.glob("*/trials/*/status.json"))
     for path in paths[-_MAX_EARLIER_TRIALS:]:
@@ -102,7 +102,7 @@ def _add_file(durations: Durations, path: Path) -> None:
             return
         spec = record_file.read(path.with_name("spec.json"), "spec", TrialSpec)
     except ResultsError:
-        # Only an estimate: whoever reads the study says what is wrong with it.
+        # This is only an estimate; the error is reported when the study is read.
         return
     if spec is not None:
         durations.add(spec, status.duration_sec)
@@ -133,7 +133,7 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
 
 
 def _budget_sec(spec: TrialSpec) -> float:
-    """Time of a quality run beyond that of a trial, as far as its budget tells."""
+    """Time of a quality run beyond that of a trial, where its budget is in seconds."""
     budget = spec.budget
     if budget is None or budget.unit is not BudgetUnit.SECONDS:
         return 0.0

@@ -3,14 +3,14 @@
 Definitions:
 
 - Weak scaling keeps ``per_replica_batch_size``; strong scaling keeps
-  ``global_batch_size``, which must divide exactly by every replica count.
+  ``global_batch_size``, which must be divisible by every replica count.
 - The baseline is the smallest replica count. Where both modes have the same batch
   there, it is one case that serves both.
 - All cases of one repetition have the same seed, so that they can be paired.
-- Quality runs come last: cases with a budget, in strong scaling where it was asked for,
+- Quality runs come last: cases with a budget, in strong scaling where it was requested,
   so that all of them do the same updates.
 - Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
-  so that a linear drift of the machine hits every case alike.
+  so that a linear drift of the machine affects every case equally.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
 
 MAX_DEFAULT_REPLICAS: Final = 8
-"""Default replica counts end here, to keep the default sweep short."""
+"""The largest default replica count, to keep the default sweep short."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """What a plan depends on.
+    """The resources that a plan depends on.
 
     Attributes:
       num_available_cores: Logical CPUs that can be busy at once.
@@ -64,7 +64,7 @@ class PlannedSweep:
     Attributes:
       trials: Distinct trials, in execution order.
       baseline_num_replicas: The smallest replica count.
-      notes: What was decided for the user, one line each.
+      notes: Defaults that were chosen for the user, one line each.
       preset: The preset's name.
     """
 
@@ -91,7 +91,7 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
 
     Raises:
       PlanError: A name is unknown, settings contradict each other or the machine, or
-        there are too many trials; these are counted before they are made.
+        there are too many trials; they are counted before they are created.
     """
     with refusing_bounds():
         return _plan_sweep(request, machine)
@@ -99,7 +99,7 @@ def plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
 
 @contextlib.contextmanager
 def refusing_bounds() -> Iterator[None]:
-    """Says of what a record cannot hold that it was asked for.
+    """Builds a record, and reports a value that it cannot store.
 
     Raises:
       PlanError: Names the field, why its value is wrong, and the value.
@@ -176,7 +176,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
 
 
 def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """The case of each backend with the most replicas."""
+    """Returns the case of each backend with the most replicas."""
     by_size = sorted(cases, key=lambda case: case.num_replicas)
     return list({case.backend: case for case in by_size}.values())
 
@@ -190,7 +190,7 @@ def _num_workers(case: PlannedCase) -> int:
 def _trials(
     cases: Sequence[PlannedCase], repeats: int, seed: int, common: dict[str, Any]
 ) -> list[PlannedTrial]:
-    """Makes the trials of all repetitions, ABBA."""
+    """Creates the trials of all repetitions, in ABBA order."""
     trials = []
     for repetition in range(repeats):
         repetition_seed = trial_seed(seed, repetition)
@@ -225,18 +225,18 @@ def _default_preset(info: catalog.WorkloadInfo, device: str) -> str:
 def _check_data_dir(data_dir: Path | None) -> None:
     if data_dir is not None and not data_dir.is_dir():
         raise PlanError(
-            f"--data-dir {str(data_dir)!r} is not a directory; give the one that"
-            " 'tfds build --data_dir' prepared sets in"
+            f"--data-dir {str(data_dir)!r} is not a directory; give the one in which"
+            " 'tfds build --data_dir' prepared data sets"
         )
 
 
 def _check_counts(request: SweepRequest) -> None:
     if not request.backends:
         raise PlanError(
-            f"no backend was asked for; known are {', '.join(catalog.BACKENDS)}"
+            f"no backend was requested; known are {', '.join(catalog.BACKENDS)}"
         )
     if not request.modes:
-        raise PlanError("no scaling mode was asked for; allowed are weak, strong")
+        raise PlanError("no scaling mode was requested; allowed are weak, strong")
     if request.global_batch_size is not None and (
         ScalingMode.STRONG not in request.modes
     ):
@@ -261,7 +261,7 @@ def _replicas(
     if replicas is not None:
         if is_gpu and replicas[-1] > num_devices:
             raise PlanError(
-                f"--replicas asks for {replicas[-1]} GPUs, but this machine shows"
+                f"--replicas needs {replicas[-1]} GPUs, but this machine shows"
                 f" {num_devices}; use at most --replicas {num_devices}"
             )
         return replicas, []

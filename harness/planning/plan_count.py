@@ -1,4 +1,4 @@
-"""How many trials a sweep has, before any is made: a plan has no end by itself."""
+"""Counts the trials of a sweep before it is planned, and limits their number."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def num_cases(
     sizes: dict[ScalingMode, int],
     modes: Sequence[ScalingMode],
 ) -> int:
-    """Counts the cases before they are made: two modes of one batch are one case."""
+    """Counts the cases before they are created; two modes of one batch are one case."""
 
     def count(num_replicas: int) -> int:
         weak = sizes[ScalingMode.WEAK] * num_replicas
@@ -36,10 +36,10 @@ def num_cases(
 
 
 def check(num_trials: int) -> None:
-    """Refuses a sweep of too many trials.
+    """Checks that a sweep has not too many trials.
 
     Raises:
-      PlanError: Names how many there are, and how many there may be.
+      PlanError: There are more than allowed; the message has both numbers.
     """
     if num_trials > MAX_TRIALS:
         raise PlanError(

@@ -1,4 +1,4 @@
-"""Which cases of a sweep train to a budget, and what they may use."""
+"""Selects the cases of a sweep that train to a budget, and sets the budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from harness.planning.request import SweepRequest
     from results.records import Budget
 
-# Evaluations, start-up and a slow machine, beside a budget in seconds.
+# Allowance for evaluations, start-up and a slow machine, on top of the budget.
 _OVERHEAD_FACTOR = 1.5
 _OVERHEAD_SEC = 120.0
 
@@ -36,9 +36,9 @@ class QualityRuns:
     """The quality runs of a sweep.
 
     Attributes:
-      budget: What each may use.
+      budget: The budget of each.
       cases: Those that train.
-      note: What was decided for the user, one line.
+      note: What was chosen for the user, one line.
     """
 
     budget: Budget
@@ -53,13 +53,13 @@ def choose(
     *,
     is_data_real: bool,
 ) -> QualityRuns | None:
-    """Returns the quality runs that were asked for, or the preset's, or None.
+    """Returns the requested quality runs, or the preset's, or None.
 
-    A budget that was asked for is given to every backend, the preset's to the first.
+    A requested budget applies to every backend, the preset's to the first.
 
     Raises:
-      ParseError: The budget is none.
-      PlanError: There is nothing to learn, or a trial would end before its budget.
+      ParseError: The budget cannot be parsed.
+      PlanError: The data has nothing to learn, or the trial could time out first.
     """
     is_asked_for = request.budget is not None
     text = preset.budget if request.budget is None else request.budget

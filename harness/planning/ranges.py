@@ -9,11 +9,11 @@ from results.limits import MAX_REPLICAS
 
 _RANGE = re.compile(r"(?P<first>\d+)\.\.(?P<last>\d+)(?:x(?P<factor>\d+))?")
 _ALLOWED = (
-    "allowed are positive whole numbers (4), lists (1,2,4), ranges (1..8) and"
+    "allowed are positive integers (4), lists (1,2,4), ranges (1..8) and"
     " geometric ranges (1..16x2)"
 )
 MAX_COUNT = MAX_REPLICAS
-"""Larger counts are typing errors, and would make an endless list of a range."""
+"""Larger counts are typing errors, and a range to them would be very long."""
 _MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
@@ -62,7 +62,7 @@ def _parse_part(part: str, *, text: str, what: str) -> list[int]:
 
 def _parse_count(part: str, *, in_text: str, what: str) -> int:
     if re.fullmatch(r"[+-]?\d+", part) is None:
-        raise ParseError(f"{what}: {part!r}{in_text} is not a whole number; {_ALLOWED}")
+        raise ParseError(f"{what}: {part!r}{in_text} is not an integer; {_ALLOWED}")
     count = _read(part)
     if count < 1:
         raise ParseError(f"{what}: {part!r}{in_text} is not positive; {_ALLOWED}")
@@ -74,7 +74,7 @@ def _parse_count(part: str, *, in_text: str, what: str) -> int:
 
 
 def _read(digits: str) -> int:
-    """The number, or of thousands of digits one that is as much too large."""
+    """Returns the number; one with too many digits is replaced by one too large."""
     number = int(digits.lstrip("+-0")[: _MOST_DIGITS + 1] or "0")
     return -number if digits.startswith("-") else number
 

@@ -1,4 +1,4 @@
-"""What a user asks for: the arguments of a sweep, before planning."""
+"""The arguments of a sweep, before planning."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SweepRequest:
-    """One sweep, as asked for; None means that the default is derived.
+    """One requested sweep; None means that the default is derived.
 
     Attributes:
       workload: Name in the catalogue.
       backends: Names in the catalogue.
       replicas: Replica counts, ascending; by default powers of two up to the cores
-        (or GPUs), at most 8, as far as they divide the global batch.
+        (or GPUs), at most 8, those by which the global batch is divisible.
       modes: Scaling modes.
       repeats: Repetitions of each case.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
-      data_dir: Where TFDS sets are; by default where TFDS looks.
+      data_dir: Directory of TFDS data sets; by default that of TFDS.
       per_replica_batch_size: Weak scaling's constant; by default the preset's.
       global_batch_size: Strong scaling's constant; by default
         ``per_replica_batch_size`` times the baseline's replicas.
       num_warmup_steps: By default the preset's.
       num_measured_steps: By default the preset's.
-      device: Where replicas run.
-      budget: What each quality run may use, such as ``60s``, or ``none``; by default
+      device: Kind of device of the replicas.
+      budget: The budget of each quality run, such as ``60s``, or ``none``; by default
         the preset's, on the first backend only.
       num_evaluations: Of a quality run; by default the preset's.
       quality_repeats: Quality runs of each case.
@@ -41,7 +41,7 @@ class SweepRequest:
         ``synthetic``, which has none.
       options: The workload's own options.
       seed: Seed of the sweep.
-      timeout_sec: Longest duration of one trial.
+      timeout_sec: Time limit of one trial.
     """
 
     workload: str

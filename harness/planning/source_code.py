@@ -1,6 +1,6 @@
-"""What a source file does and refers to, apart from how it is written.
+"""Extracts what a source file does and refers to, ignoring how it is written.
 
-Comments, docstrings, formatting, and what is for type checkers only are left out.
+Comments, docstrings, formatting and code for type checkers only are ignored.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 ENTRY_CLASSES: Final = ("BackendInfo", "WorkloadInfo")
-"""A call of one of these with a ``name`` is an entry of a catalogue."""
+"""A call of one of these classes with a ``name`` is a catalogue entry."""
 
-# Whether a name is read, written or deleted follows from where it stands.
+# Whether a name is read, written or deleted follows from its position.
 _CONTEXTS = (ast.Load, ast.Store, ast.Del)
 _TARGET = re.compile(r"([a-z_]\w*(?:\.\w+)+)(?::\w+)?")
 
@@ -30,10 +30,10 @@ class Code:
     """What one file, or one entry of a catalogue, does and refers to.
 
     Attributes:
-      fingerprint: Equal for files that differ in how they are written only.
-      references: Dotted names that it imports anywhere, and those that stand in it as
-        a text, such as ``package.module:Class`` or what ``python -m`` is given.
-      entries: Entries of a catalogue, by class and name; no part of the others.
+      fingerprint: Equal for files that differ only in how they are written.
+      references: Dotted names that it imports anywhere, and those that it contains as
+        a string, such as ``package.module:Class`` or what ``python -m`` is given.
+      entries: Entries of a catalogue, by class and name; not part of the rest.
     """
 
     fingerprint: str
@@ -50,7 +50,7 @@ def read(text: str, package: str) -> Code:
       package: The package that relative imports in it start from.
 
     Raises:
-      SyntaxError: It is no Python.
+      SyntaxError: It is not Python.
     """
     with _no_garbage_collection():
         return _read(ast.parse(text), package)
@@ -58,7 +58,7 @@ def read(text: str, package: str) -> Code:
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """A tree of many small objects is made several times faster without."""
+    """Disables the garbage collector, which makes parsing several times faster."""
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,7 +82,7 @@ def _read(tree: ast.AST, package: str) -> Code:
 class _Reader:
     """Walks a syntax tree once.
 
-    ``ast.dump`` of a cleaned copy would say the same, and takes longer.
+    ``ast.dump`` of a cleaned copy would give the same result more slowly.
     """
 
     def __init__(self, package: str) -> None:

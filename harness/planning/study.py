@@ -1,4 +1,4 @@
-"""From a planned sweep to a study directory: new, resumed or extended, or refused."""
+"""Matches a planned sweep with a study directory: new, resumed, extended or refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
-# What may differ between the trials of one study; everything else is a setting. The
-# code has a check of its own, since it depends on the backend.
+# Fields that may differ between the trials of one study; all others are settings. The
+# code is checked separately, since it depends on the backend.
 _VARYING = {
     "backend",
     "budget",
@@ -39,16 +39,16 @@ _VARYING = {
 
 
 def default_name(sweep: PlannedSweep) -> str:
-    """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes itself."""
+    """Returns ``<workload>-<preset>-<8 hex>``: the same sweep resumes its study."""
     workload = sweep.trials[0].spec.workload
     return f"{workload}-{sweep.preset}-{sweep.digest[:8]}"
 
 
 def check_name(name: str) -> str:
-    """Returns ``name`` if it can be a study's.
+    """Returns ``name`` if it is a valid study name.
 
     Raises:
-      StudyError: It is empty or would leave the runs directory.
+      StudyError: It is empty or would be outside the runs directory.
     """
     if _NAME.fullmatch(name) is None:
         raise StudyError(
@@ -80,7 +80,7 @@ def make_plan(
     """Returns the plan record of a new study.
 
     Raises:
-      PlanError: A text or number is more than a record holds.
+      PlanError: A string or number exceeds the limits of a record.
     """
     with refusing_bounds():
         return Plan(
@@ -99,10 +99,10 @@ def make_plan(
 
 
 def read_existing_plan(root: Path) -> Plan | None:
-    """Returns the plan that stands in ``root``, or None if there is no study yet.
+    """Returns the plan in ``root``, or None if there is no study yet.
 
     Raises:
-      StudyError: ``root`` is in the way: a file, or a directory of something else.
+      StudyError: ``root`` is a file, or a directory that is not a study.
       ResultsError: The plan is corrupt or written by a newer version.
     """
     if not root.exists() and not root.is_symlink():
@@ -125,13 +125,13 @@ def read_existing_plan(root: Path) -> Plan | None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Reconciled:
-    """A plan to store and the trials of it that were asked for now.
+    """A plan to store, and those of its trials that were requested now.
 
     Attributes:
       plan: The plan of the study, after extension.
       asked: The trials of the request.
       is_changed: Whether ``plan`` must be written.
-      note: What was decided, one line, or None for a new study.
+      note: Whether the study is resumed or extended; None for a new study.
     """
 
     plan: Plan
@@ -144,8 +144,8 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
     """Resumes or extends an existing plan with a new one.
 
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
-    extend, if all settings are the same and the code of every trial that the plan has
-    is too: new trials are compared with those.
+    extend, if all settings and the code of every trial in the plan are the same: new
+    trials are compared with the existing ones.
 
     Raises:
       MatchStudyError: A setting or the code differs; the message names it and both
@@ -187,7 +187,7 @@ def _check_same_settings(existing: Plan, new: Plan) -> None:
     old_settings, new_settings = _settings(existing), _settings(new)
     for name, old_value in old_settings.items():
         if name not in new_settings:
-            # A mode that only one of the plans has: it is added, not changed.
+            # Only one of the plans has this mode: it is added, not changed.
             continue
         new_value = new_settings[name]
         if old_value != new_value:
@@ -233,7 +233,7 @@ def check_code(plan: Plan) -> None:
     """Checks that the code that would run is the code of the plan.
 
     Raises:
-      MatchStudyError: It is not; results of both must not mix.
+      MatchStudyError: It is not; results of different code must not be mixed.
     """
     made_with = {
         (trial.spec.workload, trial.spec.backend, trial.spec.code_digest)
@@ -245,17 +245,17 @@ def check_code(plan: Plan) -> None:
             raise MatchStudyError(
                 f"study {plan.study!r} was made with code_digest {planned!r} of backend"
                 f" {backend!r}, the code is now {now!r}: results of different code must"
-                " not mix; go back to that code, or start a new study"
+                " not be mixed; go back to that code, or start a new study"
             )
 
 
 def check_trials(plan: Plan) -> None:
-    """Checks that this program can start every trial of a plan that it reads.
+    """Checks that every trial of a stored plan can be started.
 
     Raises:
-      StudyError: There is none.
-      PlanError: A trial has a workload or backend that is unknown here, or more
-        replicas than its backend runs.
+      StudyError: The plan has no trials.
+      PlanError: A trial has an unknown workload or backend, or more replicas than its
+        backend runs.
     """
     if not plan.trials:
         raise StudyError(

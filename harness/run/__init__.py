@@ -1,1 +1,1 @@
-"""Runs trials one after the other, from outside."""
+"""Runs trials one after the other, from the parent process."""

@@ -1,4 +1,4 @@
-"""From rank files and an exit code to a trial's status and result."""
+"""Derives a trial's status and result from its rank files and exit code."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _STDERR_TAIL_BYTES = 8_000
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """What the observations of a trial amount to.
+    """The status and result of a trial.
 
     Attributes:
       status: How it ended.
       failure: Why it is not ok, or None.
-      result: The observations, if the trial came to its end.
+      result: The observations, if the trial completed.
     """
 
     status: TrialStatus
@@ -57,9 +57,9 @@ def conclude(
     *,
     num_ranks: int = 1,
 ) -> Conclusion:
-    """Reads the rank files of a trial that is over and judges it.
+    """Reads the rank files of a finished trial and determines its status.
 
-    Never raises for what a trial did: whatever is wrong is the failure's reason.
+    Never raises for what a trial did: any problem becomes the failure's reason.
     """
     try:
         logs = [read_rank(trial_dir, rank) for rank in range(num_ranks)]
@@ -79,7 +79,7 @@ def conclude(
 def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
     """The recorded failure that explains the others, or None where none does.
 
-    When a rank is killed, the others record that they lost it: its death is the cause.
+    When a rank is killed, the others record that they lost it; the kill is the cause.
     """
     failed = [log for log in logs if log.failure is not None]
     causes = [
@@ -98,7 +98,7 @@ def _complete(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Conclu
     except (ValueError, KeyError, TypeError) as error:
         return _failed(
             Phase.REPORT,
-            f"the observations do not make a result: {one_line(str(error))}",
+            f"the observations are not a valid result: {one_line(str(error))}",
             exception_type=type(error).__name__,
             traceback=str(error),
         )
@@ -116,7 +116,7 @@ def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Tria
     """Returns the result record of complete rank files.
 
     Raises:
-      ValueError: A rank has not the steps that the spec asks for.
+      ValueError: A rank does not have the steps that the spec requires.
     """
     ranks = tuple(_rank_times(spec, log) for log in logs)
     # From the latest start on, all ranks were measuring.
@@ -171,7 +171,7 @@ def _rank_times(spec: TrialSpec, log: RankLog) -> RankTimes:
         step_time_sec=tuple(step.time_sec for step in measured),
         window_start_ns=measured[0].start_ns,
         window_end_ns=measured[-1].end_ns,
-        # Records hold finite numbers only; the raw ones stay in the rank file.
+        # Records store finite numbers only; the raw ones stay in the rank file.
         losses=tuple(itertools.takewhile(math.isfinite, losses)),
         peak_memory_bytes=log.memory["peak_memory_bytes"],
     )
@@ -211,7 +211,7 @@ def _recorded_failure(log: RankLog) -> Conclusion:
     except ValueError as error:
         return _failed(
             Phase.REPORT,
-            f"rank {log.rank} recorded a failure that is none: {error}",
+            f"rank {log.rank} recorded a malformed failure: {error}",
             exception_type="RankFileError",
             traceback=str(error),
         )
@@ -227,7 +227,7 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
     tail = _stderr_tail(trial_dir)
     code = trial_exit.exit_code
     if code == -signal.SIGKILL:
-        how = "the kernel counted no out-of-memory kill, but most likely it was one"
+        how = "the kernel counted no out-of-memory kill, but this was most likely one"
         if trial_exit.num_oom_kills:
             how = f"the kernel counted {trial_exit.num_oom_kills} out-of-memory kills"
         failure = Failure(
@@ -239,7 +239,7 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
             status=TrialStatus.OUT_OF_MEMORY, failure=failure, result=None
         )
     how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    reason = f"the process ended before its end with {how}: {_where(log)}"
+    reason = f"the process exited before it completed, with {how}: {_where(log)}"
     return _failed(log.phase, reason, traceback=tail)
 
 

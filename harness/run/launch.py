@@ -1,4 +1,4 @@
-"""Starts a trial's process tree and waits for its end, its timeout or an interrupt."""
+"""Starts a trial's process tree and waits for its exit, a timeout or an interrupt."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
 )
-# Set by job systems and shells for other processes; a trial must not inherit them.
+# Job systems and shells set these for other processes; a trial must not inherit them.
 _DROPPED_VARIABLES = (
     "GOMP_CPU_AFFINITY",
     "KMP_AFFINITY",
@@ -48,10 +48,10 @@ class TrialExit:
     Attributes:
       exit_code: As in ``subprocess``: negative for a signal.
       is_timed_out: Whether the harness killed it after ``timeout_sec``.
-      timeout_sec: The longest duration it was given.
+      timeout_sec: Its time limit.
       duration_sec: From start to end of the process.
-      num_oom_kills: Kills by the kernel's out-of-memory killer, on this machine,
-        meanwhile; None where the kernel does not count them.
+      num_oom_kills: Kills by the kernel's out-of-memory killer on this machine in that
+        time; None where the kernel does not count them.
     """
 
     exit_code: int
@@ -77,7 +77,7 @@ def trial_variables(
       placement: Its threads.
       trial_dir: Its directory, which marks its processes.
       gpu_ids: The GPUs it may see.
-      data_dir: Where TFDS sets are, if not where TFDS looks.
+      data_dir: Directory of TFDS data sets, if not that of TFDS.
       base: The harness's own variables.
     """
     source_root = str(Path(__file__).resolve().parents[2])
@@ -86,11 +86,11 @@ def trial_variables(
     num_threads = str(placement.num_intra_op_threads)
     return variables | {
         **dict.fromkeys(_THREAD_VARIABLES, num_threads),
-        # As the driver counts them, which is how the harness counts them too.
+        # Number GPUs as the driver and the harness do.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        # Explicit: merely seeing more GPUs changes what TensorFlow does.
+        # Set explicitly: visible GPUs change what TensorFlow does, even if unused.
         "CUDA_VISIBLE_DEVICES": ",".join(gpu_ids) or NO_GPU,
-        # A repetition is meant to vary the hash order too, reproducibly.
+        # Repetitions should also vary the hash order, reproducibly.
         "PYTHONHASHSEED": str(spec.seed),
         # The measured code is the code whose digest is in the spec.
         "PYTHONPATH": os.pathsep.join(paths),
@@ -108,14 +108,14 @@ def run_tree(
     timeout_sec: float,
     command: Sequence[str] = WORKER_COMMAND,
 ) -> TrialExit:
-    """Runs a trial's process tree to its end; nothing of it is left afterwards.
+    """Runs a trial's process tree; no process of it remains afterwards.
 
-    An exception in the harness (an interrupt too) kills the tree and goes on.
+    An exception in the harness (also an interrupt) kills the tree and propagates.
 
     Args:
       trial_dir: Where the output and the observations go.
       variables: The environment variables.
-      timeout_sec: Longest duration.
+      timeout_sec: Time limit.
       command: The worker; the trial directory is appended.
     """
     marker = variables[process_tree.MARKER]
@@ -130,8 +130,8 @@ def run_tree(
         is_timed_out = True
     finally:
         duration_sec = time.monotonic() - start
-        # Also after a good end: no helper of one trial may disturb the next. The
-        # marker finds the tree even if the interrupt came while it was started.
+        # Also after success: no helper of one trial may disturb the next. The
+        # marker finds the tree even if the interrupt came while it was starting.
         process_tree.kill_tree(marker, None if process is None else process.pid)
     assert process is not None
     exit_code = process.wait()
@@ -160,12 +160,12 @@ def _start(
     ):
         return subprocess.Popen(
             [*command, str(trial_dir)],
-            # Held open and never written: its end tells the worker that we are gone.
+            # Kept open, never written: end-of-file means that the harness has exited.
             stdin=subprocess.PIPE,
             stdout=stdout,
             stderr=stderr,
             env=dict(variables),
-            # Ctrl-C in the terminal must reach the harness only.
+            # Ctrl-C in the terminal must reach only the harness.
             start_new_session=True,
         )
 

@@ -1,4 +1,4 @@
-"""Who is told how far a sweep is."""
+"""The interface for the progress of a sweep."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 class Progress(Protocol):
-    """Listens to a sweep."""
+    """Receives the events of a sweep."""
 
     def begin(self, num_trials: int, num_finished: int) -> None:
-        """The sweep starts; ``num_finished`` of ``num_trials`` are there already."""
+        """The sweep starts; ``num_finished`` of ``num_trials`` are already done."""
 
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """A trial starts; ``eta_sec`` is the time to the end of the sweep."""
@@ -26,4 +26,4 @@ class Progress(Protocol):
         """Something the user should know, one line."""
 
     def end(self) -> None:
-        """The sweep is over or interrupted; the terminal is given back."""
+        """The sweep has ended or was interrupted; the terminal is restored."""

@@ -1,4 +1,4 @@
-"""Finds and kills every process of a trial, wherever it has gone.
+"""Finds and kills every process of a trial, including orphans.
 
 A process belongs to the trial if it descends from the trial's first process, is in its
 session, or carries the trial's marker in its environment. The marker finds those that
@@ -23,7 +23,7 @@ _MAX_ROUNDS = 20
 
 
 class KillTreeError(RuntimeError):
-    """Processes of a trial survive SIGKILL; the machine needs attention."""
+    """Processes of a trial survived SIGKILL; somebody has to look at the machine."""
 
 
 def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
@@ -37,7 +37,7 @@ def find_tree(marker: str, root_pid: int | None = None) -> list[psutil.Process]:
     if root_pid is not None:
         with contextlib.suppress(psutil.NoSuchProcess):
             root = psutil.Process(root_pid)
-            # After its end, the number may be somebody else's.
+            # After it exits, its id can belong to another process.
             if _belongs(root, marker, root_pid):
                 found[root_pid] = root
                 found |= {p.pid: p for p in root.children(recursive=True)}
@@ -55,7 +55,7 @@ def _belongs(process: psutil.Process, marker: str, root_pid: int | None) -> bool
             return True
         return process.environ().get(MARKER) == marker
     except (psutil.Error, OSError):
-        # Gone, a kernel thread, or somebody else's: not one of ours.
+        # Exited, a kernel thread, or another user's: not one of the trial.
         return False
 
 
@@ -67,9 +67,9 @@ def _is_alive(process: psutil.Process) -> bool:
 
 
 def kill_tree(marker: str, root_pid: int | None = None) -> int:
-    """Ends a trial: SIGTERM to all, and SIGKILL to who is left; returns how many.
+    """Ends a trial: SIGTERM to all, then SIGKILL to the rest; returns how many.
 
-    Looks again until nobody is left, since a process can start another meanwhile.
+    Repeats until none is left, since a process can start another in the meantime.
 
     Raises:
       KillTreeError: Some processes cannot be killed.

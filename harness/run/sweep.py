@@ -1,4 +1,4 @@
-"""The sweep loop: runs what is missing of a plan, one trial at a time."""
+"""The sweep loop: runs the missing trials of a plan, one at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def stop_signals() -> Iterator[None]:
     """Turns SIGINT, SIGTERM and SIGHUP into ``Interrupted`` while the block runs."""
 
     def stop(number: int, _frame: object) -> None:
-        # One is enough: a second one must not break the cleaning up.
+        # One is enough: a second one must not interrupt the cleanup.
         for other in _STOP_SIGNALS:
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(signal.Signals(number).name)
@@ -64,17 +64,17 @@ def run_trials(
     progress: Progress,
     durations: Durations,
 ) -> None:
-    """Runs the missing ones of ``trials``; each is recorded as soon as it has ended.
+    """Runs the missing ``trials``; each is recorded as soon as it ends.
 
     Args:
       store: The study; the caller holds its lock.
-      trials: What was asked for, in execution order.
+      trials: The requested trials, in execution order.
       settings: How to run them.
-      progress: Who is told.
-      durations: Earlier durations, for the time remaining; is added to.
+      progress: Receives the events.
+      durations: Earlier durations, for the time remaining; new ones are added.
 
     Raises:
-      Interrupted: By a signal; the current trial is killed and leaves no status.
+      Interrupted: By a signal; the current trial is killed and gets no status.
     """
     missing = missing_trials(
         store, trials, is_failed_retried=settings.is_failed_retried

@@ -1,4 +1,4 @@
-"""Runs one trial: its place, its processes, and the record of how it went.
+"""Runs one trial: places it, starts its processes, and records the outcome.
 
 Whatever this module imports may change a trial's numbers, and is part of the trial's
 code digest (``harness/planning/code_digest.py``); planning, listing and showing are
@@ -37,14 +37,14 @@ class RunSettings:
     """How trials are run; tests replace the worker and the canary.
 
     Attributes:
-      timeout_sec: Longest duration of one trial.
+      timeout_sec: Time limit of one trial.
       topology: The CPUs to use; by default those that this process may use.
       is_failed_retried: Whether recorded failures are run again.
       worker_command: The process of a trial; its directory is appended.
       canary: Returns the seconds of the fixed computation on a core.
-      are_checkpoints_kept: Whether the last checkpoint of a quality run stays when it
-        came to its end; that of one that failed always stays.
-      data_dir: Where TFDS sets are; by default where TFDS looks.
+      are_checkpoints_kept: Whether the last checkpoint of a completed quality run is
+        kept; that of a failed one is always kept.
+      data_dir: Directory of TFDS data sets; by default that of TFDS.
     """
 
     timeout_sec: float
@@ -131,10 +131,10 @@ def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
         if Path(trial_dir).is_symlink() or not Path(trial_dir).is_dir():
-            # Not a folder of ours: what it leads to stays.
+            # A symbolic link: its target is not ours and stays.
             Path(trial_dir).unlink()
             return
-        # The status first: whatever interrupts this, the trial counts as unfinished.
+        # The status first: if this is interrupted, the trial counts as unfinished.
         status = Path(trial_dir, "status.json")
         if status.is_dir() and not status.is_symlink():
             shutil.rmtree(status)

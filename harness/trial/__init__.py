@@ -1,1 +1,1 @@
-"""The processes of a trial: what is measured, and how."""
+"""The processes of a trial, and their measurements."""

@@ -1,7 +1,7 @@
-"""The last good checkpoint of a quality run, for the case that the next loss is bad.
+"""Keeps the last good checkpoint of a quality run, in case a later loss is not finite.
 
-A process of the trial writes it at each evaluation, in place of the one before; the
-parent removes it from a trial that came to its end, unless asked to keep it.
+A process of the trial writes it at each evaluation, replacing the previous one; the
+parent removes it from a trial that completed, unless requested to keep it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 DIRECTORY = "checkpoint"
-"""Below the directory of the trial."""
+"""Relative to the directory of the trial."""
 
 
 class Savable(Protocol):
@@ -22,7 +22,7 @@ class Savable(Protocol):
 
 
 class LastGood:
-    """Writes checkpoints of a program, and says where the last one is."""
+    """Writes checkpoints of a program, and knows where the last one is."""
 
     def __init__(self, trial_dir: Path) -> None:
         self._trial_dir = trial_dir
@@ -32,7 +32,7 @@ class LastGood:
         """Writes the checkpoint of a program after ``num_steps`` steps.
 
         Raises:
-          FloatingPointError: The program has come to values that are not finite.
+          FloatingPointError: A value of the program is not finite.
         """
         try:
             prefix = program.save(str(self._trial_dir / DIRECTORY))
@@ -46,8 +46,8 @@ class LastGood:
             )
 
     def __str__(self) -> str:
-        """Where it is, for a message."""
-        return self._found or "there is no checkpoint yet: none was due before"
+        """Says where the checkpoint is, for a message."""
+        return self._found or "there is no checkpoint: none was due before this step"
 
 
 def remove(trial_dir: Path) -> None:

@@ -1,8 +1,8 @@
-"""A trial must not outlive the harness, not even one that was killed.
+"""Kills a trial when the harness exits, even if the harness was killed.
 
-Two independent ways, because each has a hole: the kernel's parent-death signal (lost if
-the parent died before the request) and the end of a pipe whose other end only the
-harness holds (needs a moment in which this process runs Python).
+Two independent mechanisms, because each has a gap: the parent-death signal (lost if
+the parent died before the request) and end-of-file on a pipe whose other end only the
+harness has open (works only once this process runs Python code).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ HEARTBEAT_SEC = 5.0
 
 
 def watch_pipe(descriptor: int) -> None:
-    """Kills this process group when the pipe's other end is closed; own thread."""
+    """Kills this process group when the pipe's other end is closed; uses a thread."""
 
     def wait() -> None:
-        # The harness writes nothing: any return is the end of the pipe.
+        # The harness writes nothing: any return is end-of-file.
         while os.read(descriptor, 1):
             pass
         if os.getpgrp() == os.getpid():
@@ -37,7 +37,7 @@ def watch_pipe(descriptor: int) -> None:
 
 
 def beat(write: Callable[[], None]) -> None:
-    """Calls ``write`` every ``HEARTBEAT_SEC`` from a thread of its own."""
+    """Calls ``write`` every ``HEARTBEAT_SEC`` in a separate thread."""
 
     def loop() -> None:
         while True:

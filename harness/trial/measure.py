@@ -1,11 +1,11 @@
-"""The measuring loop: builds, steps, checks; knows no TensorFlow, reads no wall clock.
+"""The measuring loop: builds, steps, checks; independent of TensorFlow and wall time.
 
 What is timed: each step between two clock reads, the second after all device work is
 done (``StepProgram.run`` promises that). The window reaches from the start of the first
 measured step to the end of the last, so what happens between steps counts too.
 
-Python's garbage collector runs before the window, and is frozen and off within it: a
-collection is the parent language's affair, and would hit single steps at random.
+Python's garbage collector runs before the window, and is frozen and off within it:
+a collection is not part of the measured work, and would delay single steps at random.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class StepProgram(Protocol):
         """Writes a checkpoint; returns its prefix, or None where there is none."""
 
     def start_window(self) -> None:
-        """Begins the window that ``window_metrics`` speaks of."""
+        """Starts the window that ``window_metrics`` describes."""
 
     def window_metrics(self) -> Any:
         """Returns what the program counted since ``start_window``."""
@@ -67,11 +67,11 @@ class StepProgram(Protocol):
         """Returns the value of the first process, in all of them."""
 
     def explain(self) -> str:
-        """Returns the account of the collectives."""
+        """Returns the description of the collectives."""
 
 
 class MemoryProbe(Protocol):
-    """Finds the peak memory of the window."""
+    """Measures the peak memory of the window."""
 
     method: str
 
@@ -79,7 +79,7 @@ class MemoryProbe(Protocol):
         """Starts the window."""
 
     def sample(self) -> None:
-        """Takes note of the present size."""
+        """Samples the current size."""
 
     def peak_bytes(self) -> int:
         """Returns the peak since ``start``."""
@@ -112,8 +112,8 @@ def measure_trial(
     """Runs one trial in this process and writes all observations.
 
     Args:
-      build: Makes the replicator and the program. ``time_to_first_step_sec`` counts
-        from the call of it, so importing TensorFlow is excluded, and building,
+      build: Creates the replicator and the program. ``time_to_first_step_sec`` starts
+        with this call, so importing TensorFlow is excluded, and building,
         tracing and compiling are included.
       spec: The trial.
       writer: Where observations go.
@@ -122,7 +122,7 @@ def measure_trial(
       clock: Nanoseconds, monotonic.
 
     Raises:
-      ValueError: The program's batch sizes are not the spec's.
+      ValueError: The program's batch sizes differ from the spec's.
       Exception: Whatever the program raises.
     """
     writer.enter(Phase.BUILD)
@@ -141,10 +141,10 @@ def measure_trial(
     def training_step() -> None:
         steps.run()
         if steps.bad_loss:
-            # Hours of it would only heat the room.
+            # Training on would only waste time.
             raise FloatingPointError(
                 f"the loss became {steps.bad_loss}, in training: lower the learning "
-                f"rate, or look at the data of that step; {last_good}"
+                f"rate, or check the data of that step; {last_good}"
             )
 
     writer.enter(Phase.FIRST_STEP)
@@ -194,8 +194,8 @@ class _Steps:
     """Runs single steps, times and records them.
 
     Attributes:
-      progress: Of the steps so far.
-      bad_loss: The first loss that is not finite, with its step and who saw it, or "".
+      progress: The steps so far.
+      bad_loss: The first loss that is not finite, with its step and replicas, or "".
     """
 
     def __init__(
@@ -217,7 +217,7 @@ class _Steps:
         end_ns = self._clock()
         self._writer.step(index, start_ns, end_ns, loss)
         if not math.isfinite(loss) and not self.bad_loss:
-            # Asked at once: the update carries it to all replicas.
+            # Ask now: the update spreads it to all replicas.
             where = _replicas_of_bad_losses(self._program.losses_of_replicas())
             self.bad_loss = f"{loss} in step {index}{where}"
         self.progress.step_time_sec.append((end_ns - start_ns) / 1e9)
@@ -261,7 +261,7 @@ def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
 
 
 def write_failure(writer: RankWriter, error: BaseException) -> None:
-    """Writes why this process cannot go on, with phase and traceback."""
+    """Writes why this process failed, with phase and traceback."""
     text = str(error)
     writer.write(
         "failure",

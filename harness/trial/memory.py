@@ -1,7 +1,7 @@
 """Peak resident memory of this process during the measured window.
 
 Where the kernel allows it, the high-water mark (``VmHWM``) is reset when the window
-starts, and read when it ends: exact, and without cost inside the window. Elsewhere the
+starts, and read when it ends: exact, without overhead in the window. Elsewhere the
 resident size is read after every step, which can miss a peak within a step. The method
 used is recorded with the figure.
 """
@@ -20,7 +20,7 @@ class ResidentMemory:
     """Probe for the host memory of one process.
 
     Attributes:
-      method: How the peak is found, for the record.
+      method: How the peak is measured, for the record.
     """
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
@@ -35,14 +35,14 @@ class ResidentMemory:
         except OSError:
             self.method = SAMPLED_METHOD
         else:
-            # Some kernels accept the write and reset nothing: then the mark stays
-            # above the size.
+            # Some kernels accept the write and reset nothing: the mark then stays
+            # above the current size.
             is_reset = self._status("VmHWM") <= self._status("VmRSS") * 1.01
             self.method = RESET_METHOD if is_reset else SAMPLED_METHOD
         self._sampled_peak = self._status("VmRSS")
 
     def sample(self) -> None:
-        """Takes note of the present size; called between steps."""
+        """Samples the current size; called between steps."""
         if self.method == SAMPLED_METHOD:
             self._sampled_peak = max(self._sampled_peak, self._status("VmRSS"))
 

@@ -5,9 +5,9 @@ which all processes of a machine share.
 
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``example_unit``, ``global_batch_size``.
-- ``explain``: ``collectives``, the backend's account of them.
+- ``explain``: ``collectives``, the backend's description of them.
 - ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
-  text such as ``nan``). The index counts over all phases from 0.
+  string such as ``nan``). The index counts over all phases from 0.
 - ``first_step_done``: ``time_to_first_step_sec``.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
@@ -16,10 +16,10 @@ which all processes of a machine share.
 - ``quality``: the fields of ``QualityMetric``, of what was reached in the end.
 - ``point``: the fields of ``QualityPoint``; of a quality run.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
-- ``done``: ``ns``. The process came to its end.
+- ``done``: ``ns``. The process completed.
 
 Lines are flushed as they are written and synced to disk at the end of a phase, so a
-killed process leaves what it had; only the last line can be cut.
+killed process leaves its lines so far; only the last one can be incomplete.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_REASON_LENGTH = 500
 
 
 class RankFileError(ValueError):
-    """A rank file that is not what a rank writes; a fault of ours or of the disk."""
+    """A malformed rank file; an internal error or a disk error."""
 
 
 def rank_path(trial_dir: Path, rank: int) -> Path:
@@ -104,12 +104,12 @@ class RankWriter:
         )
 
     def attach(self, name: str, content: bytes) -> None:
-        """Writes a file beside that of rank 0; what other ranks made is the same."""
+        """Writes a file beside that of rank 0; other ranks have the same content."""
         if self._path == rank_path(self._path.parent, 0):
             self._path.with_name(name).write_bytes(content)
 
     def sync(self) -> None:
-        """Makes all lines so far survive a power failure."""
+        """Syncs all lines so far to disk, to survive a power failure."""
         with self._lock:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -147,7 +147,7 @@ class StepTimes:
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class RankLog:
-    """What a rank file says, as far as it goes.
+    """The content of a rank file, as far as it was written.
 
     Attributes:
       rank: The process's rank.
@@ -157,12 +157,12 @@ class RankLog:
       time_to_first_step_sec: None before the first step is done.
       memory: Fields of the ``memory`` line, empty before the window has ended.
       window_metrics: Fields of the ``window_metric`` lines.
-      collectives: The backend's account of the collectives in a step.
+      collectives: The backend's description of the collectives in a step.
       sanity: Fields of the ``sanity`` lines.
       quality: Fields of the ``quality`` lines.
       curve: Fields of the ``point`` lines.
       failure: Fields of the ``failure`` line, or None.
-      is_done: Whether the process came to its end.
+      is_done: Whether the process completed.
     """
 
     rank: int
@@ -183,10 +183,10 @@ class RankLog:
 def read_rank(trial_dir: Path, rank: int) -> RankLog:
     """Reads a rank file; a missing one is an empty log in phase ``launch``.
 
-    A last line without its line end is what a killed process leaves, and is skipped.
+    A last line without its newline was left by a killed process and is skipped.
 
     Raises:
-      RankFileError: A complete line is not what a rank writes.
+      RankFileError: A complete line is malformed.
     """
     log = RankLog(rank=rank)
     path = rank_path(trial_dir, rank)
@@ -205,13 +205,13 @@ def read_rank(trial_dir: Path, rank: int) -> RankLog:
             _apply(log, json.loads(line))
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise RankFileError(
-                f"{path.name} line {number} is not what a rank writes:"
+                f"{path.name} line {number} is malformed:"
                 f" {type(error).__name__}: {error}"
             ) from error
     return log
 
 
-# Kinds of which there can be many, and the list that keeps them.
+# Kinds that can occur many times, and the list that stores them.
 _LISTS = {
     "sanity": "sanity",
     "quality": "quality",

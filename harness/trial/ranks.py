@@ -1,10 +1,10 @@
-"""The root of a trial of several processes: starts them, waits, tells how it went.
+"""Root process of a multi-process trial: starts the others, waits, and exits like them.
 
     python -m harness.trial.ranks <worker command...> <trial directory>
 
-All members of the cluster run the worker command; ``TF_CONFIG`` tells each who it is.
+All members of the cluster run the worker command; ``TF_CONFIG`` gives each its task.
 The trial is over when every rank has ended; then the members that serve are stopped.
-When a rank fails, the others get a moment to write what they saw of it.
+When a rank fails, the others get a grace period to record what they observed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POLL_SEC = 0.05
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the processes of a trial; returns the exit code that tells most of them."""
+    """Runs the processes of a trial; returns the most informative exit code."""
     trial_dir = Path(argv[-1])
     die_with_parent.request_death_signal()
     die_with_parent.watch_pipe(sys.stdin.fileno())
@@ -52,11 +52,11 @@ def main(argv: Sequence[str]) -> int:
         ranks = processes.members[: processes.num_ranks]
         code = _wait(cluster, ranks)
         if code:
-            # The harness keeps the end of this process's output with the failure.
+            # The harness records the end of this process's output with the failure.
             sys.stderr.write(cluster.tails())
             sys.stderr.flush()
     if code < 0:
-        # End as the rank did: the harness tells a crash or a kill by the signal.
+        # Exit as the rank did: the harness recognizes a crash or a kill by the signal.
         with contextlib.suppress(OSError):  # SIGKILL needs no default
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
@@ -64,9 +64,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _wait(cluster: LocalCluster, ranks: Sequence[Member]) -> int:
-    """Waits for the ranks; returns 0 or the exit code that tells most.
+    """Waits for the ranks; returns 0 or the most informative exit code.
 
-    A rank that was killed explains why others failed, so its signal comes first.
+    A killed rank explains why others failed, so its signal takes precedence.
     """
     worst = 0
     deadline = None

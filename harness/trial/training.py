@@ -1,8 +1,8 @@
 """The part of a quality run after its measured window: training to a budget.
 
-Evaluations split the budget into equal parts. How many steps a part has is settled
-before it starts, from the time of the steps so far, and by all processes together: with
-a clock each they could come to different ends, and a step needs them all.
+Evaluations split the budget into equal parts. The number of steps of a part is
+decided before it starts, from the time of the steps so far, and is the same in all
+processes: each with its own clock could stop at a different step, and a step needs all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from results.records import Budget
 
-# The time of a step is taken from at most so many of the last ones.
+# The time of a step is estimated from at most this many of the last ones.
 _NUM_RECENT_STEPS = 50
 
 
@@ -42,7 +42,7 @@ class Trainable(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class TrainingProgress:
-    """How far a program is trained.
+    """How far a program has been trained.
 
     Attributes:
       step_time_sec: Durations of all steps, the first one included.
@@ -68,7 +68,7 @@ class TrainingProgress:
         return sum(self.step_time_sec[1:])
 
     def used(self, unit: BudgetUnit) -> float:
-        """What was used of a budget."""
+        """Returns the part of a budget that was used."""
         return {
             BudgetUnit.SECONDS: self.train_time_sec,
             BudgetUnit.STEPS: self.num_steps,
@@ -76,7 +76,7 @@ class TrainingProgress:
         }[unit]
 
     def per_step(self, unit: BudgetUnit) -> float:
-        """What one more step will use of a budget."""
+        """Returns the part of a budget that one more step will use."""
         recent = self.step_time_sec[1:][-_NUM_RECENT_STEPS:]
         return {
             BudgetUnit.SECONDS: sum(recent) / len(recent) if recent else math.inf,
@@ -94,29 +94,29 @@ def train(
     attach: Callable[[str, bytes], None],
     save: Callable[[], None],
 ) -> list[dict[str, Any]]:
-    """Trains until the budget is used up, and measures quality on the way.
+    """Trains until the budget is used up, and measures quality in between.
 
     Args:
       program: What is trained.
-      budget: What may be used, by all steps of the trial.
-      progress: Of the steps so far; ``step`` adds to it.
+      budget: The budget for all steps of the trial.
+      progress: The steps so far; ``step`` adds to it.
       step: Runs a step.
       record: Takes the fields of a ``QualityPoint``.
-      attach: Keeps a picture under a name.
-      save: Keeps a checkpoint.
+      attach: Stores a picture under a name.
+      save: Stores a checkpoint.
 
     Returns:
-      The fields of the quality metrics in the end.
+      The fields of the quality metrics at the end.
     """
     quality: list[dict[str, Any]] = []
     for number in range(1, budget.num_evaluations + 1):
         left = budget.amount * number / budget.num_evaluations
         left -= progress.used(budget.unit)
         num_steps = math.ceil(left / progress.per_step(budget.unit))
-        # At least one: every point is that of another model.
+        # At least one: each point belongs to a different model.
         for _ in range(program.agree(max(num_steps, 1))):
             step()
-        # Before the evaluation, during which actors may go on.
+        # Before the evaluation, during which actors may continue.
         num_environment_steps = program.num_environment_steps()
         quality = [fields_of(metric) for metric in program.evaluate()]
         samples = program.samples()

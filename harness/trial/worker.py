@@ -36,7 +36,7 @@ class DeviceMemory:
     """Probe for the memory that TensorFlow allocates on GPUs: the largest of them.
 
     Attributes:
-      method: How the peak is found, for the record.
+      method: How the peak is measured, for the record.
     """
 
     method = "TensorFlow's allocator, largest over GPUs, reset at the window's start"
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     rank: int | None = 0
-    if "TF_CONFIG" in os.environ:  # the launcher of the cluster has pinned and tied us
+    if "TF_CONFIG" in os.environ:  # the cluster launcher has done both
         cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
         processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
@@ -95,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _choose_gpu(member: tuple[str, int]) -> None:
-    """Leaves a worker the GPU of its place; the others compute nothing."""
+    """Makes only a worker's own GPU visible; other processes compute nothing."""
     ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
     kind, index = member
     if ids != [NO_GPU]:
@@ -124,7 +124,7 @@ def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> N
     threading.set_intra_op_parallelism_threads(placement.num_intra_op_threads)
     threading.set_inter_op_parallelism_threads(placement.num_inter_op_threads)
     if spec.device == "gpu":
-        # All of a GPU's memory at once would hide what the trial needs.
+        # Allocating all of a GPU's memory would hide what the trial needs.
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
     tf.keras.utils.set_random_seed(spec.seed)

@@ -1,4 +1,4 @@
-"""Quality over what was spent for it: one line per quality run."""
+"""Quality against training time, examples or environment steps: one line per run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 400, 250
 LABEL_SIZE = 8.0
 MOST_TICKS = 6
-# Labels at the ends of lines keep this distance, as a share of the axis.
+# Smallest distance between labels at the ends of lines, as a fraction of the axis.
 LABEL_GAP = 0.06
 
 
@@ -29,7 +29,7 @@ class Curve:
     Attributes:
       label: Written at the end of the line; empty for a further repetition.
       series: Colour and marker.
-      spent: Where the points stand.
+      spent: Positions of the points on the x axis.
       values: Quality at each point.
       lows: Lower ends of the intervals.
       highs: Upper ends of the intervals.
@@ -64,7 +64,7 @@ def _draw_curve(axes: Axes, curve: Curve, dash: str) -> None:
 
 
 def _write_labels(axes: Axes, curves: Sequence[Curve]) -> None:
-    """Names lines at their ends, moved apart where they would cover one another."""
+    """Labels lines at their ends, moved apart where labels would overlap."""
     low, high = axes.get_ylim()
     gap = LABEL_GAP * (high - low)
     place = -float("inf")
@@ -96,11 +96,11 @@ def draw(
     """Draws one panel.
 
     Args:
-      curves: At least one; lines of one colour get different dashes.
+      curves: At least one; lines of the same colour get different dashes.
       slug: Prefix of ids, unique in the page.
       title: Accessible name.
-      description: What a sighted reader would take from it, in words.
-      x_label: What was spent, with its unit.
+      description: The content of the figure in words, for screen readers.
+      x_label: The quantity on the x axis, with its unit.
       write: Formats a value of quality.
     """
     with svg.style():
@@ -113,7 +113,7 @@ def draw(
             _draw_curve(axes, curve, svg.DASHES[max(len(labels) - 1, 0) % 4])
         axes.set_xlim(left=0)
         axes.set_xlabel(x_label)
-        # Whole numbers of many digits would run into one another.
+        # Integers of many digits would overlap.
         axes.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
         axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
         axes.yaxis.set_major_formatter(lambda value, _: svg.short(write(value)))

@@ -1,8 +1,8 @@
-"""Axis limits that show the estimates even where an interval is absurdly long.
+"""Axis limits that show the estimates even where an interval is very long.
 
-With two or three repetitions an honest interval may span orders of magnitude. It would
-squeeze everything else into a line, so the axis follows the estimates and a bar that is
-too long runs off the panel; its ends are in the table below the figure.
+With two or three repetitions a correct interval can span orders of magnitude. It would
+compress everything else into a line, so the axis follows the estimates, and a bar that
+is too long is clipped at the panel; its ends are in the table below the figure.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 REACH = 1.5
-"""How far beyond the estimates intervals may push a logarithmic axis, as a factor."""
+"""How far intervals may extend a logarithmic axis beyond the estimates, as a factor."""
 MARGIN = 0.06
 
 
 def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
-    """Returns limits around all ``anchors`` and, within reach, around ``ends``.
+    """Returns limits around all ``anchors`` and those ``ends`` that are close enough.
 
     Args:
-      anchors: Positive values that must be seen; at least one.
+      anchors: Positive values that must be visible; at least one.
       ends: Positive ends of intervals, or zero where they underflow.
     """
     low = max(min([*anchors, *ends]), min(anchors) / REACH)

@@ -1,4 +1,4 @@
-"""Performance profiles: the share of runs that reached a level, one line per case."""
+"""Performance profiles: the fraction of runs that reached a level, a line per case."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Line:
     Attributes:
       label: Case, for the legend.
       series: Colour.
-      dash: Index of the dash, for lines of one colour.
-      profile: What they reached.
+      dash: Index of the dash, for lines of the same colour.
+      profile: Their performance profile.
     """
 
     label: str
@@ -49,8 +49,8 @@ def draw(
       lines: At least one.
       slug: Prefix of ids, unique in the page.
       title: Accessible name.
-      description: What a sighted reader would take from it, in words.
-      x_label: What was reached, with its unit.
+      description: The content of the figure in words, for screen readers.
+      x_label: The quality, with its unit.
       write: Formats a level.
     """
     with svg.style():
@@ -78,7 +78,7 @@ def draw(
             )
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel(x_label)
-        axes.set_ylabel("share of runs")
+        axes.set_ylabel("fraction of runs")
         axes.xaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axes.legend(fontsize=8, loc="lower left", frameon=False)

@@ -23,7 +23,7 @@ WIDTH = 400
 ROW_HEIGHT = 36
 FRAME_HEIGHT = 46
 MAX_DOTS = 2_000
-"""More steps than this are drawn as box plots alone: a page must stay light."""
+"""More steps than this are drawn as box plots only, to keep the page small."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,9 +31,9 @@ class Row:
     """One row of a figure.
 
     Attributes:
-      label: What the row is; written above it.
+      label: Name of the row; written above it.
       series: Colour and marker.
-      value: Where the marker stands, or None for none.
+      value: Position of the marker, or None for no marker.
       low: Lower end of the interval, or None.
       high: Upper end of the interval, or None.
       dots: Raw values.
@@ -107,7 +107,7 @@ def _draw_box(
     axes: Axes, frame: pd.DataFrame, color: str, *, is_with_outliers: bool
 ) -> None:
     with warnings.catch_warnings():
-        # Seaborn 0.13 says "vert" to matplotlib 3.11, which prefers "orientation".
+        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
         warnings.simplefilter("ignore", DeprecationWarning)
         warnings.simplefilter("ignore", PendingDeprecationWarning)
         sns.boxplot(

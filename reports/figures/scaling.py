@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 330, 235
 DODGE = 0.04
 DOT_SHIFT = 0.055
-"""Curves and their dots are moved sideways by this many doublings, to be seen."""
+"""Curves and dots are shifted sideways by this many doublings, so none is hidden."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,9 +35,9 @@ class Quantity:
     Attributes:
       name: As in the glossary.
       slug: For ids.
-      estimate: Reads it from a point.
+      estimate: Returns its estimate at a point.
       dots: Raw values of a point, one per repetition.
-      ideal: What perfect scaling gives at n replicas from a baseline at n_b replicas
+      ideal: The value of perfect scaling at n replicas from a baseline at n_b replicas
         with value x.
       write: Formats one value.
     """
@@ -55,7 +55,7 @@ def _throughputs(point: Point) -> list[float]:
 
 
 def _speedups(point: Point) -> list[float]:
-    """Ratios of single repetitions: only where both have the same repetitions."""
+    """Ratios of single repetitions, where both sides have the same ones."""
     if point.is_baseline or point.baseline is None or point.speedup is None:
         return []
     if point.speedup.method == statistics.TWO_GROUPS:
@@ -94,7 +94,7 @@ QUANTITIES = (THROUGHPUT, SPEEDUP, EFFICIENCY)
 
 
 def value_of(quantity: Quantity, point: Point) -> float | None:
-    """Returns the height of a point; the baseline's is known by definition."""
+    """Returns the value of a point; the baseline's is fixed by definition."""
     estimate = quantity.estimate(point)
     if estimate is not None:
         return estimate.value
@@ -104,7 +104,7 @@ def value_of(quantity: Quantity, point: Point) -> float | None:
 
 
 def _shift(view: View, backend: str) -> float:
-    """Factor on the number of replicas that sets a backend beside the others."""
+    """Factor on the number of replicas that shifts a backend sideways."""
     backends = view.study.backends
     return 2 ** (DODGE * (backends.index(backend) - (len(backends) - 1) / 2))
 
@@ -222,7 +222,7 @@ def _limits(
 
 
 def describe(quantity: Quantity, view: View, mode: ScalingMode) -> str:
-    """Says in words what a panel shows."""
+    """Describes a panel in words."""
     parts = []
     for backend in view.study.backends:
         values = [

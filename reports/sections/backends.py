@@ -1,4 +1,4 @@
-"""Backends head to head: ratios of throughput with intervals."""
+"""Comparison of backends: throughput ratios with intervals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reports.view import View
     from results.scaling import Comparison
 
-TITLE = "Backends head to head"
+TITLE = "Backends compared"
 SLUG = "backends"
 
 
@@ -35,16 +35,16 @@ def _row(view: View, comparison: Comparison) -> rows.Row:
 
 
 def render(view: View) -> Markup:
-    """Renders the forest plot and what it says."""
-    told = [item for item in view.comparisons if item.ratio is not None]
+    """Renders the forest plot and its description."""
+    measured = [item for item in view.comparisons if item.ratio is not None]
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
     figure = None
-    if told:
+    if measured:
         figure = rows.draw_estimates(
-            [_row(view, item) for item in told],
+            [_row(view, item) for item in measured],
             slug="forest",
             title="Throughput ratios of backends",
-            description=" ".join(verdict.compare_text(item) for item in told),
+            description=" ".join(verdict.compare_text(item) for item in measured),
             axis_label="ratio of throughput (1 = equally fast)",
             reference=1.0,
         )

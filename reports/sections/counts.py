@@ -1,4 +1,4 @@
-"""What programs counted in their measured windows, beside the throughput."""
+"""Rates and fractions that programs recorded in their measured windows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning: quality against what was spent for it, per quality run and over seeds."""
+"""Learning: quality against training time or data, per quality run and over seeds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 TITLE = "Learning"
 SLUG = "learning"
 MOST_PICTURE_BYTES = 2**24
-"""A larger file is no picture of ours, and the page would hold it."""
+"""Larger files are not pictures of ours, and would be embedded in the page."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Spent:
-    """What quality is drawn against."""
+    """The quantity on the x axis."""
 
     slug: str
     label: str
@@ -67,11 +67,11 @@ def collect(view: View) -> dict[str, tuple[Run, ...]]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Picture:
-    """What a run made at one point.
+    """A picture that a run made at one point.
 
     Attributes:
-      label: Which run, and when.
-      url: The picture itself.
+      label: The run, and the point.
+      url: The picture as a data URL.
     """
 
     label: str
@@ -79,7 +79,7 @@ class Picture:
 
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:
-    """Returns the first and the last picture of each quality run that made some."""
+    """Returns the first and the last picture of each quality run that made any."""
     found = []
     for case in view.study.quality_runs:
         for entry in case.ok_entries:
@@ -167,7 +167,7 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
 
 
 def render(view: View) -> Markup:
-    """Renders two or three panels per metric, what each run reached, and all seeds."""
+    """Renders two or three panels per metric, a table of the runs, and all seeds."""
     everything = collect(view)
     found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]

@@ -1,4 +1,4 @@
-"""Definitions, formulas and statistics: how to read every number above."""
+"""Definitions, formulas and statistics of all numbers in the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Learning quality: what was reached, on how many examples, after how few steps."""
+"""Quality after the few timed steps, with the number of held-out examples."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class CaseQuality:
 def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
     """Returns the quality of every measured case, by title of the axis.
 
-    The title is the name of the metric, unless figures of that name were made by
-    several protocols: each has its own axis then.
+    The title is the name of the metric, unless figures of that name have
+    several protocols: each then has its own axis.
     """
     names = axes.titles(
         axes.axis_of(metric)

@@ -17,7 +17,7 @@ SLUG = "scaling"
 
 LEADS = {
     "throughput": "Examples of the global batch per second, both axes logarithmic. "
-    "Dotted: perfect scaling from each backend's own baseline.",
+    "Dotted: ideal scaling from each backend's own baseline.",
     "speedup": "Throughput relative to the backend's own baseline, both axes "
     "logarithmic. Dotted: ideal.",
     "efficiency": "Speedup divided by the number of replicas. Dotted: ideal.",

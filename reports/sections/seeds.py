@@ -1,4 +1,4 @@
-"""Runs with several seeds, together: a part of Learning."""
+"""Aggregates runs with several seeds; part of the section Learning."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from results.run_scores import RunScore
     from results.study import Case, Entry
 
-_FEWEST = 2  # runs that are several
+_FEWEST = 2  # runs of a case that are aggregated
 _NUM_THRESHOLDS = 101
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class CaseScore:
-    """What the runs of one case reached, together.
+    """The results of all runs of one case.
 
     Attributes:
       case: The case.
-      reached: By each run, at its end.
-      score: Of all of them.
+      reached: Final quality of each run.
+      score: Aggregate of all runs.
     """
 
     case: Case
@@ -89,9 +89,9 @@ def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | 
 
     Args:
       view: The study.
-      number: Of the metric in the page.
+      number: Index of the metric in the page.
       name: Its title.
-      runs: Of all cases.
+      runs: The runs of all cases.
     """
     cases = collect(runs)
     if not cases:
@@ -119,7 +119,7 @@ def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | 
     panel = profiles.draw(
         lines,
         slug=f"learning-{number}-profile",
-        title=f"Share of runs that reached a level of {name}",
+        title=f"Fraction of runs that reached a level of {name}",
         description="; ".join(
             f"{found.case.label}: interquartile mean "
             f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"

@@ -57,7 +57,7 @@ def render(view: View) -> Markup:
         for case in view.measured_cases:
             values = list(scaling.values(case, metric).values())
             if min(values) <= 0:
-                # Zero stands for "could not be read"; a mean of it would be a lie.
+                # Zero means "could not be read"; a mean including it would be wrong.
                 continue
             estimate = scaling.estimate(case, metric, unit=unit)
             assert estimate is not None

@@ -1,4 +1,4 @@
-"""How long steps take: every recorded step, warmup apart."""
+"""Step times: every recorded step, with warmup shown separately."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
 
 
 def _warmup_row(view: View, case: Case, steps: tuple[float, ...]) -> rows.Row:
-    """All warmup steps as dots, and the first step of each process as the marker."""
+    """All warmup steps as dots, and the mean first step as the marker."""
     first = statistics.geometric_mean(
         rank.warmup_step_time_sec[0]
         for entry in case.ok_entries

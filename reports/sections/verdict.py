@@ -1,4 +1,4 @@
-"""What was found, in words, before any figure."""
+"""The findings in words, before any figure."""
 
 from __future__ import annotations
 

@@ -1,81 +1,90 @@
-"""Identifiers use the words of ``docs/glossary.md`` and none of those it replaces."""
+"""Code and documents use the words of ``docs/glossary.md``.
+
+The last section of the glossary lists the words that are not used, each with what to
+write instead. It is the only list: the checks here read it.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("harness", "replicator", "reports", "results", "workloads")
+GLOSSARY = ROOT / "docs" / "glossary.md"
 
-# Word of an identifier -> what the glossary has in its place.
-BANNED_WORDS = {
-    "burn": "num_warmup_steps",
-    "campaign": "sweep",
-    "clone": "replica",
-    "clones": "replicas",
-    "comms": "collectives",
-    "cost": "loss",
-    "database": "store",
-    "distributor": "replicator",
-    "experiment": "sweep, study or trial",
-    "experiments": "studies or trials",
-    "fps": "examples_per_sec",
-    "host": "worker or device",
-    "iter": "step",
-    "iteration": "step",
-    "iterations": "steps",
-    "iters": "num_measured_steps",
-    "job": "trial",
-    "latency": "step_time_sec or time_to_first_step_sec",
-    "scalability": "efficiency",
-    "shard": "replica, or the share of an input pipeline",
-    "shards": "replicas, or the shares of input pipelines",
-    "speed": "throughput",
-    "task": "workload or worker",
-    "tower": "replica",
-    "towers": "replicas",
-    "tps": "examples_per_sec",
-}
+# What is checked: all tracked files but those left out. To extend the check to a
+# package, remove its line.
+LEFT_OUT = (
+    "benchmarks/",  # its texts change with its structure
+    "docs/conformance.md",  # written from replicator/
+    "docs/migration.md",
+    "docs/replicator/",
+    "replicator/",  # still has coined words
+    "tests/conformance/",  # its texts follow those of replicator/
+    "tests/fuzz/",
+    "tests/programs/",
+    "tests/replicator/",
+)
 
-# Last of several words -> what the glossary has in its place.
-BANNED_UNITS = {
-    "milliseconds": "a name that ends in _sec",
-    "ms": "a name that ends in _sec",
-    "pct": "a ratio from 0 to 1",
-    "percent": "a ratio from 0 to 1",
-    "secs": "a name that ends in _sec",
-    "seconds": "a name that ends in _sec",
-}
+# The list itself, and the tests of the list: they have to write the words.
+QUOTING = ("docs/glossary.md", "tests/architecture/test_vocabulary.py")
 
-# Whole identifier -> what the glossary has in its place.
-BANNED_NAMES = {
-    "batch_size": "per_replica_batch_size or global_batch_size",
-    "effective_batch_size": "global_batch_size",
-    "local_batch_size": "per_replica_batch_size",
-    "total_batch_size": "global_batch_size",
-    "world_size": "num_replicas_in_sync",
-}
+SUFFIXES = (".py", ".md", ".j2")
+OTHER_FILES = ("Makefile", "pyproject.toml")
 
 # (file, identifier) -> why the word is right there.
-ALLOWED = {
-    ("harness/cli/progress.py", "_task"): "rich's word for a progress bar",
-    ("replicator/_tf/compat.py", "meta_optimizer_iterations"): "TensorFlow's field",
-    ("replicator/inputs/data_options.py", "auto_shard_policy"): "an option of tf.data",
-    ("workloads/data/audit.py", "check_shards"): "shards as tf.data has them",
-    ("workloads/data/audit.py", "shard"): "shards as tf.data has them",
-    ("workloads/data/audit.py", "shards"): "shards as tf.data has them",
-    ("workloads/data/pipeline.py", "shard"): "shards as tf.data has them",
+ALLOWED_IDENTIFIERS = {
+    ("results/lock.py", "HOLDER_NAME"): "a lock has a holder: the name of a file",
+    ("results/lock.py", "_read_holder"): "a lock has a holder",
 }
+
+# (file, phrase) -> why the phrase is right there.
+ALLOWED_PHRASES: dict[tuple[str, str], str] = {}
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 
+def banned(heading: str) -> dict[str, str]:
+    """Returns what a table of the glossary bans, and what it has instead.
+
+    Args:
+      heading: The heading above the table. Its first column has one or more entries
+        that are separated by commas, its second one says what to write instead.
+    """
+    text = GLOSSARY.read_text(encoding="utf-8")
+    section = text.split(f"\n### {heading}\n", maxsplit=1)[1].split("\n#", maxsplit=1)[
+        0
+    ]
+    rows = [
+        line.strip("| ").split(" | ") for line in section.splitlines() if "|" in line
+    ]
+    return {
+        entry.strip("` "): instead
+        for entries, instead in rows[2:]
+        for entry in entries.split(",")
+    }
+
+
+WORDS = banned("Words of identifiers")
+UNITS = banned("Units at the end of identifiers")
+NAMES = banned("Whole identifiers")
+PHRASES = banned("Phrases in text")
+
+
+def words_of(name: str) -> list[str]:
+    """Returns the words of an identifier, in lower case."""
+    return [word.lower() for word in _WORD.findall(name)]
+
+
 def defined_names(source: str) -> set[str]:
-    """Returns the identifiers that a module makes up itself.
+    """Returns the identifiers that a module defines itself.
 
     Names of classes, functions, arguments, variables and attributes that are assigned;
     keywords of calls belong to the function that is called. Names with two underscores
@@ -98,48 +107,137 @@ def defined_names(source: str) -> set[str]:
     return {n for n in names if not (n.startswith("__") and n.endswith("__"))}
 
 
-def complaint(name: str) -> str | None:
+def better_name(name: str) -> str | None:
     """Says what an identifier should be called, or None if its words are fine."""
     plain = name.strip("_").lower()
-    if plain in BANNED_NAMES:
-        return BANNED_NAMES[plain]
-    words = [word.lower() for word in _WORD.findall(name)]
-    for word in words:
-        if word in BANNED_WORDS:
-            return BANNED_WORDS[word]
+    if plain in NAMES:
+        return NAMES[plain]
+    words = words_of(name)
+    for entry, instead in WORDS.items():
+        parts = words_of(entry)
+        starts = range(len(words) - len(parts) + 1)
+        if any(words[i : i + len(parts)] == parts for i in starts):
+            return instead
     # A single word is a quantity by itself (a writer of seconds), a flag has no unit.
     has_unit = len(words) > 1 and words[0] not in ("as", "has", "is")
-    return BANNED_UNITS.get(words[-1]) if has_unit else None
+    return UNITS.get(words[-1]) if has_unit else None
 
 
-def findings() -> dict[tuple[str, str], str]:
+def strings_of(source: str) -> Iterator[str]:
+    """Yields the strings of a module: messages, help and docstrings.
+
+    What an f-string fills in is replaced by a mark.
+    """
+    tree = ast.parse(source)
+    within = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            parts = [part for part in node.values if isinstance(part, ast.Constant)]
+            within |= {id(part) for part in parts}
+            yield "".join(
+                str(part.value) if isinstance(part, ast.Constant) else "{}"
+                for part in node.values
+            )
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in within
+        ):
+            yield node.value
+
+
+def phrases_in(text: str) -> list[str]:
+    """Returns the banned phrases of a text; line breaks and capitals do not count."""
+    plain = " ".join(text.lower().split())
+    return [
+        p for p in PHRASES if re.search(rf"(?<![\w-]){re.escape(p)}(?![\w-])", plain)
+    ]
+
+
+def texts_of(path: Path) -> list[str]:
+    """Returns what a reader sees of a file; released changes stay as they were."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        return list(strings_of(text))
+    if path.name == "CHANGELOG.md":
+        unreleased = text.split("\n## Unreleased\n", maxsplit=1)[1]
+        return [unreleased.split("\n## ", maxsplit=1)[0]]
+    return [text]
+
+
+def checked_files() -> list[Path]:
+    """Returns the files to check: those of the packages and documents."""
+    folders = ("benchmarks", "docs", "harness", "replicator")
+    folders += ("reports", "results", "tests", "workloads")
+    found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
+    found += [*ROOT.glob("*.md"), *(ROOT / name for name in OTHER_FILES)]
+    skipped = (*LEFT_OUT, *QUOTING)
+    return sorted(
+        path
+        for path in found
+        if (path.suffix in SUFFIXES or path.name in OTHER_FILES)
+        and not path.relative_to(ROOT).as_posix().startswith(skipped)
+    )
+
+
+def banned_identifiers() -> dict[tuple[str, str], str]:
     """Returns file, identifier and the better name, for all banned identifiers."""
     found = {}
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
+    for path in checked_files():
+        if path.suffix == ".py":
             for name in defined_names(path.read_text(encoding="utf-8")):
-                better = complaint(name)
+                better = better_name(name)
                 if better is not None:
                     found[path.relative_to(ROOT).as_posix(), name] = better
     return found
 
 
+def banned_phrases() -> set[tuple[str, str]]:
+    """Returns file and phrase, for all banned phrases."""
+    return {
+        (path.relative_to(ROOT).as_posix(), phrase)
+        for path in checked_files()
+        for text in texts_of(path)
+        for phrase in phrases_in(text)
+    }
+
+
 def test_no_identifier_uses_a_replaced_word() -> None:
-    """Every banned identifier has a reason in ALLOWED, or another name."""
+    """Every banned identifier has a reason in ALLOWED_IDENTIFIERS, or another name."""
     wrong = [
         f"{path}: {name!r}; the glossary has {better}"
-        for (path, name), better in findings().items()
-        if (path, name) not in ALLOWED
+        for (path, name), better in banned_identifiers().items()
+        if (path, name) not in ALLOWED_IDENTIFIERS
     ]
 
     assert wrong == []
 
 
-def test_the_allow_list_has_no_stale_entry() -> None:
+def test_no_text_uses_a_replaced_phrase() -> None:
+    """Messages, help, docstrings and documents are in standard English."""
+    wrong = [
+        f"{path}: {phrase!r}; the glossary has {PHRASES[phrase]}"
+        for path, phrase in sorted(banned_phrases() - set(ALLOWED_PHRASES))
+    ]
+
+    assert wrong == []
+
+
+def test_the_allow_lists_have_no_stale_entry() -> None:
     """An exception that nothing needs any more is removed."""
-    stale = sorted(set(ALLOWED) - set(findings()))
+    stale = [
+        *sorted(set(ALLOWED_IDENTIFIERS) - set(banned_identifiers())),
+        *sorted(set(ALLOWED_PHRASES) - banned_phrases()),
+    ]
 
     assert stale == []
+
+
+def test_what_is_left_out_exists() -> None:
+    """A folder or file that was renamed does not stay left out unnoticed."""
+    missing = [name for name in (*LEFT_OUT, *QUOTING) if not (ROOT / name).exists()]
+
+    assert missing == []
 
 
 @pytest.mark.parametrize(
@@ -148,49 +246,88 @@ def test_the_allow_list_has_no_stale_entry() -> None:
         ("def f(batch_size): pass", "batch_size"),
         ("self.batch_size = 8", "batch_size"),
         ("class TowerModel: pass", "TowerModel"),
-        ("for world_size in []: pass", "world_size"),
+        ("for ticket in []: pass", "ticket"),
         ("def f():\n  n_iters: int = 3", "n_iters"),
         ("step_time_ms = 1", "step_time_ms"),
         ("import numpy as fps", "fps"),
-        ("try: pass\nexcept OSError as latency: pass", "latency"),
-        ("async def run_job(): pass", "run_job"),
+        ("try: pass\nexcept OSError as lesson: pass", "lesson"),
+        ("async def knock(): pass", "knock"),
         ("lambda *iters: iters", "iters"),
+        ("class CommonEndOfData: pass", "CommonEndOfData"),
+        ("check_start_equal = 1", "check_start_equal"),
+        ("self._several_steps = 1", "_several_steps"),
     ],
 )
 def test_a_replaced_word_is_found_wherever_it_is_defined(
     source: str, name: str
 ) -> None:
     """The search sees every kind of definition."""
-    banned = [n for n in defined_names(source) if complaint(n) is not None]
+    found = [n for n in defined_names(source) if better_name(n) is not None]
 
-    assert banned == [name]
+    assert found == [name]
 
 
 @pytest.mark.parametrize(
     "source",
     [
         "call(batch_size=8)",
-        "other.world_size",
+        "other.batch_size",
         "per_replica_batch_size = global_batch_size = 8",
         "def seconds(value, is_percent): pass",
-        "items = terms = []",
+        "placeholder = shareholders = homestead = terms = []",
         "def __iter__(self): pass",
+        "shard = latency_sec = host = task = iteration = job = world_size = 1",
+        "straggler = remainder = sequence_number = heartbeat = predicate = 1",
     ],
 )
-def test_words_of_others_and_words_within_words_are_fine(source: str) -> None:
-    """Keywords and attributes of other libraries are theirs."""
-    banned = [n for n in defined_names(source) if complaint(n) is not None]
+def test_standard_words_and_words_of_others_are_fine(source: str) -> None:
+    """The field's words are allowed; keywords and attributes of others are theirs."""
+    found = [n for n in defined_names(source) if better_name(n) is not None]
 
-    assert banned == []
+    assert found == []
 
 
-def test_the_glossary_names_what_is_banned() -> None:
-    """The batch sizes and the replica count are in the document as well."""
-    glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
-    missing = [
-        word
-        for word in ("batch_size", "world_size", "iters", "tower", "clone", "latency")
-        if word not in glossary
-    ]
+@pytest.mark.parametrize(
+    ("source", "phrases"),
+    [
+        ('raise ValueError("8 does not divide by 3")', ["does not divide by"]),
+        ('raise ValueError(f"{a} does not divide " f"by {b}")', ["does not divide by"]),
+        ('"""Worker 1 Cannot\n\ngo on."""', ["cannot go on", "go on"]),
+        ('help = "no word from the chief"', ["no word from"]),
+        ('x = f"{what} is {y} told"', ["told"]),
+        ('"""Says which replica is the straggler."""', []),
+        ('"""A placeholder of shareholders, not a cartoon."""', []),
+    ],
+)
+def test_a_replaced_phrase_is_found_in_strings_and_docstrings(
+    source: str, phrases: list[str]
+) -> None:
+    """The search sees docstrings, strings in parts and f-strings."""
+    found = [phrase for text in strings_of(source) for phrase in phrases_in(text)]
 
-    assert missing == []
+    assert sorted(found) == sorted(phrases)
+
+
+def test_documents_and_code_are_among_the_checked_files() -> None:
+    """The check is not empty by mistake."""
+    names = {path.relative_to(ROOT).as_posix() for path in checked_files()}
+
+    assert {
+        "README.md",
+        "CHANGELOG.md",
+        "docs/decisions/README.md",
+        "harness/cli/main.py",
+        "reports/templates/page.html.j2",
+        "results/README.md",
+        "workloads/d4pg/workload.py",
+    } <= names
+
+
+def test_every_banned_entry_says_what_to_write_instead() -> None:
+    """The tables of the glossary are complete, and none of them is empty."""
+    tables = (WORDS, UNITS, NAMES, PHRASES)
+
+    assert all(tables)
+    assert all(
+        entry and instead for table in tables for entry, instead in table.items()
+    )

@@ -1,4 +1,4 @@
-"""``python -m benchmarks`` measures what it is asked for, and says what it knows."""
+"""``python -m benchmarks`` runs the requested benchmarks, and lists them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def section(document: str, title: str) -> str:
 
 
 def options_in(text: str) -> set[str]:
-    """Returns the options that a text names in backquotes or first columns."""
+    """Returns the options that a document names in backquotes or first columns."""
     quoted = "\n".join(re.findall(r"`([^`\n]+)`", text))
     return set(_OPTION.findall(quoted))
 

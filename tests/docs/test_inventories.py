@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def read(root: Path, name: str) -> str:
-    """Returns a text file of the project."""
+    """Returns the text of a file of the project."""
     return (root / name).read_text(encoding="utf-8")
 
 

@@ -145,12 +145,12 @@ class Program:
         return value
 
     def explain(self) -> str:
-        """Returns a text."""
+        """Returns a string."""
         return "no collectives"
 
 
 def misbehave(what: str) -> None:
-    """Does what is asked for; what acts elsewhere does nothing here."""
+    """Does what the directory requests; other behaviors have no effect here."""
     if what == "fail":
         raise RuntimeError("the reducer is out of paper\nsecond line")
     if what == "lose":

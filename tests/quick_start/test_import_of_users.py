@@ -43,15 +43,15 @@ found = {
     "matplotlib": plot_image_gallery.plt is not None,
     "sklearn": fixes.sklearn is not None,
 }
-told = {"found": found, "path": os.environ.get("PYTHONPATH", ""), "code": int(code)}
+answer = {"found": found, "path": os.environ.get("PYTHONPATH", ""), "code": int(code)}
 with open(sys.argv[1], "w", encoding="utf-8") as file:
-    json.dump(told, file)
+    json.dump(answer, file)
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What the process told."""
+    """What the process answered."""
 
     found: dict[str, bool]
     path: str

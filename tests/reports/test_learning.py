@@ -81,7 +81,7 @@ def test_counts_of_the_window_have_a_column_per_case(view: View) -> None:
     assert section.count("environment steps/s") == 1
 
 
-def test_runs_of_a_case_are_told_apart(view: View, section: str) -> None:
+def test_runs_of_a_case_are_distinguished(view: View, section: str) -> None:
     """Page and terminal name the repetition, and what all of a case reached."""
     lines = text.quality_lines(view)
 

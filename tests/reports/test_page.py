@@ -97,14 +97,14 @@ def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
         "PYTHONPATH": os.pathsep.join(sys.path),
         "SOURCE_DATE_EPOCH": "1",
     }
-    told = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", BUILD, os.path.relpath(store.root)],
         capture_output=True,
         check=True,
         env=environment,
     )
 
-    assert page == told.stdout.decode()
+    assert page == completed.stdout.decode()
 
 
 def test_page_reaches_for_nothing_outside(page: str, outline: Outline) -> None:

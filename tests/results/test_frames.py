@@ -106,18 +106,18 @@ def test_frames_of_an_unmeasured_study_are_empty(
 
 def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
     """It goes to JSON and back; every estimate has value, low, high, n and unit."""
-    told = summary.summary(broken)
-    points = [point for point in told["points"] if point["throughput"]]
+    figures = summary.summary(broken)
+    points = [point for point in figures["points"] if point["throughput"]]
 
-    assert told == json.loads(json.dumps(told))
+    assert figures == json.loads(json.dumps(figures))
     assert {"images/s"} == {point["throughput"]["unit"] for point in points}
     assert all(
         {"value", "low", "high", "n", "unit", "method", "confidence"}
         == set(point["throughput"])
         for point in points
     )
-    assert told["coverage"]["ok"] == 28
-    assert len(told["failures"]) == 5
+    assert figures["coverage"]["ok"] == 28
+    assert len(figures["failures"]) == 5
 
 
 @pytest.mark.parametrize("kind", sorted(schema.MODELS))

@@ -54,9 +54,9 @@ def _place(path: pathlib.Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "reason"),
     [
-        ("directory", r"unreadable: it is not a plain file"),
-        ("pipe", r"unreadable: it is not a plain file"),
-        ("endless", r"unreadable: it is not a plain file"),
+        ("directory", r"unreadable: it is not a regular file"),
+        ("pipe", r"unreadable: it is not a regular file"),
+        ("endless", r"unreadable: it is not a regular file"),
         ("loop", r"unreadable: Too many levels of symbolic links"),
         ("dangling", r"unreadable: a symbolic link to nothing"),
         ("large", r"unreadable: \d+ bytes, a record has at most \d+"),
@@ -93,11 +93,11 @@ def test_a_file_without_permission_is_named(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[" * 100_000, r"not JSON of ours: lists or objects are nested too deeply"),
-        ('{"a":' * 100_000, r"not JSON of ours: .* nested too deeply"),
+        ("[" * 100_000, r"not a record: lists or objects are nested too deeply"),
+        ('{"a":' * 100_000, r"not a record: .* nested too deeply"),
         ("9" * 10_000, r"not JSON: Exceeds the limit"),
         (f'{{"schema_version": {"9" * 4000}}}', r"schema_version is 9+\.\.\.9+, must"),
-        ('{"schema_version": 10000}', r"schema_version is 10000, must be a whole"),
+        ('{"schema_version": 10000}', r"schema_version is 10000, must be an integer"),
         ('{"schema_version": 3, "\\ud800": 1}', r"Field required|\\ud800"),
     ],
 )
@@ -230,14 +230,14 @@ def test_an_upgrader_that_fails_names_the_record(tmp_path: pathlib.Path) -> None
 
     with pytest.raises(
         errors.CorruptRecordError,
-        match=r"not a env of schema_version 1: upgrading it ended with KeyError",
+        match=r"not a env of schema_version 1: upgrading it raised KeyError",
     ):
         upgrade.upgrade(
             "env", {"schema_version": 1}, tmp_path, upgraders={1: upgrader}, current=2
         )
 
 
-def test_trials_that_are_no_folder_are_told(store: Store) -> None:
+def test_trials_that_are_no_folder_are_reported(store: Store) -> None:
     """A link in a circle is not the same as no trial yet."""
     trials = store.root / "trials"
     trials.rename(store.root / "elsewhere")
@@ -246,7 +246,7 @@ def test_trials_that_are_no_folder_are_told(store: Store) -> None:
         Store.open(store.root)
 
 
-def test_a_study_that_cannot_be_looked_at_is_told(tmp_path: pathlib.Path) -> None:
+def test_a_study_that_cannot_be_looked_at_is_reported(tmp_path: pathlib.Path) -> None:
     """Circles and names of any length."""
     (tmp_path / "loop").symlink_to("loop")
     for path, reason in (
@@ -260,7 +260,7 @@ def test_a_study_that_cannot_be_looked_at_is_told(tmp_path: pathlib.Path) -> Non
             Store.open(path)
 
 
-def test_a_folder_that_cannot_be_listed_is_told(
+def test_a_folder_that_cannot_be_listed_is_reported(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line, with the folder."""
@@ -287,19 +287,19 @@ def test_a_lock_that_is_a_link_empties_nothing(store: Store) -> None:
     assert "kept" == other.read_text()
 
 
-def test_a_holder_that_cannot_be_written_is_told(store: Store) -> None:
+def test_a_pid_file_that_cannot_be_written_is_reported(store: Store) -> None:
     """A directory in its place."""
     (store.root / ".lock-holder").mkdir()
     with (
         pytest.raises(
-            errors.WriteStoreError, match=r"cannot write '.*holder': .*; rem"
+            errors.WriteStoreError, match=r"cannot write '.*lock-holder': .*; rem"
         ),
         lock_study(store.root),
     ):
         pass
 
 
-def test_a_folder_whose_name_is_no_text_can_be_told(store: Store) -> None:
+def test_a_folder_whose_name_is_no_text_can_be_reported(store: Store) -> None:
     """Names of files are bytes."""
     name = os.fsdecode(b"\xff\x1b")
     (store.root / "trials" / name).mkdir()

@@ -1,4 +1,4 @@
-"""The study lock: one holder, named, and gone with its process."""
+"""The study lock: one owner, named, and released with its process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from results import errors, lock
 if TYPE_CHECKING:
     import pathlib
 
-HOLDER = """
+OWNER = """
 import pathlib, sys, time
 from results import lock
 with lock.lock_study(pathlib.Path(sys.argv[1])):
@@ -30,24 +30,24 @@ def test_second_process_is_refused_with_the_pid_and_a_kill_frees(
 ) -> None:
     """Kill -9 leaves nothing stale: the kernel drops the lock."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path)],
+        [sys.executable, "-c", OWNER, str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    ) as holder:
-        assert holder.stdout.readline() == "held\n"
+    ) as owner:
+        assert owner.stdout.readline() == "held\n"
         with (
             pytest.raises(
                 errors.StudyLockedError,
-                match=rf"is in use by process {holder.pid}: wait until it ends",
+                match=rf"is in use by process {owner.pid}: wait until it ends",
             ) as refusal,
             lock.lock_study(tmp_path),
         ):
             pytest.fail("the lock was given twice")
-        os.kill(holder.pid, signal.SIGKILL)
-        holder.wait()
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
 
-    assert holder.pid == refusal.value.pid
+    assert owner.pid == refusal.value.pid
     with lock.lock_study(tmp_path):
         assert int((tmp_path / lock.HOLDER_NAME).read_text()) == os.getpid()
 
@@ -67,7 +67,7 @@ def test_one_process_cannot_hold_it_twice(tmp_path: pathlib.Path) -> None:
         pass
 
 
-def test_holder_that_has_not_said_its_pid(tmp_path: pathlib.Path) -> None:
+def test_owner_that_has_not_written_its_pid(tmp_path: pathlib.Path) -> None:
     """Between lock and pid the message still makes sense."""
     with lock.lock_study(tmp_path):
         (tmp_path / lock.HOLDER_NAME).write_text("")

@@ -67,7 +67,7 @@ def test_figures_do_not_depend_on_chance() -> None:
 @pytest.mark.parametrize("runs", [{}, {"": []}, {"a": [1.0], "b": []}])
 def test_no_runs_are_refused(runs: dict[str, list[float]]) -> None:
     """There is nothing to take the mean of."""
-    with pytest.raises(errors.ResultsError, match="must have one number or more"):
+    with pytest.raises(errors.ResultsError, match="must have at least one number"):
         run_scores.score(runs)
 
 

@@ -192,7 +192,7 @@ def test_plan_that_names_a_trial_twice_is_refused(
 
 
 def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> None:
-    """Missing, unfinished, corrupt and unplanned trials are told apart."""
+    """Missing, unfinished, corrupt and unplanned trials are distinguished."""
     store = synthetic.make_store(tmp_path, synthetic.Shape())
     plan = store.read_plan()
     ids = [trial.trial_id for trial in plan.trials]

@@ -95,7 +95,7 @@ def test_unfinished_and_empty_folders_are_not_finished(store: Store) -> None:
     [
         ("result.json", "{", "not JSON: "),
         ("result.json", "[]", "holds a list, must hold an object"),
-        ("status.json", "{}", "schema_version is None, must be a whole number"),
+        ("status.json", "{}", "schema_version is None, must be an integer"),
         ("spec.json", '{"schema_version": 1}', "workload: Field required"),
         ("env.json", "\x00\xff", "not JSON"),
     ],
@@ -223,7 +223,7 @@ def test_a_trial_of_the_first_version_keeps_its_name(
 def test_missing_upgrader_is_named(tmp_path: pathlib.Path) -> None:
     """A gap in the table is an error, not a silent pass."""
     with pytest.raises(
-        errors.CorruptRecordError, match="nothing upgrades schema_version 1 to 2"
+        errors.CorruptRecordError, match="there is no upgrade of schema_version 1 to 2"
     ):
         upgrade.upgrade("env", {"schema_version": 1}, tmp_path, upgraders={}, current=2)
 
@@ -247,7 +247,7 @@ def test_corrupt_plan_leaves_the_trials_readable(store: Store) -> None:
 
 
 def test_opening_nothing_is_an_error(tmp_path: pathlib.Path) -> None:
-    """Missing, empty, a file: each with its own lesson."""
+    """Missing, empty, a file: each with its own error."""
     with pytest.raises(errors.OpenStoreError, match="the directory does not exist"):
         Store.open(tmp_path / "missing")
     with pytest.raises(errors.OpenStoreError, match=r"holds neither plan.json nor"):

@@ -99,7 +99,7 @@ def test_same_input_gives_the_same_bytes() -> None:
 def test_values_that_are_no_measurement_are_refused(
     values: list[float], message: str
 ) -> None:
-    """Zero, NaN and nothing are refused with a lesson."""
+    """Zero, NaN and nothing raise an actionable error."""
     with pytest.raises(errors.ResultsError, match=message):
         statistics.geometric_mean(values, unit="images/s")
 

@@ -124,7 +124,7 @@ def test_unknown_preset_lists_presets() -> None:
         ({"weight_decay": -1}, r"weight_decay=-1\.0 must be at least 0"),
         ({"version": "v2"}, r"version='v2' must be one of 'v1', 'v1\.5'"),
         ({"compute_dtype": "float16"}, r"must be one of 'float32', 'mixed_bfloat16'"),
-        ({"version": 1}, r"version=1 must be a text"),
+        ({"version": 1}, r"version=1 must be a string"),
         ({"num_classes": 0}, r"num_classes=0 must be at least 1"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Batch normalization whose scale and offset belong to the class of the example."""
+"""Batch normalization whose scale and offset depend on the class of the example."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import tensorflow as tf
 import replicator
 
 STATISTICS = ("local", "cross_replica")
-# Those of the published SN-GAN code.
+# Values of the published SN-GAN code.
 MOMENTUM = 0.9
 EPSILON = 2e-5
 _CHANNELS_LAST = 4  # rank of images
 
 
 def batch_norm(statistics: str, **options: Any) -> Any:
-    """Makes a layer that normalizes channels by the batch.
+    """Creates a layer that normalizes channels by the batch.
 
     Args:
       statistics: ``local`` (each replica by its own batch, as in the published code) or
         ``cross_replica`` (by the global batch).
-      **options: Of ``keras.layers.BatchNormalization``.
+      **options: Options of ``keras.layers.BatchNormalization``.
 
     Raises:
       ValueError: Unknown statistics.
@@ -47,8 +47,8 @@ class ConditionalBatchNormalization(keras.layers.Layer):
 
     Attributes:
       norm: The normalization, without scale and offset.
-      gamma: [num_classes, num_channels], from ones.
-      beta: [num_classes, num_channels], from zeros.
+      gamma: [num_classes, num_channels], initially one.
+      beta: [num_classes, num_channels], initially zero.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class ConditionalBatchNormalization(keras.layers.Layer):
         """Normalizes [examples, height, width, channels] for labels of [examples].
 
         Raises:
-          ValueError: Wrong ranks, or labels that are no integers.
+          ValueError: Wrong ranks, or labels that are not integers.
         """
         if inputs.shape.rank != _CHANNELS_LAST or labels.shape.rank != 1:
             raise ValueError(

@@ -11,8 +11,9 @@ def discriminator_loss(real_logits: tf.Tensor, fake_logits: tf.Tensor) -> tf.Ten
     Lim & Ye 2017; Miyato et al. 2018, equation 16, with the sign of a loss.
 
     Args:
-      real_logits: Of real examples, [num_real], float32.
-      fake_logits: Of generated ones, [num_fake], float32; the numbers may differ.
+      real_logits: Logits of real examples, [num_real], float32.
+      fake_logits: Logits of generated ones, [num_fake], float32; the numbers may
+        differ.
 
     Returns:
       Scalar, float32.
@@ -30,7 +31,7 @@ def generator_loss(fake_logits: tf.Tensor) -> tf.Tensor:
     """Returns -mean(fake); Miyato et al. 2018, equation 17.
 
     Args:
-      fake_logits: Of generated examples, [num_fake], float32.
+      fake_logits: Logits of generated examples, [num_fake], float32.
 
     Returns:
       Scalar, float32.

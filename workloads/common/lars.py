@@ -21,7 +21,7 @@ class LARS(keras.optimizers.Optimizer):
         w <- w - v
 
     Biases and batch-norm parameters (rank 1) have ratio 1 and no decay, as in Google's
-    reference for TPUs. The rate is inside v, so a change of it needs no correction.
+    reference for TPUs. The rate is part of v, so a change of it needs no correction.
     """
 
     def __init__(
@@ -34,15 +34,15 @@ class LARS(keras.optimizers.Optimizer):
         name: str = "lars",
         **options: Any,
     ) -> None:
-        """Makes the optimizer.
+        """Creates the optimizer.
 
         Args:
           learning_rate: Number or schedule.
-          momentum: Share of v that is kept.
+          momentum: Fraction of v that is kept.
           decay: d; not the decoupled ``weight_decay`` of Keras.
           trust: The paper's eta.
-          name: Of the optimizer.
-          **options: Of ``keras.optimizers.Optimizer``.
+          name: Name of the optimizer.
+          **options: Options of ``keras.optimizers.Optimizer``.
         """
         super().__init__(learning_rate=learning_rate, name=name, **options)
         self.momentum = momentum
@@ -51,7 +51,7 @@ class LARS(keras.optimizers.Optimizer):
         self._velocities: list[Any] = []
 
     def build(self, variables: Any) -> None:
-        """Makes a v per variable, from zero."""
+        """Creates one v per variable, initially zero."""
         if self.built:
             return
         super().build(variables)

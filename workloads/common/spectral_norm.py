@@ -1,19 +1,19 @@
 """Layers whose weights are divided by their spectral norm (Miyato et al. 2018).
 
-The norm of W [rows, columns] is followed by one step of the power iteration per call,
+The norm of W [rows, columns] is tracked by one step of the power iteration per call,
 from a vector u [rows] that is kept from step to step:
 
     v = W^T u / |W^T u|,  u' = W v / |W v|,  sigma = u'^T W v
 
 u and v are constants for gradients, so that the gradient of sigma is u' v^T. In
-training u' is kept; otherwise it is used and forgotten, as in the published code.
+training u' is kept; otherwise it is used and discarded, as in the published code.
 
-Under replication u is a mirrored variable without further ado: what is written to it
-comes from W and u alone, which every replica has alike, and from no example. The
+Under replication u is an ordinary mirrored variable: the value written to it depends
+only on W and u, which are identical on every replica, and not on any example. The
 ``in_graph`` engine proves that and computes it once where replicas share memory; other
-backends compute the same on every replica. ``tf.distribute`` wants to be told which
-replica's value counts when all write the same: the first. Workers of unlike hardware
-could round differently; there, as for the weights, ``assert_in_sync`` would say so.
+backends compute the same on every replica. ``tf.distribute`` must be given the replica
+whose value is used when all write the same: the first. Workers of different hardware
+could round differently; as for the weights, ``assert_in_sync`` would detect it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
       Scalar sigma, whose gradient flows to ``matrix``, and u' [rows], a constant.
 
     Raises:
-      ValueError: Wrong rank or type, or lengths that do not fit.
+      ValueError: Wrong rank or type, or lengths that do not match.
     """
     if matrix.shape.rank != _MATRIX or u.shape != matrix.shape[:1]:
         raise ValueError(
@@ -49,7 +49,7 @@ def power_step(matrix: tf.Tensor, u: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         raise ValueError(
             "power_step needs float32 or float64, the same for both, but got "
             f"{matrix.dtype.name!r} and {u.dtype.name!r}: the iteration does not "
-            "converge in fewer bits"
+            "converge in lower precision"
         )
     fixed = tf.stop_gradient(matrix)
     v = _normalized(tf.linalg.matvec(fixed, u, transpose_a=True))
@@ -87,7 +87,7 @@ class SpectralLayer(keras.layers.Layer):
             name="kernel",
             shape=kernel_shape,
             initializer=kernel_initializer,
-            autocast=False,  # the norm is taken in float32
+            autocast=False,  # the norm is computed in float32
         )
         self.bias = (
             self.add_weight(name="bias", shape=(num_biases,), initializer="zeros")
@@ -105,7 +105,7 @@ class SpectralLayer(keras.layers.Layer):
         self.built = True
 
     def normalized_kernel(self, *, training: bool) -> tf.Tensor:
-        """Returns kernel / sigma in the layer's compute type; in training moves u."""
+        """Returns kernel / sigma in the layer's compute type; in training updates u."""
         kernel = tf.convert_to_tensor(self.kernel)
         axes = [axis for axis in range(len(kernel.shape)) if axis != self._rows_axis]
         matrix = tf.transpose(kernel, [self._rows_axis, *axes])

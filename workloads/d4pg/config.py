@@ -1,6 +1,6 @@
 """Configuration of D4PG: the published settings and the presets.
 
-The planner reads it, so it imports neither TensorFlow nor dm_control.
+The planner imports this module, so it imports neither TensorFlow nor dm_control.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ACTORS = ("processes", "ray")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class D4PGConfig:
-    """What determines the computation and the learning.
+    """Settings of computation and training.
 
     Defaults are those of Tassa et al. 2018 ("DeepMind Control Suite"), where these
     differ from Barth-Maron et al. 2018 ("D4PG").
@@ -34,38 +34,38 @@ class D4PGConfig:
       policy_sizes: Units of the policy's hidden layers, such as ``300,200``.
       critic_sizes: Units of the critic's hidden layers; in an ``mlp`` the action joins
         at the second.
-      num_conv_filters: Of each of the two convolutions that look at frames.
-      num_features: Outputs of the layer that follows them.
-      num_atoms: Returns that the critic gives probabilities to.
-      lowest_return: The first of them.
-      highest_return: The last of them.
-      num_return_steps: n: environment steps whose rewards a transition adds up.
-      discount: Of a reward, per environment step.
-      policy_learning_rate: Adam's.
-      critic_learning_rate: Adam's; of the convolutions too.
-      value_gradient_clip_norm: Longest dQ/da of an example; 0 for any.
-      global_clip_norm: Longest gradient of a network, averaged over replicas; 0 for
-        any.
+      num_conv_filters: Filters of each of the two convolutions over frames.
+      num_features: Outputs of the layer after them.
+      num_atoms: Returns (atoms) to which the critic assigns probabilities.
+      lowest_return: The first atom.
+      highest_return: The last atom.
+      num_return_steps: n: environment steps whose rewards a transition sums.
+      discount: Discount of a reward per environment step.
+      policy_learning_rate: Learning rate of Adam.
+      critic_learning_rate: Learning rate of Adam, also for the convolutions.
+      value_gradient_clip_norm: Largest norm of dQ/da of an example; 0 for no limit.
+      global_clip_norm: Largest norm of a network's gradient, averaged over replicas;
+        0 for no limit.
       target_update_period: Learner steps from one copy of the weights into the target
         networks to the next.
       replay: ``uniform`` or ``prioritized``.
-      replay_capacity: Environment steps that are kept, in the whole trial.
+      replay_capacity: Environment steps that are stored, in the whole trial.
       min_replay_size: Environment steps before the first learner step.
-      samples_per_insert: Transitions that are learned from per environment step; 0 for
-        as many as the learner can.
+      samples_per_insert: Transitions that are sampled per environment step; 0 for no
+        limit.
       priority_exponent: alpha of prioritized replay.
       importance_exponent: beta of prioritized replay.
       actors: ``processes`` of this machine, or of a ``ray`` cluster: the one that
         ``RAY_ADDRESS`` names.
       num_actors: Actor processes, in the whole trial.
-      environments_per_actor: Environments that each steps together.
+      environments_per_actor: Environments that each of them steps together.
       action_repeat: Control steps that an action is held for.
       noise_low: Standard deviation of the first actor's exploration noise, where
         actions reach from -1 to 1.
-      noise_high: Of the last actor's; those between are spaced evenly in logarithm.
+      noise_high: That of the last actor; those between are spaced logarithmically.
       publish_period: Learner steps from one copy of the policy for the actors to the
         next.
-      actor_niceness: How far actors give way to the learner, from 0 to 19.
+      actor_niceness: Niceness of actors relative to the learner, from 0 to 19.
       num_evaluation_episodes: Episodes without noise per evaluation.
     """
 
@@ -136,7 +136,7 @@ class D4PGConfig:
             "publish_period",
         ):
             check_range(name, getattr(self, name), low=1)
-        # An interval needs two episodes.
+        # An interval needs at least two episodes.
         check_range("num_evaluation_episodes", self.num_evaluation_episodes, low=2)
         for name in (
             "policy_learning_rate",
@@ -210,8 +210,8 @@ _LAPTOP = D4PGConfig(
     samples_per_insert=32.0,
     num_actors=2,
     environments_per_actor=2,
-    # Four environments cannot spread noise as 32 actors do: from 1/32, most of them
-    # would explore little.
+    # Four environments cannot cover the noise range of 32 actors: from 1/32, most of
+    # them would explore little.
     noise_low=0.2,
     publish_period=10,
     actor_niceness=5,

@@ -1,8 +1,8 @@
-"""What one input pipeline learns from: actors, the streams they write, and replay.
+"""The experience of one input pipeline: actors, the streams they write, and replay.
 
-Actors are processes of their own. They write into memory that this process samples
-from, and read the policy's weights from memory that this process writes to; rates are
-kept by what ``samples_per_insert`` asks for.
+Actors are separate processes. They write into memory that this process samples
+from, and read the policy's weights from memory that this process writes to;
+``samples_per_insert`` limits the rates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from workloads.d4pg.config import D4PGConfig
     from workloads.d4pg.environment.control import EnvironmentSpec
 
-# Seeds of one pipeline's environments and the next one's are this far apart.
+# Distance between the seeds of one pipeline's environments and the next one's.
 _SEEDS_PER_PIPELINE = 100_000
 
 
@@ -36,7 +36,7 @@ class Experience:
     """Actors and replay of one input pipeline.
 
     Attributes:
-      replay: What is sampled.
+      replay: The replay.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Experience:
         """Starts the actors; they act at random until weights are published.
 
         Each pipeline of a trial has its share of the actors, at least one, of the
-        replay's capacity, and of what must be there before learning starts.
+        replay's capacity, and of the minimum size before learning starts.
 
         Raises:
           ValueError: The replay is too small for its environments, or too large for
@@ -109,11 +109,11 @@ class Experience:
     def dataset(
         self, *, per_replica_batch_size: int, num_prefetched: int
     ) -> tf.data.Dataset:
-        """Returns the endless pipeline of sampled batches.
+        """Returns the infinite pipeline of sampled batches.
 
         Args:
           per_replica_batch_size: Transitions of a batch.
-          num_prefetched: Batches that are sampled while others are learned from.
+          num_prefetched: Batches that are sampled ahead.
         """
         count = per_replica_batch_size
         shape = (count, *self._policy.observation_shape)
@@ -132,7 +132,7 @@ class Experience:
             try:
                 batch = self.replay.sample(count)
             except BaseException as error:
-                # TensorFlow wraps it in pages of its own; ``explain_failure`` does not.
+                # TensorFlow wraps it in pages of text; ``explain_failure`` does not.
                 self._error = error
                 raise
             return tuple(
@@ -152,25 +152,25 @@ class Experience:
         return tf.data.Dataset.counter().map(draw).prefetch(num_prefetched)
 
     def explain_failure(self) -> None:
-        """Raises what sampling failed with, if it did."""
+        """Raises the error of sampling, if it failed."""
         if self._error is not None:
             raise self._error
 
     def publish(self, weights: np.ndarray, version: int) -> None:
-        """Gives the actors weights; ``version`` is the learner step they are of."""
+        """Publishes weights to the actors; ``version`` is their learner step."""
         self._weights.publish(weights, version)
 
     def policy_version(self) -> float:
         """Returns the learner step of the weights in use, the mean over actors."""
-        # Actors without weights have those of no learner step.
+        # Actors without weights have version -1.
         return float(self._streams.version.clip(min=0).mean())
 
     def check(self) -> None:
-        """Raises if actors died too often."""
+        """Raises if actors failed too often."""
         self._pool.check()
 
     def counters(self) -> Counters:
-        """Returns what has happened so far."""
+        """Returns the counters so far."""
         found = self._pool.counters()
         return Counters(
             num_environment_steps=found.num_environment_steps,
@@ -184,7 +184,7 @@ class Experience:
         )
 
     def close(self) -> None:
-        """Ends the actors and gives the memory back, once nobody reads it."""
+        """Terminates the actors and releases the memory, once nothing reads it."""
         self._pool.close()
         self._weights.close()
         self._streams.close()

@@ -1,6 +1,6 @@
-"""Whether this machine can run what a plan asks of D4PG; without TensorFlow.
+"""Checks that this machine can run a plan of D4PG; without TensorFlow.
 
-What a trial would find out after minutes is known before: that there is no OpenGL, or
+Problems that a trial would find after minutes are reported before: missing OpenGL, or
 too little memory for the replay.
 """
 
@@ -28,9 +28,9 @@ def check(
     global_batch_size: int,
     num_workers: int = 1,
 ) -> None:
-    """Raises unless a trial could act, keep what it saw, and learn from it.
+    """Raises unless a trial could run its environment, replay and learner.
 
-    Makes the environment once, in a process of its own, which takes about 2 s.
+    Creates the environment once, in a separate process, which takes about 2 s.
 
     Args:
       preset: A name in ``PRESETS``.
@@ -40,7 +40,7 @@ def check(
       num_workers: Processes that share actors and replay.
 
     Raises:
-      ValueError: Something is missing, or numbers contradict each other; one line that
+      ValueError: Something is missing, or numbers contradict each other; the message
         says what to change.
     """
     config = make_config(preset, options)
@@ -60,12 +60,12 @@ def check(
 
 def _make_environment(name: str, config: D4PGConfig) -> EnvironmentSpec:
     try:
-        # What libraries print of a missing driver is in the error.
+        # Output of libraries on a missing driver is in the error.
         client = EvaluatorClient(name, config, seed=0, is_quiet=True)
     except RuntimeError as error:
         raise ValueError(
-            f"data {name!r} cannot be made here ({error}): look at how dm-control and "
-            "mujoco are installed"
+            f"data {name!r} cannot be created here ({error}): check the installation "
+            "of dm-control and mujoco"
         ) from error
     client.close()
     return client.spec

@@ -1,6 +1,6 @@
-"""Random transitions without environments: what remains is the learner alone.
+"""Random transitions without environments, to measure the learner alone.
 
-A fixed store of transitions stands in for replay, and is sampled uniformly. The same
+A fixed set of transitions replaces replay, and is sampled uniformly. The same
 seed gives the same batches, on every backend and machine.
 """
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import replicator
     from workloads.d4pg.acting.policy import PolicySpec
 
-# Those of walker, a body of middling size.
+# Those of walker, a body of medium size.
 STATE_SIZE, ACTION_SIZE = 24, 6
 _NUM_STATES, _NUM_FRAMES = 4096, 64
 
@@ -23,13 +23,13 @@ _NUM_STATES, _NUM_FRAMES = 4096, 64
 def make_transitions(
     spec: PolicySpec, *, discount: float, num_return_steps: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """Returns transitions as replay makes them; rewards are those of random returns.
+    """Returns transitions as from replay; rewards are those of random returns.
 
     Args:
       spec: Shapes of observations and actions.
-      discount: Per environment step.
+      discount: Discount per environment step.
       num_return_steps: n; each step's reward is in [0, 1], as in the control suite.
-      seed: Of all values.
+      seed: Seed of all values.
     """
     rng = np.random.default_rng(seed)
     count = _NUM_FRAMES if spec.uses_pixels else _NUM_STATES
@@ -60,7 +60,7 @@ def dataset(
     per_replica_batch_size: int,
     seed: int,
 ) -> tf.data.Dataset:
-    """Returns an endless pipeline of batches that are drawn with replacement."""
+    """Returns an infinite pipeline of batches that are sampled with replacement."""
     store = {name: tf.constant(values) for name, values in transitions.items()}
     count = len(transitions["reward"])
 

@@ -1,4 +1,4 @@
-"""What actors, replay and learner did between two moments."""
+"""Counters of actors, replay and learner between two points in time."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Counters:
-    """What has happened so far; differences of two say what happened between.
+    """Counters so far; the difference of two covers the time between them.
 
     Attributes:
-      num_environment_steps: Of all actors.
-      num_episodes: That ended.
-      num_sampled: Transitions that replay gave.
+      num_environment_steps: Environment steps of all actors.
+      num_episodes: Completed episodes.
+      num_sampled: Transitions sampled from replay.
       wait_sec: Time that sampling has waited for actors.
-      idle_sec: Time that actors have waited for the learner, added up.
-      elapsed_sec: Time that actors have run, added up.
+      idle_sec: Total time that actors have waited for the learner.
+      elapsed_sec: Total time that actors have run.
       num_refused: Environment steps that were not finite.
       num_restarts: Actors that were replaced.
     """
@@ -40,12 +40,12 @@ class Counters:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Window:
-    """One process at one moment.
+    """One process at one point in time.
 
     Attributes:
-      time_sec: Monotonic.
-      num_learner_steps: So far.
-      counters: Of each pipeline of the process.
+      time_sec: Monotonic time.
+      num_learner_steps: Learner steps so far.
+      counters: Counters of each pipeline of the process.
     """
 
     time_sec: float
@@ -55,11 +55,11 @@ class Window:
     def until(
         self, after: Window, *, clipped: float, policy_lag: float
     ) -> dict[str, float]:
-        """Returns what happened in one process from here to a later moment.
+        """Returns the changes in one process between this and a later point in time.
 
         Args:
-          after: The later moment.
-          clipped: Share of the targets that the atoms could not hold.
+          after: The later point in time.
+          clipped: Fraction of the targets that was clipped to the atoms.
           policy_lag: Learner steps that the actors' weights were behind, on average.
         """
         found = {
@@ -87,11 +87,11 @@ def describe(
     """Returns the figures of a trial from those of its processes.
 
     Args:
-      processes: What ``Window.until`` returned in each of them.
+      processes: The result of ``Window.until`` in each of them.
       global_batch_size: Transitions per learner step.
 
     Returns:
-      Nothing where no learner step was run. Figures of actors only where there are any.
+      Empty if no learner step was run. Figures of actors only if there are any.
     """
 
     def total(name: str) -> float:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from workloads.d4pg.environment.control import EnvironmentSpec
     from workloads.spec import QualityMetric
 
-# Above this share of clipped targets, the atoms are said to be badly chosen.
+# Above this fraction of clipped targets, a warning says that the atoms are badly
+# chosen.
 _MOST_CLIPPED = 0.05
 # Learner steps whose clipping and policy lag are kept for a window's figures.
 _NUM_RECENT = 1_000
@@ -44,8 +45,8 @@ class D4PGProgram(ReplicatedProgram):
 
     Attributes:
       learner: Networks and their updates.
-      experiences: Actors and replay of each pipeline of this process; none where data
-        is synthetic.
+      experiences: Actors and replay of each pipeline of this process; empty with
+        synthetic data.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class D4PGProgram(ReplicatedProgram):
         per_replica_batch_size: int,
         seed: int,
     ) -> None:
-        """Makes networks, and starts the actors.
+        """Creates networks, and starts the actors.
 
         Args:
           repl: The replicator.
-          config: Of everything.
-          name: Of the environment, or None for synthetic data.
-          per_replica_batch_size: Transitions of a replica and learner step.
-          seed: Of networks, environments and noise.
+          config: Configuration of the workload.
+          name: Name of the environment, or None for synthetic data.
+          per_replica_batch_size: Transitions per replica and learner step.
+          seed: Seed of networks, environments and noise.
         """
         super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
         if name is not None:
@@ -123,11 +124,11 @@ class D4PGProgram(ReplicatedProgram):
     def run(self, num_steps: int = 1) -> float:
         """Runs learner steps and returns the critic's last loss, over the global batch.
 
-        The value is a cross-entropy in nats: the logarithm of the number of atoms where
-        nothing is known.
+        The value is a cross-entropy in nats: the logarithm of the number of atoms for a
+        uniform prediction.
 
         Raises:
-          RuntimeError: Actors died too often, or wrote nothing for too long.
+          RuntimeError: Actors failed too often, or wrote nothing for too long.
           FloatingPointError: The policy is not finite; names the learner step.
         """
         loss = math.nan
@@ -136,7 +137,7 @@ class D4PGProgram(ReplicatedProgram):
         return loss
 
     def _learn(self) -> dict[str, Any]:
-        """Runs a learner step; what sampling fails with is raised as it is."""
+        """Runs a learner step; errors of sampling are raised unchanged."""
         for experience in self.experiences:
             experience.check()
         try:
@@ -152,7 +153,7 @@ class D4PGProgram(ReplicatedProgram):
         loss = self._keep_losses(outputs["loss"])
         self._num_steps += 1
         if not math.isfinite(loss):
-            # Whoever measures ends this; actors keep the last weights that were sound.
+            # The caller stops here; actors keep the last finite weights.
             return loss
         if not all(math.isfinite(float(value)) for value in outputs["value"]):
             # The critic's loss would not show it before the targets are copied.
@@ -183,7 +184,7 @@ class D4PGProgram(ReplicatedProgram):
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Measures the mean return of episodes without noise.
 
-        Every process plays its own; synthetic data has no episodes.
+        Every process plays its own episodes; synthetic data has none.
         """
         if self._evaluator is None:
             return ()
@@ -199,7 +200,7 @@ class D4PGProgram(ReplicatedProgram):
         return self.learner.trackables
 
     def start_window(self) -> None:
-        """Begins a window; see ``StepProgram.start_window``."""
+        """Starts a window; see ``StepProgram.start_window``."""
         self._clipped.clear()
         self._lags.clear()
         self._window = Window(time.monotonic(), self._num_steps, self._count())
@@ -207,7 +208,7 @@ class D4PGProgram(ReplicatedProgram):
     def window_metrics(self) -> tuple[QualityMetric, ...]:
         """Returns rates of learner and actors since ``start_window``.
 
-        Warns where the atoms cannot hold a good part of the targets.
+        Warns if a large part of the targets is outside the atoms.
         """
         after = Window(time.monotonic(), self._num_steps, self._count())
         values = [float(v) for clipped in self._clipped for v in clipped]
@@ -217,7 +218,7 @@ class D4PGProgram(ReplicatedProgram):
             warnings.warn(
                 f"{clipped:.0%} of the target distributions' probability lies outside "
                 f"the atoms, from {low:g} to {high:g}: set options lowest_return and "
-                "highest_return to what discounted returns can be",
+                "highest_return to the range of discounted returns",
                 stacklevel=2,
             )
         policy_lag = sum(self._lags) / max(len(self._lags), 1)
@@ -238,7 +239,7 @@ class D4PGProgram(ReplicatedProgram):
         return [experience.counters() for experience in self.experiences]
 
     def close(self) -> None:
-        """Ends actors and environments; the end of the process does so too."""
+        """Terminates actors and environments; the exit of the process does so too."""
         for experience in self.experiences:
             experience.close()
         if self._evaluator is not None:
@@ -269,10 +270,10 @@ def _policy_spec(
 def _input_mode(
     repl: replicator.Replicator, name: str | None
 ) -> replicator.InputReplicationMode:
-    """Returns how often there are actors and replay: once per process that learns.
+    """Returns the number of actor pools and replays: one per learner process.
 
     Raises:
-      ValueError: Workers read their own data, but no program of ours runs there.
+      ValueError: Workers read their own data, but do not run our program.
     """
     modes = replicator.InputReplicationMode
     if name is None or repl.num_programs == repl.num_workers:

@@ -24,16 +24,16 @@ def check_shards(
     contexts: Sequence[replicator.InputContext],
     shard: Callable[[Source, replicator.InputContext], Any] = pipeline.shard,
 ) -> SanityCheck:
-    """Checks that the pipelines' shares cover the training split exactly once.
+    """Checks that the pipelines' shards cover the training split exactly once.
 
     Reads the ids of one epoch over all pipelines (no image is decoded). A split of more
-    than 100,000 examples is checked by its ranges alone, and the detail says so.
+    than 100,000 examples is checked only by its ranges, and the detail says so.
 
     Args:
       source: The data set.
-      contexts: The input contexts that the replicator really used in this process;
-        those of other processes are taken to be the missing ones.
-      shard: How a context's share is chosen.
+      contexts: The input contexts that the replicator actually used in this process;
+        those of other processes are assumed to be the missing ones.
+      shard: Returns a context's shard.
     """
     name = "each_training_example_once_per_epoch"
     contexts = all_contexts(contexts)
@@ -57,11 +57,11 @@ def check_shards(
 def all_contexts(
     contexts: Sequence[replicator.InputContext],
 ) -> list[replicator.InputContext]:
-    """Adds the contexts that other processes of the job have, by their ids."""
+    """Adds the contexts of other processes of the job, by their ids."""
     own_ids = {context.input_pipeline_id for context in contexts}
     others = set(range(contexts[0].num_input_pipelines)) - own_ids
     if len(contexts) >= contexts[0].num_input_pipelines:
-        return list(contexts)  # all pipelines are here, and must be the right ones
+        return list(contexts)  # all pipelines are here, and must be correct
     return [
         *contexts,
         *(
@@ -79,9 +79,9 @@ def check_consumed(
     Args:
       steps: Pairs of the examples consumed up to the end of a recorded step and the ids
         of its global batch.
-      first_epoch_size: Examples that can be consumed before any comes again; a step
-        that ends after it may hold the end of one epoch and the start of the next, so
-        it is not looked at.
+      first_epoch_size: Examples that can be consumed before any is repeated; a step
+        that ends after it may contain the end of one epoch and the start of the next,
+        so it is skipped.
     """
     seen: set[int] = set()
     num_ids = num_repeated = num_steps = num_looked_at = 0

@@ -1,4 +1,4 @@
-"""Reads folders of images as TFDS reads its sets: by share, in a seeded order."""
+"""Reads folders of images like TFDS data sets: by shard, in a seeded order."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 class FolderBuilder(tfds.ImageFolder):
     """TFDS' ``ImageFolder`` whose splits can be read in part.
 
-    TFDS' own reads a whole split in an order that no seed determines. Here a pipeline
-    opens only the files of its share. Images stay encoded.
+    That of TFDS reads a whole split in an order that no seed determines. Here a
+    pipeline opens only the files of its shard. Images stay encoded.
     """
 
     def __init__(self, contents: folders.Contents) -> None:
@@ -40,11 +40,11 @@ class FolderBuilder(tfds.ImageFolder):
         read_config: Any = None,
         **_: Any,
     ) -> tf.data.Dataset:
-        """Returns examples of ``label``, ``tfds_id`` and, where asked for, ``image``.
+        """Returns examples of ``label``, ``tfds_id`` and, if requested, ``image``.
 
         Args:
           split: Name or ``ReadInstruction``.
-          shuffle_files: Whether each pass has an order of its own.
+          shuffle_files: Whether each pass has a different order.
           decoders: ``PartialDecoding``: whether images are read; never decoded.
           read_config: With ``shuffle_seed`` and the number of parallel reads.
         """
@@ -65,12 +65,12 @@ class FolderBuilder(tfds.ImageFolder):
         )
 
     def find_unreadable(self) -> str | None:
-        """Decodes image after image; returns the path of the first that cannot be."""
+        """Decodes the images; returns the path of the first that cannot be decoded."""
         paths = (p for split in self.info.splits for p in self._listed(split)[0])
         return next((path for path in paths if not _is_readable(path)), None)
 
     def _listed(self, split: Any) -> tuple[list[str], list[int]]:
-        """Returns paths and labels of a split or share, in ``ImageFolder``'s order."""
+        """Returns paths and labels of a split or shard, in ``ImageFolder``'s order."""
         instruction = tfds.core.ReadInstruction.from_spec(split)
         examples = [
             example

@@ -21,11 +21,11 @@ _SIGNATURES = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG\r\n\x1a\n"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """What a folder of images holds.
+    """Contents of a folder of images.
 
     Attributes:
       path: The folder.
-      labels: Those of the training split, sorted.
+      labels: Labels of the training split, sorted.
       encoding: ``jpeg`` or ``png`` if all images are that, else None.
     """
 
@@ -35,24 +35,24 @@ class Contents:
 
 
 def is_folder(name: str) -> bool:
-    """Whether the name of a data set is that of a folder."""
+    """Whether a data set name names a folder."""
     return name.startswith(PREFIX)
 
 
 def absolute(name: str) -> str:
-    """Returns the name with an absolute path, which holds in any directory."""
+    """Returns the name with an absolute path, valid in any working directory."""
     return f"{PREFIX}{_path(name).absolute()}"
 
 
 def read(name: str) -> Contents:
-    """Lists a folder of images and looks at the first bytes of each.
+    """Lists a folder of images and checks the first bytes of each.
 
     Args:
       name: ``folder:PATH``.
 
     Raises:
       ValueError: There is no such folder, it has another layout, a split or a label
-        is empty, a label is not among those trained on, or a file is no image.
+        is empty, a label is not in the training split, or a file is not an image.
     """
     path = _path(name)
     if not path.is_dir():
@@ -104,11 +104,11 @@ def _wrong_layout(name: str, path: pathlib.Path) -> str:
     flat = [f for f in folders if any(map(_is_image, (path / f).iterdir()))]
     if flat:
         found = f"holds images in {flat[0]!r}, as PATH/<label>/<image>"
-        mend = "; move each label's folder into 'train', and some images into 'test'"
+        advice = "; move each label's folder into 'train', and some images into 'test'"
     else:
         found = f"holds the folders {folders}" if folders else "holds no folder"
-        mend = ""
-    return f"data {name!r} {found}, but expected is {_LAYOUT}{mend}"
+        advice = ""
+    return f"data {name!r} {found}, but the expected layout is {_LAYOUT}{advice}"
 
 
 def _check_labels(name: str, split: pathlib.Path, labels: dict[str, list[str]]) -> None:

@@ -1,6 +1,6 @@
 """Decoding and augmentation of images, as tf.data maps.
 
-Two paths give the same kind of image. Small images of one stored size (digits, CIFAR)
+There are two paths. Small images of one stored size (digits, CIFAR)
 are cropped and resized a batch at a time by one kernel: op by op they would take more
 time than the step leaves on cores that the replicas use too. Large images are decoded
 one by one, and a JPEG only inside its crop.
@@ -17,14 +17,14 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Augmentation:
-    """How a training image is varied, and how every image is normalised.
+    """How a training image is augmented, and how every image is normalised.
 
     Attributes:
-      area_range: Share of the image's area that a random crop keeps.
+      area_range: Fraction of the image's area that a random crop keeps.
       aspect_range: Width over height of the crop, in stored pixels.
       flips: Whether half of the images are mirrored.
-      evaluation_crop: Share of height and width that evaluation keeps, centred.
-      mean, stddev: Of each channel, of pixels in [0, 1].
+      evaluation_crop: Fraction of height and width that evaluation keeps, centred.
+      mean, stddev: Moments of each channel, for pixels in [0, 1].
     """
 
     area_range: tuple[float, float]
@@ -44,7 +44,7 @@ IMAGENET = Augmentation(
     mean=(0.485, 0.456, 0.406),
     stddev=(0.229, 0.224, 0.225),
 )
-# A mirrored digit is another sign, and 8 x 8 pixels leave little to crop away. The
+# A mirrored digit is a different symbol, and 8 x 8 pixels leave little to crop. The
 # moments are those of scikit-learn's 1,797 digits.
 DIGITS = Augmentation(
     area_range=(0.7, 1.0),
@@ -94,7 +94,7 @@ def random_boxes(
 ) -> tf.Tensor:
     """Draws crops as ``tf.image.crop_and_resize`` takes them.
 
-    Area and log-aspect are uniform; a side longer than the image is cut to its length.
+    Area and log-aspect are uniform; a side longer than the image is clipped to it.
 
     Args:
       num_images: Boxes to draw.
@@ -116,7 +116,7 @@ def random_boxes(
     x1 = draws[3] * (1.0 - width)
     x2 = x1 + width
     if augmentation.flips:
-        flips = draws[4] < 0.5  # noqa: PLR2004 - half of them
+        flips = draws[4] < 0.5  # noqa: PLR2004 - half of the images
         x1, x2 = tf.where(flips, x2, x1), tf.where(flips, x1, x2)
     return tf.stack([y1, x1, y1 + height, x2], axis=1)
 

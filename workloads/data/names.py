@@ -1,9 +1,9 @@
 """Which TFDS data sets exist and which are prepared here; never imports TensorFlow.
 
 A data set is named as TFDS names it: ``name``, ``name/config`` or
-``name/config:version``; a folder of images is ``folder:PATH``. Prepared sets are looked
-for where TFDS puts them (``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``); the
-embedded ``digits`` have a directory of their own (``REPLICATOR_DATA_DIR``).
+``name/config:version``; a folder of images is ``folder:PATH``. Prepared data sets are
+looked up in the directory of TFDS (``TFDS_DATA_DIR``, else ``~/tensorflow_datasets``);
+the embedded ``digits`` have a separate directory (``REPLICATOR_DATA_DIR``).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def cache_dir() -> pathlib.Path:
 
 
 def tfds_dir() -> pathlib.Path:
-    """Returns where TFDS keeps what the user prepared."""
+    """Returns the directory of the data sets that the user prepared."""
     configured = os.environ.get("TFDS_DATA_DIR")
     if configured:
         return pathlib.Path(configured)
@@ -53,12 +53,12 @@ def check(name: str, data_dir: pathlib.Path | None = None) -> None:
 
     Args:
       name: A name in ``BUILTIN``, a TFDS name, or ``folder:PATH``.
-      data_dir: Where TFDS sets are; by default ``tfds_dir()``.
+      data_dir: Directory of TFDS data sets; by default ``tfds_dir()``.
 
     Raises:
       ValueError: The name is unknown (with close matches), the set is not prepared
         (with the command that prepares it), its examples are not labelled images, or
-        the folder is not laid out as one (see ``folders.read``).
+        the folder has a wrong layout (see ``folders.read``).
     """
     if folders.is_folder(name):
         folders.read(name)
@@ -71,10 +71,10 @@ def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Pa
 
     Args:
       name: A TFDS name such as ``imagenet2012`` or ``imagenet_resized/64x64``.
-      data_dir: Where TFDS sets are; by default ``tfds_dir()``.
+      data_dir: Directory of TFDS data sets; by default ``tfds_dir()``.
 
     Returns:
-      The directory of its newest version, holding ``dataset_info.json``.
+      The directory of its newest version, with ``dataset_info.json``.
 
     Raises:
       ValueError: As for ``check``.
@@ -93,9 +93,9 @@ def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Pa
         _check_is_known(name, dataset, match["config"])
         raise ValueError(
             f"data {name!r} is not prepared under {str(root)!r}: run 'tfds build "
-            f"{name} --data_dir {root}', which {_effort(dataset)} (or say with "
-            "--data-dir or TFDS_DATA_DIR where it is), or use --data digits, which "
-            "needs no download"
+            f"{name} --data_dir {root}', which {_effort(dataset)} (or give "
+            "its directory by --data-dir or TFDS_DATA_DIR), or use --data digits, "
+            "which needs no download"
         )
     path = max(found, key=lambda version: tuple(map(int, version.name.split("."))))
     _check_features(name, path)
@@ -103,7 +103,7 @@ def find_prepared(name: str, data_dir: pathlib.Path | None = None) -> pathlib.Pa
 
 
 def _effort(dataset: str) -> str:
-    """Returns what preparing a data set takes, as far as TFDS knows it offline."""
+    """Describes what preparing a data set takes, as far as TFDS knows it offline."""
     import tensorflow_datasets as tfds
 
     builder = tfds.builder_cls(dataset)
@@ -118,7 +118,7 @@ def _effort(dataset: str) -> str:
 
 
 def _gigabytes(num_bytes: int) -> str:
-    """Two digits or more, such as 0.17, 19 and 155."""
+    """Formats with two digits or more, such as 0.17, 19 and 155."""
     size = num_bytes / 1e9
     return f"{size:.0f}" if size >= 10 else f"{size:.2g}"  # noqa: PLR2004 - two digits
 
@@ -147,7 +147,7 @@ def _prepared_versions(
 
 def _configs(dataset: str) -> list[str] | None:
     """Returns the configs of a data set that TFDS knows, or None if it knows none."""
-    # TFDS imports TensorFlow lazily, so the planner may ask it for names.
+    # TFDS imports TensorFlow lazily, so the planner may query it for names.
     import tensorflow_datasets as tfds
 
     if dataset not in tfds.list_builders(with_community_datasets=False):
@@ -181,7 +181,7 @@ def _check_is_known(name: str, dataset: str, config: str | None) -> None:
 
 
 def _check_features(name: str, path: pathlib.Path) -> None:
-    """Raises unless the examples at ``path`` hold an image and a class label."""
+    """Raises unless the examples at ``path`` have an image and a class label."""
     try:
         described = json.loads((path / "features.json").read_text(encoding="utf-8"))
         features = described["featuresDict"]["features"]

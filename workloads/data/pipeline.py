@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NUM_IDS = 2**62
 _MOST_SMALL_PIXELS = 96 * 96
-# Streams of random numbers that one seed is split into.
+# Random number streams that are derived from one seed.
 _SHUFFLE_STREAM, _AUGMENTATION_STREAM = 1, 2
 _PREFETCHED_STEPS = 2
 _FILES_READ_AT_ONCE = 16
@@ -32,17 +32,18 @@ _LARGEST_SEED = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    """What determines the batches of a pipeline beside its data set.
+    """Settings that determine the batches of a pipeline, besides its data set.
 
     Attributes:
       per_replica_batch_size: Examples of one batch.
       image_size: Height and width, in pixels.
       seed: Determines order and augmentation.
       shuffle_buffer_size: Examples in the shuffle buffer.
-      num_threads: Threads of the pipeline, apart from TensorFlow's own.
-      is_cached: Whether the encoded images of a pipeline's share stay in memory after
-        the first epoch; else they are streamed from their files in every epoch.
-      augmentation: How images are varied and normalised; None for that of the data set.
+      num_threads: Threads of the pipeline, separate from TensorFlow's own.
+      is_cached: Whether the encoded images of a pipeline's shard stay in memory after
+        the first epoch; otherwise they are read from their files in every epoch.
+      augmentation: How images are augmented and normalised; None for that of the data
+        set.
     """
 
     per_replica_batch_size: int
@@ -54,16 +55,16 @@ class PipelineConfig:
     augmentation: images.Augmentation | None = None
 
     def augmentation_of(self, source: Source) -> images.Augmentation:
-        """Returns its own, or that of the data set."""
+        """Returns the configured augmentation, or that of the data set."""
         return self.augmentation or images.augmentation_of(source.name)
 
 
 def shard(source: Source, context: replicator.InputContext) -> Any:
-    """Returns the share of the training split that one pipeline reads.
+    """Returns the shard of the training split that one pipeline reads.
 
-    Shares are contiguous ranges that differ by at most one example. TFDS shuffled the
-    examples when it wrote them, so each range is a random sample; and a pipeline skips
-    what it does not read instead of reading and dropping it.
+    Shards are contiguous ranges whose sizes differ by at most one example. TFDS
+    shuffled the examples when it wrote them, so each range is a random sample; a
+    pipeline skips the other ranges instead of reading and dropping them.
 
     Args:
       source: The data set.
@@ -87,9 +88,9 @@ def shard(source: Source, context: replicator.InputContext) -> Any:
 def train_dataset(
     source: Source, context: replicator.InputContext, config: PipelineConfig
 ) -> tf.data.Dataset:
-    """Makes the endless training pipeline of one input context.
+    """Creates the infinite training pipeline of one input context.
 
-    Every epoch reads each example of the pipeline's share once, in a new order. The
+    Every epoch reads each example of the pipeline's shard once, in a new order. The
     same seed gives the same batches, in the same order, on every backend.
 
     Args:
@@ -98,12 +99,12 @@ def train_dataset(
       config: Sizes, seed and threads.
 
     Returns:
-      Batches as the module's docstring says.
+      Batches as described in the module docstring.
     """
     augmentation = config.augmentation_of(source)
     dataset = _read(source, shard(source, context), config, is_training=True)
     if config.is_cached:
-        # Encoded: pixels are many times as large.
+        # Cached in encoded form: pixels are many times as large.
         dataset = dataset.cache()
     dataset = dataset.shuffle(
         config.shuffle_buffer_size,
@@ -144,16 +145,16 @@ def train_dataset(
 
 
 def evaluation_dataset(source: Source, config: PipelineConfig) -> tf.data.Dataset:
-    """Makes one pass over the held-out split, in stored order.
+    """Creates a pipeline of one pass over the held-out split, in stored order.
 
-    Batches have ``config.per_replica_batch_size`` rows: the last one is filled with
-    zeros, and ``is_example`` [examples] bool tells examples from filling.
+    Batches have ``config.per_replica_batch_size`` rows: the last one is padded with
+    zeros, and ``is_example`` [examples] bool distinguishes examples from padding.
     """
     return whole_split(source, source.evaluation_split, config)
 
 
 def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.Dataset:
-    """Makes one pass over a split; see ``evaluation_dataset``."""
+    """Creates one pass over a split; see ``evaluation_dataset``."""
     augmentation = config.augmentation_of(source)
     size = config.per_replica_batch_size
     dataset = _read(source, split, config, is_training=False)
@@ -184,9 +185,9 @@ def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.D
 
 
 def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Dataset:
-    """Makes an endless pipeline of one cached random batch: no reading, no decoding.
+    """Creates an infinite pipeline of one cached random batch: no reading, no decoding.
 
-    Its ``example_id`` are -1, because there are no examples to tell apart.
+    Its ``example_id`` are -1, because there are no examples to distinguish.
     """
     size = config.per_replica_batch_size
     seed = _seed(_fold(config.seed, _AUGMENTATION_STREAM, 0), 0)
@@ -207,7 +208,7 @@ def read_ids(source: Source, split: Any) -> Iterator[int]:
 
     Args:
       source: The data set.
-      split: A split name or what ``shard`` returned.
+      split: A split name or the result of ``shard``.
     """
     dataset = source.builder.as_dataset(
         split=split,
@@ -224,7 +225,7 @@ def _read(
     dataset = source.builder.as_dataset(
         split=split,
         shuffle_files=is_training,
-        # Bytes are shuffled, pixels are not: the buffer stays small.
+        # Shuffles encoded bytes, not pixels, so the buffer stays small.
         decoders=tfds.decode.PartialDecoding(
             {"image": True, "label": True},
             decoders={"image": tfds.decode.SkipDecoding()},
@@ -240,7 +241,7 @@ def _read_config(*, seed: int, num_threads: int) -> Any:
         add_tfds_id=True,
         shuffle_seed=_fold(seed, _SHUFFLE_STREAM, 0),
         try_autocache=False,
-        # A set that is stored in order is shuffled here like any other.
+        # A data set that is stored in order is shuffled here like any other.
         enable_ordering_guard=False,
         skip_prefetch=True,
         num_parallel_calls_for_decode=num_threads,
@@ -302,7 +303,7 @@ def _pad(size: int) -> Any:
 
 
 def _map(dataset: tf.data.Dataset, fn: Any, config: PipelineConfig) -> tf.data.Dataset:
-    # One thread needs no parallel map, whose hand-over costs more than small images.
+    # One thread needs no parallel map, whose overhead exceeds the work on small images.
     if config.num_threads == 1:
         return dataset.map(fn)
     return dataset.map(fn, num_parallel_calls=config.num_threads, deterministic=True)

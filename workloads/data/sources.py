@@ -1,4 +1,4 @@
-"""Opens data sets: prepares the embedded one, finds the others, reads all by TFDS."""
+"""Opens data sets: prepares the embedded one, finds the others, reads all with TFDS."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     import pathlib
 
 TRAIN_SPLIT = folders.TRAIN_SPLIT
-# The first that a data set has; the test labels of ImageNet are not public.
+# The first that exists is used; the test labels of ImageNet are not public.
 _EVALUATION_SPLITS = folders.EVALUATION_SPLITS
 _MOST_SEC = 600.0
 
 
-# Said by the pipeline; see ``pipeline._check_label``.
+# The message of the pipeline; see ``pipeline._check_label``.
 _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 
@@ -58,17 +58,17 @@ class Source:
         return tuple(self.builder.info.features["image"].shape)
 
     def explain(self, error: Exception) -> str | None:
-        """Says in one line what of the data made a step fail, or None if it is not it.
+        """Describes in one line how the data made a step fail; None for other causes.
 
         Args:
-          error: What TensorFlow raised.
+          error: The error that TensorFlow raised.
         """
         outside = _OUTSIDE.search(str(error))
         if outside:
             return (
                 f"data {self.name!r} has an example with label {outside['label']}, "
                 f"which is outside its {self.num_classes} classes (0 to "
-                f"{self.num_classes - 1}): mend its labels, or use another data set"
+                f"{self.num_classes - 1}): fix its labels, or use another data set"
             )
         find = getattr(self.builder, "find_unreadable", None)
         path = find() if find is not None else None
@@ -117,10 +117,10 @@ def _open_builder(name: str) -> Any:
 
 
 def prepare_digits() -> pathlib.Path:
-    """Writes the embedded digits as TFRecords unless they stand already.
+    """Writes the embedded digits as TFRecords unless they already exist.
 
-    Safe when several processes ask at once: one writes, the others wait for its lock,
-    which dies with its process, and TFDS renames the finished directory into place.
+    Safe when several processes call it at once: one writes, the others wait for its
+    lock, which is released if the process exits; TFDS renames the finished directory.
 
     Returns:
       The directory of the prepared version.

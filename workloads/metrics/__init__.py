@@ -1,1 +1,1 @@
-"""Figures of how good generated images are, and the networks they look through."""
+"""Scores of generated images, and the networks that extract features for them."""

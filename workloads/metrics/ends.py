@@ -1,4 +1,4 @@
-"""The two ends of a score's scale: real images, and noise."""
+"""The two ends of a score's scale: real images and noise."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Ends:
-    """Scores that a generator lies between; they share its axis at the same n.
+    """Best and worst scores, for comparison with a generator at the same n.
 
     Attributes:
-      data: Of real images that are not in the reference: as good as it gets at this n.
-      noise: Of pixels drawn evenly from 0 to 255.
+      data: Of real images that are not in the reference: the best score at this n.
+      noise: Of pixels drawn uniformly from 0 to 255.
     """
 
     data: tuple[Score, ...]
@@ -26,13 +26,13 @@ class Ends:
 
 
 def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) -> Ends:
-    """Scores held-out images and as many of noise.
+    """Scores held-out images and the same number of noise images.
 
     Args:
-      evaluator: With its reference.
+      evaluator: The evaluator with its reference.
       held_out: Real images, none of them in the reference; see ``disjoint_halves``
-        where there is one set only. Their number is the n of both ends.
-      seed: Of the noise.
+        if there is only one set. Their number is the n of both ends.
+      seed: Seed of the noise.
 
     Raises:
       ValueError: As ``Evaluator.score``.
@@ -46,11 +46,11 @@ def ends_of_scale(evaluator: Evaluator, held_out: np.ndarray, *, seed: int = 0) 
 def disjoint_halves(
     images: np.ndarray, *, seed: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two random halves without a common image; an odd one is left out.
+    """Returns two disjoint random halves; drops one image if their number is odd.
 
     Args:
       images: [num_examples, ...], at least two.
-      seed: Of the shuffling.
+      seed: Seed of the shuffling.
 
     Raises:
       ValueError: Fewer than two images.

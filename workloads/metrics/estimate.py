@@ -1,4 +1,4 @@
-"""A figure with unit, count and interval, or with the reason why it has none."""
+"""A figure with unit, count and interval, or the reason why it has no interval."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ class Estimate:
     """One figure of quality.
 
     Attributes:
-      name: Such as ``fid``.
+      name: Name, such as ``fid``.
       value: The figure.
-      unit: What it is counted in; the scores of this package have no unit, ``1``.
-      num_examples: n, the generated examples behind it.
+      unit: Its unit; the scores of this package have the unit ``1``.
+      num_examples: n, the number of generated examples.
       low: Lower end of the interval, or None where there is none.
       high: Upper end of the interval, or None where there is none.
-      method: How the interval was made, or why there is none.
+      method: How the interval was computed, or why there is none.
       confidence: Nominal coverage of the interval.
     """
 
@@ -40,7 +40,7 @@ class Estimate:
 
 
 def normal_quantile() -> float:
-    """Returns how many standard errors a normal interval reaches to each side."""
+    """Returns the half width of a normal interval in standard errors."""
     from scipy import special  # a tenth of the import time of scipy.stats
 
     return float(special.ndtri(0.5 + CONFIDENCE / 2))
@@ -65,11 +65,11 @@ def estimate(
     """Returns a score with a symmetric interval, or without one.
 
     Args:
-      name: Of the score.
+      name: Name of the score.
       value: The score.
-      half_width: Of the interval, or None.
-      num_examples: Generated examples behind it.
-      method: How the interval was made, or why there is none.
+      half_width: Half width of the interval, or None.
+      num_examples: Number of generated examples.
+      method: How the interval was computed, or why there is none.
 
     Raises:
       ValueError: The value or the half width is not finite.
@@ -77,7 +77,7 @@ def estimate(
     if not math.isfinite(value + (half_width or 0.0)):
         raise ValueError(
             f"{name} is {value!r} with half width {half_width!r}: scores are finite; "
-            "look at the features for overflow"
+            "check the features for overflow"
         )
     return Estimate(
         name=name,

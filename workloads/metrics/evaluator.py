@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from workloads.metrics.estimate import Estimate
     from workloads.metrics.extractors.base import FeatureExtractor
 
-# What each score depends on beside images, extractor and reference.
+# Settings that each score depends on, besides images, extractor and reference.
 SETTINGS = {
     "fid": "unbiased covariances",
     "fid_infinity": f"line through at most {fid_infinity_lib.NUM_SIZES} sizes",
@@ -33,11 +33,11 @@ _WITHOUT_REFERENCE = ("inception_score",)
 
 
 class Evaluator:
-    """Holds the features of the reference and scores images against them.
+    """Stores the features of the reference and scores images against them.
 
     Attributes:
-      extractor: The network that is looked through.
-      reference_name: Such as ``digits/train``.
+      extractor: The network that computes the features.
+      reference_name: Name, such as ``digits/train``.
       reference_shape: Height, width and channels that images must have.
     """
 
@@ -50,15 +50,15 @@ class Evaluator:
         metrics: Sequence[str] = METRICS,
         seed: int = 0,
     ) -> None:
-        """Extracts the reference.
+        """Extracts the features of the reference.
 
         Args:
-          extractor: Such as ``open_digits()``.
+          extractor: For example ``open_digits()``.
           reference: Real images, [num_examples, height, width, channels], uint8, that
             went through the same resizing as generated ones.
-          reference_name: Names it in records.
-          metrics: The scores to compute, of ``METRICS``.
-          seed: Of the shuffling that makes blocks and splits random.
+          reference_name: Its name in records.
+          metrics: The scores to compute, from ``METRICS``.
+          seed: Seed of the shuffling into blocks and splits.
 
         Raises:
           ValueError: An unknown score, or images that are not uint8.
@@ -85,15 +85,15 @@ class Evaluator:
           images: [num_examples, height, width, channels], uint8, in any order.
 
         Raises:
-          ValueError: Another size than the reference's, or too few examples for one of
-            the scores.
+          ValueError: A different size from the reference, or too few examples for one
+            of the scores.
         """
         check_images(images)
         if images.shape[1:] != self.reference_shape:
             raise ValueError(
                 f"images of {images.shape[1:]} cannot be scored against a reference of "
-                f"{self.reference_shape}: resizing changes scores; bring both to one "
-                "size first, by the same code"
+                f"{self.reference_shape}: resizing changes scores; resize both to "
+                "the same size first, with the same code"
             )
         order = self._order(len(images))
         found = self.extractor.extract(images)

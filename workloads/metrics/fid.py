@@ -10,12 +10,12 @@ import numpy as np
 from workloads.metrics import estimate as estimate_lib
 from workloads.metrics.moments import Moments, check_features
 
-INTERVAL = "delta method, given the reference; the bias at this n is not in it"
+INTERVAL = "delta method, given the reference; excludes the bias at this n"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Gaussian:
-    """Moments with the square root of their covariance, which costs the most.
+    """Moments with the square root of their covariance, the most expensive part.
 
     Attributes:
       mean: [num_features].
@@ -45,10 +45,10 @@ class Gaussian:
           covariance: [num_features, num_features], symmetric, no negative eigenvalue.
 
         Raises:
-          ValueError: The covariance is none.
+          ValueError: It is not a covariance.
         """
         values, vectors = np.linalg.eigh(covariance)
-        # What a zero eigenvalue becomes by rounding; its root would be 1e8 times that.
+        # Rounding error of a zero eigenvalue; its root would be 1e8 times that.
         noise = len(values) * np.finfo(np.float64).eps * abs(values[-1])
         if values[0] < -max(noise, np.finfo(np.float64).tiny) * len(values):
             raise ValueError(
@@ -70,8 +70,8 @@ def distance(first: Gaussian, second: Gaussian) -> float:
 
     The last trace is the sum of the square roots of the eigenvalues of the symmetrised
     product. With S1 = A A^T and S2 = B B^T these roots are the singular values of
-    A^T B, and as such they keep their digits: taken from the product itself, a zero
-    eigenvalue that rounding has turned into 1e-16 adds 1e-8 to the sum.
+    A^T B, which are computed accurately: from the product itself, a zero eigenvalue
+    that rounding has turned into 1e-16 adds 1e-8 to the sum.
 
     Raises:
       ValueError: Different numbers of features.
@@ -80,7 +80,7 @@ def distance(first: Gaussian, second: Gaussian) -> float:
     overlap = np.linalg.svd(first.root.T @ second.root, compute_uv=False).sum()
     shift = first.mean - second.mean
     value = shift @ shift + first.trace + second.trace - 2.0 * overlap
-    # Equal Gaussians leave the rounding of the traces, of either sign.
+    # Equal Gaussians leave the rounding error of the traces, of either sign.
     return max(float(value), 0.0)
 
 
@@ -94,25 +94,25 @@ def frechet_distance(first: Moments, second: Moments) -> float:
 
 
 def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
-    """Estimates the FID of generated examples, with the error of drawing them.
+    """Estimates the FID of generated examples, with its sampling error.
 
     The FID of n examples is larger than that of the generator, by about a constant over
-    n (see ``fid_infinity``). The interval says how far another n examples of the same
-    generator would lie, against the same reference: with g_i the derivative of the FID
+    n (see ``fid_infinity``). The interval is that of the FID of another n examples of
+    the same generator, against the same reference: with g_i the derivative of the FID
     towards example i,
 
         g_i = 2 (m - m_r)^T (x_i - m) + (x_i - m)^T (1 - T) (x_i - m),
         T = B (B^T S B)^-1/2 B^T,  B B^T = S_r,
 
-    its standard error is sd(g) / sqrt(n). There is none where n is not larger than the
-    number of features, because the covariance is then singular whatever the generator.
+    its standard error is sd(g) / sqrt(n). There is none if n is not larger than the
+    number of features, because the covariance is then singular for any generator.
 
     Args:
-      features: Of generated examples, [num_examples, num_features].
+      features: Features of generated examples, [num_examples, num_features].
       reference: Moments of real examples.
 
     Raises:
-      ValueError: Features that are not finite or do not fit the reference.
+      ValueError: Features that are not finite or do not match the reference.
     """
     features = check_features(features)
     moments = Moments.of(features)
@@ -121,7 +121,7 @@ def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
     if len(features) <= moments.num_features:
         reason = (
             f"no interval: {len(features)} examples for {moments.num_features} "
-            "features leave the covariance singular"
+            "features make the covariance singular"
         )
         return estimate_lib.estimate(
             "fid", value, None, num_examples=len(features), method=reason
@@ -138,7 +138,7 @@ def fid(features: np.ndarray, reference: Moments) -> estimate_lib.Estimate:
 def standard_error(
     features: np.ndarray, generated: Gaussian, reference: Gaussian
 ) -> float:
-    """Returns sd(g) / sqrt(n) of the derivatives g that ``fid`` writes down.
+    """Returns sd(g) / sqrt(n) of the derivatives g defined in ``fid``.
 
     Args:
       features: [num_examples, num_features], more examples than features.
@@ -147,7 +147,8 @@ def standard_error(
     """
     _, values, vectors = np.linalg.svd(generated.root.T @ reference.root)
     noise = len(values) * np.finfo(np.float64).eps * max(values[0], 1e-300)
-    # Directions that one of both does not have: no example leaves the mean there.
+    # Directions of zero variance in one of them: no example differs from the mean
+    # there.
     inverse_roots = np.where(
         values > noise, 1.0 / np.sqrt(np.maximum(values, noise)), 0
     )

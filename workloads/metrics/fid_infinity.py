@@ -21,24 +21,24 @@ def fid_infinity(
     num_sizes: int = NUM_SIZES,
     seed: int = 0,
 ) -> estimate_lib.Estimate:
-    """Estimates the FID at n = infinity, free of the bias in the generated n.
+    """Estimates the FID at n = infinity, without the bias of the generated n.
 
-    A line in 1/n is fitted to FIDs of n/1, n/2, ..., n/num_sizes examples, which lie
-    evenly in 1/n, and its value at 1/n = 0 is read off. The FID of n/k examples is the
+    A line in 1/n is fitted to FIDs of n/1, n/2, ..., n/num_sizes examples, which are
+    evenly spaced in 1/n, and extrapolated to 1/n = 0. The FID of n/k examples is the
     mean over k disjoint parts of the shuffled examples. So every point of the line uses
     each example once: to first order all points carry the *same* sampling error, that
     of ``fid``, which the extrapolation therefore does not amplify; the interval is that
-    of ``fid`` around the extrapolated value. Fewer sizes are used where a part would
-    have less than 2 examples per feature.
+    of ``fid`` around the extrapolated value. Fewer sizes are used if a part would
+    have fewer than 2 examples per feature.
 
-    Only the bias of the generated examples is removed, as in the paper: the reference
-    is what it is, and the score holds for that reference.
+    Only the bias of the generated examples is removed, as in the paper: the score
+    is relative to the given reference.
 
     Args:
-      features: Of generated examples, [num_examples, num_features].
+      features: Features of generated examples, [num_examples, num_features].
       reference: Moments of real examples.
-      num_sizes: Points of the line, at most.
-      seed: Of the shuffling.
+      num_sizes: Largest number of points of the line.
+      seed: Seed of the shuffling.
 
     Raises:
       ValueError: Fewer than ``3 * 2 * num_features`` examples, or ``num_sizes``

@@ -11,7 +11,7 @@ from workloads.metrics.moments import check_features
 
 NUM_SPLITS = 10
 INTERVAL = "Student's t over splits"
-NO_INTERVAL = "no interval: one split says nothing about the spread"
+NO_INTERVAL = "no interval: one split gives no information on the spread"
 
 
 def inception_score(
@@ -19,16 +19,16 @@ def inception_score(
 ) -> estimate_lib.Estimate:
     """Estimates exp(E_x KL(p(y|x) || p(y))), from 1 to the number of classes.
 
-    The examples are cut into ``num_splits`` equal parts, in the order given; p(y) is
+    The examples are split into ``num_splits`` equal parts, in the given order; p(y) is
     the mean of p(y|x) over a part, and the score is the mean over parts. The published
     +- is the standard deviation over parts; the interval here is that of their mean. A
-    score depends on the examples per part, and fewer give a smaller one, so both
-    numbers belong to it.
+    score depends on the examples per part, and fewer give a smaller score, so both
+    numbers are reported.
 
     Args:
-      logits: Unnormalised log probabilities, [num_examples, num_classes], in an order
-        that does not go by class.
-      num_splits: Parts.
+      logits: Unnormalised log probabilities, [num_examples, num_classes], not
+        sorted by class.
+      num_splits: Number of parts.
 
     Raises:
       ValueError: Fewer than one example per part, or logits that are not finite.
@@ -66,7 +66,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 def _score(log_probabilities: np.ndarray) -> float:
     probabilities = np.exp(log_probabilities)
     marginal = probabilities.mean(axis=0)
-    # A class that no example of the part can be adds 0 log 0 = 0.
+    # A class of probability zero in the whole part adds 0 log 0 = 0.
     log_marginal = np.log(marginal, out=np.zeros_like(marginal), where=marginal > 0)
     divergences = (probabilities * (log_probabilities - log_marginal)).sum(axis=1)
     return float(np.exp(divergences.mean()))

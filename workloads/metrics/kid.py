@@ -27,21 +27,23 @@ def kid(
         KID = sum_{i != j} k(x_i, x_j) / m(m-1) + sum_{i != j} k(y_i, y_j) / n(n-1)
               - 2 sum_{i, j} k(x_i, y_j) / mn.
 
-    All pairs are used up to ``most_per_block`` examples; more are cut into disjoint
-    blocks, in the order given, and the value is the mean over blocks: unbiased too, and
-    its time grows with n instead of n^2. The published estimate is the mean over 100
-    random overlapping blocks of 1,000, and its +- is the spread of those, which is no
-    interval of the value.
+    All pairs are used up to ``most_per_block`` examples; more are split into disjoint
+    blocks, in the given order, and the value is the mean over blocks: also unbiased,
+    and its time grows with n instead of n^2. The published estimate is the mean over
+    100 random overlapping blocks of 1,000, and its +- is the spread of those, which is
+    not an interval of the value.
 
     The interval is value -+ 1.96 standard errors. These come from leaving out one
     example at a time (Efron & Stein 1981), generated and real, which the row sums of
-    the kernel give exactly and at no cost, and add up over independent blocks.
+    the kernel give exactly without further computation, and are summed over independent
+    blocks.
 
-    A value below zero is possible and right: the estimate is unbiased, so for equal
+    A value below zero is possible and correct: the estimate is unbiased, so for equal
     distributions it is zero on average.
 
     Args:
-      generated: [num_examples, num_features]; in random order if there are blocks.
+      generated: [num_examples, num_features]; in random order if there are several
+        blocks.
       reference: [num_reference_examples, num_features]; the same.
       most_per_block: Examples of either kind in a block.
 
@@ -117,7 +119,7 @@ def _kernel_of_itself(values: np.ndarray) -> np.ndarray:
 
 
 def _sums(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sums of the kernel over ``second`` and over ``first``, a strip at a time."""
+    """Sums of the kernel over ``second`` and over ``first``, in chunks of rows."""
     over_second, over_first = [], np.zeros(len(second))
     for start in range(0, len(first), _ROWS):
         strip = _kernel(first[start : start + _ROWS], second)

@@ -1,4 +1,4 @@
-"""Mean and covariance of features, from batches that come in any order and place."""
+"""Mean and covariance of features, merged from batches in any order."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _CHUNK_SIZE = 4096
 class Moments:
     """The sufficient statistics of a Gaussian: count, mean and scatter.
 
-    Two of them merge into those of all their examples, so replicas and workers may each
-    keep their own and join them at the end. Merging is that of Chan, Golub and LeVeque
-    (1979): with d = mean_b - mean_a,
+    Two of them can be merged into those of all their examples, so replicas and workers
+    can compute their own and merge them at the end. Merging is that of Chan, Golub and
+    LeVeque (1979): with d = mean_b - mean_a,
 
         mean = mean_a + d * n_b / n
         scatter = scatter_a + scatter_b + (d d^T) * n_a n_b / n
 
-    Nothing is subtracted that grew large before, as in sum(x x^T) - n mean mean^T,
-    which loses every digit where the mean is large against the spread.
+    This avoids the cancellation of sum(x x^T) - n mean mean^T, which loses all digits
+    if the mean is large relative to the spread.
 
     Attributes:
       num_examples: n, at least 1.
@@ -101,10 +101,10 @@ class Moments:
         Raises:
           ValueError: Fewer than two examples.
         """
-        if self.num_examples < 2:  # noqa: PLR2004 - one has no spread
+        if self.num_examples < 2:  # noqa: PLR2004 - one example has no spread
             raise ValueError(
                 "a covariance needs at least 2 examples, but Moments has "
-                f"{self.num_examples}: add more before asking for it"
+                f"{self.num_examples}: add more first"
             )
         return self.scatter / (self.num_examples - 1)
 

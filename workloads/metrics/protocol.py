@@ -1,4 +1,4 @@
-"""What a score was made with: only scores made alike stand on one axis."""
+"""How a score was computed: only scores of the same protocol share an axis."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _SHOWN_DIGITS = 16  # of 64 hexadecimal ones
 
 
 class IncomparableScoresError(ValueError):
-    """Scores of different protocols were put beside each other."""
+    """Scores of different protocols were compared."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class MetricProtocol:
-    """All that changes a score although the generator stays the same.
+    """Everything that changes a score while the generator stays the same.
 
     Attributes:
       metric: Name of the score, such as ``fid``.
-      settings: What the score depends on besides, such as the number of splits.
+      settings: Other settings of the score, such as the number of splits.
       extractor: Name of the feature extractor.
       extractor_digest: SHA-256 of its weights.
-      preparation: How images become its input: size, range, way of resizing.
+      preparation: How images become its input: size, range, resizing method.
       num_examples: Generated examples.
-      reference: Name of the real examples; empty where the score has none.
+      reference: Name of the real examples; empty if the score has none.
       reference_digest: SHA-256 of their pixels.
       num_reference_examples: Their number.
     """
@@ -46,7 +46,7 @@ class MetricProtocol:
     num_reference_examples: int
 
     def differences(self, other: MetricProtocol) -> tuple[str, ...]:
-        """Says where two protocols differ, each as ``field (this and that)``."""
+        """Lists the differences of two protocols, each as ``field (this and that)``."""
         found = []
         for field in dataclasses.fields(self):
             first, second = getattr(self, field.name), getattr(other, field.name)
@@ -56,10 +56,10 @@ class MetricProtocol:
         return tuple(found)
 
     def describe(self) -> str:
-        """Returns in one line what a record does not have in fields of its own.
+        """Describes in one line what has no separate field in a record.
 
         Records with equal name, count and description have equal protocols (digests are
-        cut to 64 bits).
+        truncated to 64 bits).
         """
         text = (
             f"{self.settings}; extractor {self.extractor} "
@@ -76,13 +76,13 @@ class MetricProtocol:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """A figure together with what it was made with."""
+    """A figure with its protocol."""
 
     estimate: Estimate
     protocol: MetricProtocol
 
     def as_quality_metric(self) -> QualityMetric:
-        """Returns the figure as a workload reports it, with the protocol in one line.
+        """Returns the figure as a quality metric, with the protocol in one line.
 
         Raises:
           ValueError: The figure has no interval, and a quality metric needs one.
@@ -108,7 +108,7 @@ class Score:
 
 
 def shared_protocol(scores: Sequence[Score]) -> MetricProtocol:
-    """Returns the one protocol of several scores: the axis on which they may stand.
+    """Returns the common protocol of several scores, which may share an axis.
 
     Raises:
       IncomparableScoresError: They differ in something; the message names it.
@@ -122,7 +122,7 @@ def shared_protocol(scores: Sequence[Score]) -> MetricProtocol:
         if differences:
             raise IncomparableScoresError(
                 f"scores {first.metric!r} and {score.protocol.metric!r} cannot be "
-                f"compared: they differ in {', '.join(differences)}; make both with "
+                f"compared: they differ in {', '.join(differences)}; compute both with "
                 "one protocol"
             )
     return first

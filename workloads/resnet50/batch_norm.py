@@ -14,7 +14,7 @@ EPSILON = 1e-5
 
 
 def make(statistics: str, num_channels: int, *, gamma_init: str) -> Any:
-    """Makes a built layer that normalizes channels by the batch.
+    """Creates and builds a layer that normalizes channels by the batch.
 
     Args:
       statistics: ``local`` (each replica by its own batch, as published) or
@@ -73,7 +73,7 @@ class FusedBatchNorm(keras.layers.Layer):
     def call(self, inputs: Any, training: bool = False) -> Any:
         """Returns normalized [batch, height, width, num_channels].
 
-        In training, batch statistics normalize and the moving ones follow them.
+        In training, batch statistics are used and the moving ones are updated.
         """
         result = tf.raw_ops.FusedBatchNormV3(
             x=inputs,
@@ -82,7 +82,7 @@ class FusedBatchNorm(keras.layers.Layer):
             mean=self.moving_mean.value,
             variance=self.moving_variance.value,
             epsilon=EPSILON,
-            # The share of the batch in the new moving statistics; the kernel mixes.
+            # The weight of the batch in the new moving statistics; the kernel mixes.
             exponential_avg_factor=1.0 - MOMENTUM if training else 1.0,
             is_training=training,
         )

@@ -1,6 +1,6 @@
 """Configuration of ResNet-50: the published recipe and its presets.
 
-The planner reads it, so it imports no TensorFlow.
+The planner imports this module, so it does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOWNSAMPLING = 32  # the last feature map is image_size / 32 pixels wide
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ResNet50Config:
-    """What determines the computation and the learning; defaults are the paper's.
+    """Settings of computation and training; defaults are the paper's.
 
     Attributes:
       version: ``v1.5`` strides in the 3x3 convolution of a block (Goyal 2017), ``v1``
@@ -44,7 +44,7 @@ class ResNet50Config:
         to a tenth after 3/9, 6/9 and 8/9 of it, that of ``lars`` to zero at its end.
       momentum: Heavy-ball momentum (no Nesterov step).
       weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
-      label_smoothing: Share of the label spread over all classes.
+      label_smoothing: Fraction of the label that is spread over all classes.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
       num_input_threads: Threads of one input pipeline.
       cache_data: Whether encoded images stay in memory after the first epoch.
@@ -78,8 +78,8 @@ class ResNet50Config:
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be a multiple of "
-                f"{DOWNSAMPLING}, because the network halves it five times: use for "
-                "example 32, 64 or 224"
+                f"{DOWNSAMPLING}, because the network halves it five times: use "
+                "32, 64 or 224, for example"
             )
         for name in (
             "num_classes",
@@ -120,7 +120,7 @@ _CPU_PRESET = ResNet50Config(
 
 PRESETS: dict[str, ResNet50Config] = {
     "smoke": dataclasses.replace(_CPU_PRESET, image_size=32),
-    # Linear scaling down to 16 examples leaves a rate of 0.006, with which the minutes
+    # Linear scaling down to 16 examples gives a rate of 0.006, with which the minutes
     # of a laptop end before the digits are learned.
     "laptop": dataclasses.replace(
         _CPU_PRESET, image_size=64, learning_rate_per_256=2.0, num_epochs=9.0

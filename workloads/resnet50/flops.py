@@ -1,7 +1,7 @@
 """Arithmetic of ResNet-50: multiply-adds of its convolutions and its classifier.
 
 Norms, activations, pooling and the update are left out, as is usual for model FLOPs
-(PaLM, Chowdhery et al. 2022, appendix B): what is counted must not depend on how it is
+(PaLM, Chowdhery et al. 2022, appendix B): the count must not depend on how they are
 computed.
 """
 
@@ -45,8 +45,9 @@ def multiply_adds(
 def training_flops(*, image_size: int, num_classes: int, version: str) -> int:
     """Returns the floating-point operations of one image in a training step.
 
-    Two per multiply-add. Backward are the gradients of weights and of activations, each
-    of as many as forward; the gradient of the pixels is not needed.
+    Two per multiply-add. The backward pass has the gradients of weights and of
+    activations, each as large as the forward pass; the gradient of the pixels is not
+    needed.
     """
     total, stem = multiply_adds(
         image_size=image_size, num_classes=num_classes, version=version

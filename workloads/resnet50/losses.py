@@ -19,7 +19,7 @@ def softmax_cross_entropy(
       labels: Class ids, [per_replica_batch_size], integer.
       logits: [per_replica_batch_size, num_classes], float32: the softmax of a lower
         precision loses small probabilities.
-      label_smoothing: Share of the label that is spread evenly over all classes.
+      label_smoothing: Fraction of the label that is spread evenly over all classes.
 
     Returns:
       [per_replica_batch_size], float32.
@@ -54,7 +54,7 @@ def add_weight_decay(
 
     This is the gradient of ``loss + weight_decay / 2 * sum(w ** 2)`` without the cost
     of computing that sum. It is the same on every replica, so averaging over replicas
-    leaves it as it is. Kernels are the variables of rank 2 and above; biases and
+    does not change it. Kernels are the variables of rank 2 and above; biases and
     batch-norm parameters have rank 1 and are not decayed, as published.
 
     Args:

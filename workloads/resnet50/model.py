@@ -49,11 +49,11 @@ class SeededNormal(keras.initializers.Initializer):
 
 
 def padding(kernel_size: int, strides: int) -> Any:
-    """Returns the padding of a convolution or pooling: alike on both sides.
+    """Returns the padding of a convolution or pooling: the same on both sides.
 
     A window of stride 2 on an even size needs an odd number of padded pixels in all:
-    TensorFlow's SAME puts none before and the rest behind, the published network as
-    many on both sides.
+    TensorFlow's SAME puts none before and the rest behind, the published network the
+    same number on both sides.
     """
     pad = (kernel_size - 1) // 2
     if strides == 1 or not pad:
@@ -62,7 +62,7 @@ def padding(kernel_size: int, strides: int) -> Any:
 
 
 class _Seeds:
-    """Hands out one seed per kernel, in the order of construction."""
+    """Yields one seed per kernel, in the order of construction."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -233,7 +233,7 @@ class ResNet50(keras.Model):
 
         Args:
           inputs: Normalised images, [per_replica_batch_size, height, width, 3].
-          training: Whether batch statistics are used and followed.
+          training: Whether batch statistics are used, and the moving ones updated.
 
         Returns:
           [per_replica_batch_size, num_classes].
@@ -247,7 +247,7 @@ class ResNet50(keras.Model):
 
 
 class _dtype_policy:  # noqa: N801 - reads as a statement
-    """Makes layers of a block with a dtype policy, and restores the one before."""
+    """Creates layers in a block with a dtype policy, then restores the previous one."""
 
     def __init__(self, policy: str) -> None:
         self._policy = policy

@@ -22,7 +22,7 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
     above ``learning_rate_per_256`` (a global batch above 256), the rate ramps up
     linearly from ``learning_rate_per_256``, not from zero, over ``lr_warmup_epochs``.
     It falls to a tenth at epochs 30, 60 and 80 of 90, and in a training of another
-    length after the same shares of it.
+    length after the same fractions of it.
 
     Attributes:
       target: Learning rate between the ramp and the first decay.
@@ -61,7 +61,7 @@ class GoyalSchedule(keras.optimizers.schedules.LearningRateSchedule):
     def __call__(self, step: Any) -> Any:
         """Returns the rate of update number ``step`` (0-based, a scalar tensor)."""
         step = tf.cast(step, tf.float32)
-        # Two nodes: how many decays lie behind, and the factor that they make.
+        # Two nodes: the number of decays so far, and their factor.
         num_decays = tf.reduce_sum(tf.cast(step >= self.decay_steps, tf.float32))
         rate = self.target * tf.pow(DECAY_FACTOR, num_decays)
         if not self.lr_warmup_steps:
@@ -81,10 +81,10 @@ _LARS_RATE_ABOVE = (35.6, 40)
 
 @keras.saving.register_keras_serializable(package="replicator_harness")
 class PolynomialSchedule(keras.optimizers.schedules.LearningRateSchedule):
-    """Rises linearly from zero, then falls as the square of what is left.
+    """Rises linearly from zero, then falls as the square of the remaining steps.
 
     Highest rate and warmup follow from the global batch, as in Google's ResNet-50 for
-    TPUs with LARS (batches of 16,384 and more). Not to be scaled with the batch again.
+    TPUs with LARS (batches of 16,384 and more). Do not scale it with the batch again.
 
     Attributes:
       target: The highest rate.

@@ -129,10 +129,10 @@ class ResNet50Program(ImageProgram):
     def _weight_decay(self) -> float | tf.Tensor:
         """Returns the factor of the weights that is added to their gradients."""
         factor = self._config.weight_decay
-        # LARS scales what it adds, so it adds the decay itself.
+        # LARS scales its update, so it adds the decay itself.
         if not factor or self._config.optimizer == "lars":
             return 0.0
-        # The optimizer divides by the loss scale all that it gets.
+        # The optimizer divides all its gradients by the loss scale.
         return self.optimizer.scale_loss(factor) if self._is_scaled else factor
 
     def run(self, num_steps: int = 1) -> float:

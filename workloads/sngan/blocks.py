@@ -1,8 +1,8 @@
 """Residual blocks of generator and discriminator (Miyato et al. 2018, figure 8).
 
-Details as in the published code: nearest upsampling before the first convolution,
-average pooling after the second, shortcuts of 1x1 convolutions, no pre-activation in
-the discriminator's first block.
+Details as in the published code: nearest-neighbour upsampling before the first
+convolution, average pooling after the second, shortcuts of 1x1 convolutions, no
+pre-activation in the discriminator's first block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from workloads.common.spectral_norm import SpectralConv2D
 
 
 def residual_initializer(seed: int) -> keras.initializers.Initializer:
-    """Glorot's uniform with limits times the root of two, for 3x3 convolutions."""
+    """Glorot's uniform with limits times sqrt(2), for 3x3 convolutions."""
     return keras.initializers.VarianceScaling(2.0, "fan_avg", "uniform", seed=seed)
 
 
@@ -36,7 +36,7 @@ def upsample(images: Any) -> Any:
 
 
 class GeneratorBlock(keras.layers.Layer):
-    """Doubles height and width; normalized by the class."""
+    """Doubles height and width; normalizes conditionally on the class."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class GeneratorBlock(keras.layers.Layer):
 
 
 class DiscriminatorBlock(keras.layers.Layer):
-    """A residual block with spectral norms; halves height and width if asked to."""
+    """A residual block with spectral norms; optionally halves height and width."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DiscriminatorBlock(keras.layers.Layer):
         shortcut = inputs
         if self._downsamples:
             outputs = downsample(outputs)
-            # Averaging and a 1x1 convolution commute; this order is the cheaper one.
+            # Averaging and a 1x1 convolution commute; this order is cheaper.
             shortcut = downsample(shortcut)
         if self.shortcut is not None:
             shortcut = self.shortcut(shortcut, training=training)
@@ -106,7 +106,7 @@ class DiscriminatorBlock(keras.layers.Layer):
 
 
 class FirstDiscriminatorBlock(keras.layers.Layer):
-    """The block that sees pixels: without an activation before them."""
+    """The first block, on pixels: without an activation before them."""
 
     def __init__(
         self, num_inputs: int, num_outputs: int, *, seed: int, name: str

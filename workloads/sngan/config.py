@@ -1,6 +1,6 @@
 """Configuration of SN-GAN: the published settings and the presets.
 
-The planner reads it, so it imports no TensorFlow.
+The planner imports this module, so it does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST_SIZE = 4  # height and width of the generator's first feature map
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SNGANConfig:
-    """What determines the computation and the learning; defaults are the 32 px papers'.
+    """Settings of computation and training; defaults are those of the papers at 32 px.
 
     Attributes:
       layout: ``cifar`` keeps the number of channels over all sizes (Miyato et al. 2018,
@@ -30,8 +30,8 @@ class SNGANConfig:
       image_size: Height and width of images in pixels: 4 times a power of two.
       num_classes: Classes that images are generated for.
       latent_size: Length of z ~ N(0, I).
-      generator_channels: Of the widest feature map of the generator.
-      discriminator_channels: Of the first block of the discriminator.
+      generator_channels: Channels of the widest feature map of the generator.
+      discriminator_channels: Channels of the first block of the discriminator.
       batch_norm: ``local`` normalizes by each replica's own batch, as published;
         ``cross_replica`` by the global batch.
       num_discriminator_steps: Updates of the discriminator per update of the generator.
@@ -43,11 +43,11 @@ class SNGANConfig:
       beta_2: Adam's decay of the square.
       num_steps: Discriminator updates of the whole training; the learning rate falls
         linearly to zero at its end.
-      decay_start: Share of ``num_steps`` after which it falls; 1 leaves it as it is.
-      ema_decay: Of the average of the generator's weights that images are shown and
-        scored with; 0 takes the weights themselves.
-      extractor: Network whose features FID, KID and Inception score are made of.
-      extractor_weights: Its file, for ``inception``.
+      decay_start: Fraction of ``num_steps`` after which it falls; 1 for no decay.
+      ema_decay: Decay of the average of the generator's weights that is used for
+        pictures and scores; 0 uses the weights themselves.
+      extractor: Network whose features FID, KID and Inception score use.
+      extractor_weights: File of its weights, for ``inception``.
       num_metric_examples: Generated images that are scored.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
       num_input_threads: Threads of one input pipeline.
@@ -85,7 +85,7 @@ class SNGANConfig:
         if doublings < 1 or FIRST_SIZE << doublings != self.image_size:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be 4 times a power of "
-                "two, because the generator doubles 4 pixels until it is there: use "
+                "two, because the generator starts at 4 pixels and doubles them: use "
                 "for example 16, 32 or 128"
             )
         for name in (
@@ -100,7 +100,7 @@ class SNGANConfig:
             "num_input_threads",
         ):
             check_range(name, getattr(self, name), low=1)
-        # Scores need a covariance, and every class some images.
+        # Scores need a covariance, and several images of every class.
         check_range("num_metric_examples", self.num_metric_examples, low=100)
         if (
             self.extractor == "inception"
@@ -156,9 +156,9 @@ _DIGITS = SNGANConfig(
     generator_channels=32,
     discriminator_channels=32,
     latent_size=32,
-    # One to one with unequal rates, as in SAGAN, and higher ones than there: on two
-    # cores, minutes are short. At 2e-4 and 4e-4 the classes are still alike after 600
-    # updates, as the class's scales and shifts begin equal; at these, 95 % of the
+    # One to one with unequal rates, as in SAGAN, but higher: a run of minutes on two
+    # cores has few updates. At 2e-4 and 4e-4 the classes still look the same after
+    # 600 updates, as their scales and shifts start equal; at these, 95 % of the
     # images are recognised after 1,000.
     num_discriminator_steps=1,
     generator_learning_rate=5e-4,

@@ -1,4 +1,4 @@
-"""Grids of generated images, to be looked at."""
+"""Grids of generated images, for viewing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from workloads.metrics.extractors.base import to_uint8
 MOST_COLUMNS = 10
 NUM_ROWS = 6
 _GAP = 1  # pixels between images
-_SMALLEST_SIZE = 32  # smaller images are shown larger, pixel by pixel
+_SMALLEST_SIZE = 32  # smaller images are enlarged, pixel by pixel
 
 
 def encode(images: np.ndarray, num_columns: int) -> bytes:

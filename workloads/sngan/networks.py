@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from workloads.sngan.config import SNGANConfig
 
 NUM_CHANNELS = 3
-# Seeds of one block and the next are this far apart.
+# Distance between the seeds of one block and the next.
 _SEEDS_PER_BLOCK = 10
 
 
@@ -47,7 +47,7 @@ class Generator(keras.Model):
                 itertools.pairwise(channels)
             )
         ]
-        # Not by the class, as in the published code.
+        # Not conditional on the class, as in the published code.
         self.last_norm = batch_norm(config.batch_norm, name="last_norm")
         self.last_norm.build((None, None, None, channels[-1]))
         self.last_conv = keras.layers.Conv2D(
@@ -78,7 +78,7 @@ class Generator(keras.Model):
 
 
 class Discriminator(keras.Model):
-    """Tells real images from generated ones, by projection on the class.
+    """Distinguishes real from generated images, by projection on the class.
 
     The logit is ``psi(phi(x)) + <V y, phi(x)>`` (Miyato & Koyama 2018, equation 7).
     """
@@ -120,7 +120,7 @@ class Discriminator(keras.Model):
         Args:
           images: [examples, size, size, 3] in [-1, 1].
           labels: Class ids, [examples], integer.
-          training: Whether the spectral norms' vectors are kept.
+          training: Whether the spectral norms' vectors are updated.
         """
         hidden = self.first_block(images, training=training)
         for block in self.blocks:
@@ -135,7 +135,7 @@ def _discriminator_widths(config: SNGANConfig) -> list[tuple[int, bool]]:
     """Channels of each block, and whether it halves height and width."""
     width = config.discriminator_channels
     if config.layout == "cifar":
-        # Two halvings, whatever the size, and two blocks at the size that is left.
+        # Two halvings, whatever the size, then two blocks at the remaining size.
         return [(width, True), (width, True), (width, False), (width, False)]
     count = config.num_doublings
     widths = [(width << index, True) for index in range(count)]

@@ -19,12 +19,12 @@ class LinearDecay(keras.optimizers.schedules.LearningRateSchedule):
     def __init__(
         self, learning_rate: float, *, num_steps: int, decay_start: float
     ) -> None:
-        """Makes the schedule.
+        """Creates the schedule.
 
         Args:
-          learning_rate: Before the decay.
+          learning_rate: Rate before the decay.
           num_steps: Updates after which the rate is zero.
-          decay_start: Share of them after which it falls; 1 never lets it fall.
+          decay_start: Fraction of them after which it falls; 1 for no decay.
         """
         self._arguments = {
             "learning_rate": learning_rate,

@@ -31,7 +31,7 @@ _FEWEST_HELD_OUT = 100
 
 
 class Scorer:
-    """Scores images of a generator, always those of the same latents and classes."""
+    """Scores images of a generator, always from the same latents and classes."""
 
     def __init__(self, config: SNGANConfig, source: Source) -> None:
         """Opens the extractor and reads the reference, the training images."""
@@ -43,7 +43,7 @@ class Scorer:
             reference_name=f"{source.name}/{TRAIN_SPLIT}",
             metrics=METRICS,
         )
-        # Real images that the generator never saw are as good as it gets.
+        # Real images that were not trained on have the best possible score.
         held_out = _read_images(
             source,
             source.evaluation_split,
@@ -74,9 +74,9 @@ class Scorer:
             protocol = f"{metric.protocol}; {self._scales[metric.name]}"
             found.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
-            # The extractor was trained on real digits only, and knows their classes.
-            told = self._extractor.extract(images).logits.argmax(axis=-1)
-            num_right = int((told == labels).sum())
+            # The extractor was trained only on real digits, and knows their classes.
+            predicted = self._extractor.extract(images).logits.argmax(axis=-1)
+            num_right = int((predicted == labels).sum())
             found.append(quality.accuracy("recognised", num_right, len(labels)))
         return tuple(found)
 
@@ -84,7 +84,7 @@ class Scorer:
 def fixed_inputs(
     config: SNGANConfig, num_examples: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns latents and labels, the same in every call; classes take turns."""
+    """Returns latents and labels, the same in every call; classes alternate."""
     generator = np.random.default_rng(0)
     shape = (num_examples, config.latent_size)
     latents = generator.standard_normal(shape, dtype=np.float32)
@@ -100,12 +100,12 @@ def _open_extractor(config: SNGANConfig) -> FeatureExtractor:
 
 
 def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, str]:
-    """Says for each score what real images and what noise get, on the same scale."""
+    """Describes for each score the values of real images and of noise."""
     if len(held_out) < _FEWEST_HELD_OUT:
-        none = f"{len(held_out)} held-out images are too few to say what they score"
+        none = f"{len(held_out)} held-out images are too few to be scored"
         return dict.fromkeys(METRICS, none)
     ends = ends_of_scale(evaluator, held_out)
-    # Two digits: more would differ by rounding between numbers of threads.
+    # Two digits: further ones depend on rounding, and so on the number of threads.
     return {
         data.estimate.name: (
             f"held-out images score {data.estimate.value:.2g} and noise "
@@ -116,7 +116,7 @@ def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, st
 
 
 def _read_images(source: Source, split: str, image_size: int, most: int) -> np.ndarray:
-    """Reads images of a split as the discriminator sees them, but for its noise."""
+    """Reads images of a split as input of the discriminator, but without noise."""
     config = pipeline.PipelineConfig(
         per_replica_batch_size=_IMAGES_AT_ONCE,
         image_size=image_size,

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from workloads.data.sources import Source
     from workloads.spec import QualityMetric
 
-# Pixels are whole numbers of 256; noise as wide as their distance fills the gaps.
+# Pixels have 256 integer levels; noise as wide as one level fills the gaps.
 _PIXEL_STEP = 2.0 / 255.0
 _DISCRIMINATOR_SEEDS = 1_000
 
@@ -44,7 +44,7 @@ class SNGANProgram(ImageProgram):
 
     Attributes:
       generator: Maps latents and classes to images.
-      discriminator: Tells them from real ones.
+      discriminator: Distinguishes them from real ones.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SNGANProgram(ImageProgram):
             for model in (self.generator, self.discriminator)
             for variable in model.trainable_variables
         )
-        # Not replicated: it only shows what the averages are.
+        # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
         self._show = tf.function(
             lambda latents, labels: self._shown(latents, labels, training=False),
@@ -124,8 +124,8 @@ class SNGANProgram(ImageProgram):
     def run(self, num_steps: int = 1) -> float:
         """Runs steps and returns the discriminator's last loss, over the global batch.
 
-        The value is the hinge loss: 2 where nothing is told apart, 0 where everything
-        is.
+        The value is the hinge loss: 2 if real and generated images cannot be
+        distinguished, 0 if they all can.
         """
         loss = math.nan
         for _ in range(num_steps):
@@ -169,7 +169,7 @@ class SNGANProgram(ImageProgram):
         return {"loss": loss, "example_id": batch["example_id"]}
 
     def _generate(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns images of random latents and evenly drawn classes."""
+        """Returns images of random latents and uniformly drawn classes."""
         config = self._config
         latents = tf.random.normal([count, config.latent_size])
         labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
@@ -187,7 +187,7 @@ class SNGANProgram(ImageProgram):
     def evaluate(self) -> tuple[QualityMetric, ...]:
         """Scores generated images against the training images.
 
-        Runs on one device, with the averaged weights where they are averaged, and with
+        Runs on one device, with the averaged weights if there are any, and with
         the moving statistics of batch norm. Synthetic data has no quality.
         """
         if self.source is None:
@@ -205,7 +205,7 @@ class SNGANProgram(ImageProgram):
         return grid.encode(self._images_of(latents, labels % num_columns), num_columns)
 
     def _update_shown(self) -> None:
-        """Copies the weights that are shown, once after the last step."""
+        """Copies the weights for pictures and scores, once after the last step."""
         if self._num_steps_shown == self._num_steps:
             return
         self._num_steps_shown = self._num_steps
@@ -227,7 +227,7 @@ class SNGANWorkload(ImageWorkload):
     """The catalogue's ``sngan``."""
 
     def prepare(self, *, data: str) -> None:
-        """Writes the embedded digits and trains what scores them, once per machine."""
+        """Writes the embedded digits and trains their classifier, once per machine."""
         super().prepare(data=data)
         if data == DIGITS:
             prepare_digits()
@@ -248,7 +248,7 @@ class SNGANWorkload(ImageWorkload):
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(
                 f"data {data!r} has {source.num_classes} classes, but the networks "
-                f"know {config.num_classes}: set option num_classes to at least "
+                f"have {config.num_classes}: set option num_classes to at least "
                 f"{source.num_classes}"
             )
         return SNGANProgram(

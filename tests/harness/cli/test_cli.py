@@ -66,8 +66,8 @@ BAD_INPUT = [
     (("--data=mnst",), r"'mnst'"),
     (("--replicas=0",), r"--replicas: '0' is not positive"),
     (("--replicas=1,-1",), r"--replicas: '-1' in '1,-1' is not positive"),
-    (("--replicas=1.5",), r"--replicas: '1.5' is not a whole number"),
-    (("--replicas=1,3", "--mode=strong"), r"global batch 4 does not divide over 3"),
+    (("--replicas=1.5",), r"--replicas: '1.5' is not an integer"),
+    (("--replicas=1,3", "--mode=strong"), r"global batch 4 is not divisible by 3"),
     (("--mode=medium",), r"--mode: unknown scaling mode 'medium'; allowed are weak"),
     (("--repeats=0",), r"'--repeats': 0 is not in the range 1<=x<="),
     (("--timeout=0",), r"'--timeout': 0.* is not in the range 0<x<=1000000000"),
@@ -118,7 +118,7 @@ def test_more_gpus_than_there_are_is_refused(
     )
 
     assert exit_codes.USAGE == code
-    assert "--replicas asks for 4 GPUs, but this machine shows 2" in err
+    assert "--replicas needs 4 GPUs, but this machine shows 2" in err
 
 
 @pytest.mark.parametrize("verb", ["status", "resume", "report"])
@@ -182,7 +182,10 @@ def test_a_fault_of_ours_has_an_exit_code_of_its_own(
 
     code = cli.main(["list"])
 
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert exit_codes.INTERNAL_FAULT == code
-    assert "RuntimeError: broken inside" in told
-    assert "fault of the harness, not of the request" in told
+    assert "RuntimeError: broken inside" in message
+    assert (
+        "error: internal error; finished trials are kept, "
+        "run the same command to resume" in message
+    )

@@ -36,7 +36,7 @@ def test_a_sweep_ends_with_table_and_report(
     assert "<html" in report.read_text()
     assert exit_codes.OK == again[0]
     assert json.loads(again[1])["coverage"]["ok"] == 8
-    assert "8 trials, 8 finished before" in again[2]
+    assert "8 trials, 8 already finished" in again[2]
 
 
 @pytest.mark.processes
@@ -175,7 +175,7 @@ def wait_until(condition: Any) -> None:
 def test_two_harnesses_on_one_study_the_second_is_refused(
     start_harness: Any, tmp_path: Path, small: Any
 ) -> None:
-    """The refusal names the holder; the first goes on undisturbed."""
+    """The error names the other process; the first continues undisturbed."""
     gate = tmp_path / "gate"
     args = ("sweep", *small, "--replicas=1", "--repeats=1", "--study=s")
     first = start_harness(*args, FAKE_GATE_FILE=gate)

@@ -76,9 +76,8 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             ("--replicas=1,3", "--mode=strong"),
             (
-                "strong scaling: global batch 32 does not divide over 3 replicas (rest "
-                "2); nearest that work: --global-batch-size 30 or 33, or 2 or 4 "
-                "replicas"
+                "strong scaling: global batch 32 is not divisible by 3 replicas "
+                "(remainder 2); use --global-batch-size 30 or 33, or 2 or 4 replicas"
             ),
         ),
         (
@@ -96,7 +95,7 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ("--option=min_replay_size=30000",),
             (
                 "option min_replay_size=30000 is more than the 19558 transitions that "
-                "replay_capacity=20000 holds beside what is being written: use at most "
+                "replay_capacity=20000 holds besides those being written: use at most "
                 "that, or a replay_capacity of at least 30654"
             ),
         ),
@@ -108,7 +107,7 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             ),
             (
                 "option min_replay_size=220 is more than the 212 transitions that "
-                "replay_capacity=300 holds beside what is being written on each of 2 "
+                "replay_capacity=300 holds besides those being written on each of 2 "
                 "workers: use at most that, or a replay_capacity of at least 308"
             ),
         ),
@@ -123,9 +122,9 @@ def refuse(capfd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         (
             ("--option=samples_per_insert=0.000001",),
             (
-                "option samples_per_insert=1e-06 asks for 32,000,000 environment steps "
+                "option samples_per_insert=1e-06 requires 32,000,000 environment steps "
                 "before each learner step of 32 transitions, but replay_capacity=20000 "
-                "keeps fewer: use at least 0.0016, or 0 for no limit"
+                "stores fewer: use at least 0.0016, or 0 for no limit"
             ),
         ),
     ],
@@ -141,7 +140,7 @@ def test_what_is_wrong_with_a_request_is_one_line(
 def test_frames_without_opengl_name_the_packages(
     refuse: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the preset asks for them; EGL finds no driver here."""
+    """Also where the preset requires them; EGL finds no driver here."""
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_FILENAMES", "/nonexistent")
     monkeypatch.delenv("MUJOCO_GL", raising=False)
 

@@ -117,12 +117,12 @@ def drive(shown: progress.Progress, plan: Plan) -> None:
 
 
 def test_plain_progress_is_one_line_per_event(small_plan: Plan) -> None:
-    """No control characters; numbers go on where the last run ended."""
+    """No control characters; numbers continue where the last run ended."""
     stream = io.StringIO()
     drive(progress.PlainProgress(stream), small_plan)
     lines = stream.getvalue().splitlines()
 
-    assert lines[0] == "8 trials, 6 finished before"
+    assert lines[0] == "8 trials, 6 already finished"
     assert lines[1].startswith("[7/8] in_graph x1 weak, batch 1x4, repetition 0")
     assert lines[1].endswith("(1 min 40 s left)")
     assert lines[4] == "[8/8]   failed, took 9 s - build: [red]no[/red] such op"

@@ -1,4 +1,4 @@
-"""The share of the machine that others used is told apart from the trial's own."""
+"""The share of the machine that others used is distinguished from the trial's own."""
 
 from __future__ import annotations
 

@@ -247,7 +247,7 @@ def test_code_that_cannot_be_read_is_named(
     change(tmp_path / "harness" / "run" / "launch.py")
 
     with pytest.raises(
-        PlanError, match=rf"cannot read '.*launch\.py', which is part .*{what}.*; mend"
+        PlanError, match=rf"cannot read '.*launch\.py', which is part .*{what}.*; fix"
     ):
         code_digest.of_sources("resnet50", "in_graph", Sources(root=tmp_path))
 

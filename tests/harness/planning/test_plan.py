@@ -61,7 +61,7 @@ def test_trials_are_distinct_and_repetitions_are_complete(fields: Any) -> None:
 
 @given(requests)
 def test_repetitions_are_blocks_in_alternating_direction(fields: Any) -> None:
-    """ABBA: a linear drift hits every case alike over a pair of blocks."""
+    """ABBA: a linear drift affects every case equally over a pair of blocks."""
     planned = plan_of(**fields)
     blocks = [
         [trial.case_id for trial in block]
@@ -139,11 +139,11 @@ def test_another_global_batch_has_a_baseline_of_its_own() -> None:
     assert {(BOTH[:1], 4), (BOTH[1:], 12)} == sizes
 
 
-def test_a_batch_that_does_not_divide_names_both_numbers_and_what_works() -> None:
+def test_a_batch_that_is_not_divisible_names_both_numbers_and_what_works() -> None:
     """Nothing is rounded."""
     message = (
-        r"global batch 8 does not divide over 3 replicas \(rest 2\); nearest that"
-        r" work: --global-batch-size 6 or 9, or 2 or 4 replicas"
+        r"global batch 8 is not divisible by 3 replicas \(remainder 2\); use"
+        r" --global-batch-size 6 or 9, or 2 or 4 replicas"
     )
     with pytest.raises(PlanError, match=message):
         plan_of(replicas=(1, 3), global_batch_size=8)
@@ -184,8 +184,8 @@ def test_single_without_one_replica_is_refused() -> None:
         ({"backends": ("in_grap",)}, r"unknown backend 'in_grap'; known are single"),
         ({"preset": "tiny"}, r"unknown preset of resnet50 'tiny'; known are smoke"),
         ({"data": "no_such_data"}, r"'no_such_data'.*(digits|unknown)"),
-        ({"backends": ()}, r"no backend was asked for"),
-        ({"modes": ()}, r"no scaling mode was asked for; allowed are weak, strong"),
+        ({"backends": ()}, r"no backend was requested"),
+        ({"modes": ()}, r"no scaling mode was requested; allowed are weak, strong"),
     ],
 )
 def test_unknown_names_are_refused_with_what_is_known(
@@ -219,7 +219,7 @@ def test_default_replicas_fit_the_machine_and_the_batch(
     ("num_gpus", "message"),
     [
         (0, r"--device gpu: this machine shows 0 GPUs"),
-        (2, r"--replicas asks for 4 GPUs, but this machine shows 2"),
+        (2, r"--replicas needs 4 GPUs, but this machine shows 2"),
     ],
 )
 def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> None:

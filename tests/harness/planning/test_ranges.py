@@ -41,12 +41,12 @@ def test_any_list_of_counts_parses_to_its_set(counts: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("0", r"--replicas: '0' is not positive; allowed are positive whole"),
+        ("0", r"--replicas: '0' is not positive; allowed are positive integers"),
         ("1,-2", r"'-2' in '1,-2' is not positive"),
-        ("1.5", r"'1.5' is not a whole number; allowed"),
-        ("two", r"'two' is not a whole number"),
-        ("", r"'' is not a whole number"),
-        ("1,,2", r"'' in '1,,2' is not a whole number"),
+        ("1.5", r"'1.5' is not an integer; allowed"),
+        ("two", r"'two' is not an integer"),
+        ("", r"'' is not an integer"),
+        ("1,,2", r"'' in '1,,2' is not an integer"),
         ("8..1", r"'8..1' ends before it starts \(1 < 8\); write 1..8"),
         ("1..8x1", r"'1..8x1' multiplies by 1 and would never end"),
         ("0..4", r"'0' in '0..4' is not positive"),

@@ -42,7 +42,7 @@ def test_the_same_request_resumes_unchanged() -> None:
 
 
 def test_fewer_repeats_resume_and_keep_the_plan() -> None:
-    """Only what was asked for runs; the plan forgets nothing."""
+    """Only what was requested runs; the plan forgets nothing."""
     first, fewer = plan_of(), plan_of(repeats=1)
     reconciled = study.reconcile(first, fewer)
 
@@ -126,7 +126,7 @@ def test_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_code_of_another_backend_is_not_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A study goes on when a backend changed that none of its trials runs on."""
+    """A study resumes when a backend changed that none of its trials runs on."""
     now = code_digest.of_trial
     first = plan_of(backends=("in_graph",))
     monkeypatch.setattr(
@@ -238,8 +238,8 @@ def test_a_data_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         plan_of(data_dir=tmp_path / "nowhere")
 
 
-def test_resuming_an_empty_plan_is_told(small_plan: Plan) -> None:
-    """Nothing was asked for."""
+def test_resuming_an_empty_plan_is_reported(small_plan: Plan) -> None:
+    """Nothing was requested."""
     with pytest.raises(StudyError, match=r"'small' has no trials, so there is no"):
         study.check_trials(small_plan.model_copy(update={"trials": ()}))
 
@@ -255,7 +255,7 @@ def test_resuming_an_empty_plan_is_told(small_plan: Plan) -> None:
         ),
     ],
 )
-def test_resuming_what_cannot_be_started_here_is_told_before(
+def test_resuming_what_cannot_be_started_here_is_reported_before(
     small_plan: Plan, fields: Any, message: str
 ) -> None:
     """Not after the trials before it."""

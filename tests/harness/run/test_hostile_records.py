@@ -1,4 +1,4 @@
-"""Studies that were damaged, or made by a hostile hand: told in lines, in seconds."""
+"""Studies that are damaged or hostile: reported in lines, in seconds."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def pick(value: Any, chance: int) -> tuple[Any, ...]:
 
 
 def like(value: Any, path: tuple[Any, ...], chance: int, new: Any) -> Any:
-    """Returns a number in place of a number, a text in place of a text, or anything."""
+    """Returns a number for a number, a string for a string, or anything."""
     for key in path:
         value = value[key]
     if chance % 4 == 0:
@@ -122,20 +122,20 @@ def change(value: Any, path: tuple[Any, ...], how: str, new: Any) -> Any:
     """Returns a JSON value with one node set, removed, doubled, renamed or emptied."""
     if not path:
         return new
-    holder = value
+    parent = value
     for key in path[:-1]:
-        holder = holder[key]
+        parent = parent[key]
     key = path[-1]
     if how == "set":
-        holder[key] = new
+        parent[key] = new
     elif how == "remove":
-        del holder[key]
-    elif how == "double" and isinstance(holder, list):
-        holder.append(holder[key])
-    elif how == "rename" and isinstance(holder, dict):
-        holder[str(new)] = holder.pop(key)
-    elif isinstance(holder[key], list):
-        holder[key] = []
+        del parent[key]
+    elif how == "double" and isinstance(parent, list):
+        parent.append(parent[key])
+    elif how == "rename" and isinstance(parent, dict):
+        parent[str(new)] = parent.pop(key)
+    elif isinstance(parent[key], list):
+        parent[key] = []
     return value
 
 
@@ -235,7 +235,7 @@ def damage(root: pathlib.Path, kind: str, *what: Any) -> None:
             path.write_text(json.dumps(value))
 
 
-class Told(logging.Handler):
+class Logged(logging.Handler):
     """Collects what libraries warn of, by logging."""
 
     def __init__(self) -> None:
@@ -274,12 +274,12 @@ DRAWN: dict[bytes, Any] = {}
 
 def run(*arguments: str) -> tuple[int, str, str]:
     """Runs a verb and checks what holds of any: no fault, no warning, soon."""
-    out, err, told = io.StringIO(), io.StringIO(), Told()
+    out, err, logged = io.StringIO(), io.StringIO(), Logged()
     fake = launch.TrialExit(
         exit_code=1, is_timed_out=False, timeout_sec=1, duration_sec=0, num_oom_kills=0
     )
     start = time.monotonic()
-    logging.getLogger("matplotlib").addHandler(told)
+    logging.getLogger("matplotlib").addHandler(logged)
     with (
         pytest.MonkeyPatch.context() as patch,
         warnings.catch_warnings(record=True) as warned,
@@ -292,12 +292,12 @@ def run(*arguments: str) -> tuple[int, str, str]:
         patch.setattr("harness.planning.study.check_code", lambda _: None)
         draw_once(patch, DRAWN)
         code = cli.main(arguments, run_overrides={"canary": lambda _: 0.2})
-    logging.getLogger("matplotlib").removeHandler(told)
-    told.lines += [str(warning.message) for warning in warned]
+    logging.getLogger("matplotlib").removeHandler(logged)
+    logged.lines += [str(warning.message) for warning in warned]
 
     assert "Traceback" not in err.getvalue(), err.getvalue()
     assert code in CODES, err.getvalue()
-    assert told.lines == []
+    assert logged.lines == []
     assert time.monotonic() - start < LONGEST_SEC
     return code, out.getvalue(), err.getvalue()
 
@@ -323,7 +323,7 @@ def check_study(root: pathlib.Path) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 @given(version=st.sampled_from((3, 3, 2, 1)), places=damages())
-def test_damaged_studies_are_told_in_lines(
+def test_damaged_studies_are_reported_in_lines(
     old_and_new_studies: dict[int, pathlib.Path], version: int, places: Any
 ) -> None:
     """Bytes, keys, types, values and files: of all versions, by all three verbs."""

@@ -130,7 +130,7 @@ def test_resume_runs_what_is_missing_and_only_that(
 
     assert resumed.returncode == 0
     assert [trial_id] == count.read_text().split()
-    assert "8 trials, 7 finished before" in err
+    assert "8 trials, 7 already finished" in err
     assert before == tables(store)
 
 

@@ -55,7 +55,7 @@ def test_what_is_no_trial_is_removed(tmp_path: Path, place: str) -> None:
     assert not trial_dir.exists()
 
 
-def test_what_cannot_be_removed_is_told(
+def test_what_cannot_be_removed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One line that says which."""
@@ -93,7 +93,7 @@ def test_a_report_replaces_nothing_but_files(
     code, _, err = harness("report", "s", "-o", "pipe")
 
     assert exit_codes.USAGE == code
-    assert "cannot write report 'pipe': it is not a plain file" in err
+    assert "cannot write report 'pipe': it is not a regular file" in err
     assert (tmp_path / "pipe").is_fifo()
 
 
@@ -113,13 +113,13 @@ def test_a_path_without_permission_is_one_line(
 
 
 def test_a_missing_file_of_ours_is_no_refusal() -> None:
-    """A fault of ours is not blamed on a path."""
+    """An internal error is not blamed on a path."""
     assert arguments.refusal(FileNotFoundError(errno.ENOENT, "No such", "x")) is None
     assert arguments.refusal(OSError("no file in it")) is None
 
 
 def test_too_many_trials_are_counted_not_made() -> None:
-    """The number and the limit are told."""
+    """The error has the number and the limit."""
     plan_count.check(MAX_TRIALS)
     with pytest.raises(
         PlanError, match=rf"has {MAX_TRIALS + 1} trials, .*{MAX_TRIALS}:"
@@ -141,13 +141,13 @@ def test_a_failure_that_is_no_text_is_a_failure_all_the_same(
     assert found.failure.reason.isprintable()
 
 
-def test_a_failure_of_no_phase_is_told(tmp_path: Path, make_spec: Any) -> None:
+def test_a_failure_without_a_phase_is_reported(tmp_path: Path, make_spec: Any) -> None:
     """Then the record of the failure is what failed."""
     (tmp_path / "rank_0.jsonl").write_text('{"kind": "failure", "phase": "lunch"}\n')
     found = conclude("0" * 20, make_spec(), tmp_path, ENDED)
 
     assert found.failure is not None
-    assert "rank 0 recorded a failure that is none" in found.failure.reason
+    assert "rank 0 recorded a malformed failure" in found.failure.reason
 
 
 def test_a_rank_file_that_is_a_folder_is_a_failure(
@@ -208,13 +208,13 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
 
     for path in store.root.rglob("result.json"):
         result = json.loads(path.read_text())
-        for holder in (result, *result["curve"]):
-            holder["quality"] += [{**holder["quality"][0], "name": "another"}]
+        for part in (result, *result["curve"]):
+            part["quality"] += [{**part["quality"][0], "name": "another"}]
         path.write_text(json.dumps(result))
 
-    assert "left out: the records" not in build.build_report(store)
+    assert "omitted: the records" not in build.build_report(store)
 
     monkeypatch.setattr(axes, "MOST_FIGURES", 1)
     page = build.build_report(store)
 
-    assert 2 == len(re.findall(r"more figures?, of other names, left out", page))
+    assert 2 == len(re.findall(r"more figures? with other names omitted", page))

@@ -101,7 +101,7 @@ def test_each_way_to_fail_is_recorded(
 def test_a_failure_keeps_type_and_traceback(
     store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Enough to mend it without running it again."""
+    """Enough to fix it without running it again."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     failure = run_one(store, settings).status.failure
 

@@ -89,7 +89,7 @@ class FakeProgram:
         return (Count("steps", self.num_steps - self.window_start[1]),)
 
     def explain(self) -> str:
-        """A text."""
+        """A string."""
         return "all-reduce"
 
 
@@ -234,9 +234,9 @@ def test_a_cut_last_line_is_skipped(tmp_path: Path, make_spec: Any) -> None:
 
 @pytest.mark.parametrize("line", ["{", '{"kind": "wat"}', '{"kind": "step"}', "[]"])
 def test_a_broken_line_is_named(tmp_path: Path, line: Any) -> None:
-    """A complete line that is not ours is a fault, not a gap."""
+    """A complete line that is malformed is an error, not a gap."""
     rank_path(tmp_path, 0).write_text(f'{{"kind": "done", "ns": 1}}\n{line}\n')
-    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is not what a rank"):
+    with pytest.raises(RankFileError, match=r"rank_0.jsonl line 2 is malformed"):
         read_rank(tmp_path, 0)
 
 

@@ -112,7 +112,7 @@ def test_quality_runs_can_be_left_out(fields):
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(fields, message):
-    """What was asked for is never dropped in silence."""
+    """A request is never dropped silently."""
     with pytest.raises(PlanError, match=message):
         plan_of(budget="60s", **fields)
 
@@ -142,7 +142,7 @@ class FakeProgram:
         """Makes no pictures."""
 
     def num_environment_steps(self) -> int:
-        """Returns ten for each time it was told how far to go."""
+        """Returns ten for each time it was given a limit."""
         return 10 * len(self.said)
 
     def agree(self, value: int) -> int:
@@ -269,13 +269,13 @@ def run_quality_sweep(overrides, tmp_path, *more):
 
 _NAN = (
     "the loss became nan in step {step}, seen by replica 1 of 2, in training: lower "
-    "the learning rate, or look at the data of that step; "
+    "the learning rate, or check the data of that step; "
 )
 _KEPT = (
     "the last good checkpoint, after 10 steps, is trials/{id}/checkpoint/ckpt-1 in the "
     "study"
 )
-_NONE_YET = "there is no checkpoint yet: none was due before"
+_NONE_YET = "there is no checkpoint: none was due before this step"
 
 
 @pytest.mark.parametrize(
@@ -289,7 +289,7 @@ _NONE_YET = "there is no checkpoint yet: none was due before"
 def test_a_value_that_is_no_number_ends_a_quality_run(
     monkeypatch, overrides, tmp_path, behavior, step, reason
 ):
-    """In the step where it appears, with who saw it and where to go on from."""
+    """In the step where it appears, with replicas and the checkpoint to use."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
     code, trials = run_quality_sweep(overrides, tmp_path)
     trial, checkpoint = trials[2]

@@ -104,7 +104,7 @@ def test_a_stuck_rank_is_killed_with_all_others(
     status = run_trial(store, trial, dataclasses.replace(settings, timeout_sec=4))
 
     assert TrialStatus.TIMEOUT is status.status
-    # Other tests start workers of their own meanwhile; these are told by their store.
+    # Other tests start workers meanwhile; these are identified by their store.
     left = [
         process
         for process in psutil.process_iter(["cmdline"])

@@ -86,7 +86,7 @@ def test_replicas_draw_different_transitions_and_stay_alike():
 
 
 def test_a_window_has_rates_of_the_learner():
-    """And no word of actors; there is nothing to evaluate either."""
+    """And no figures of actors; there is nothing to evaluate either."""
     made = build()
     made.run()
     made.start_window()
@@ -120,7 +120,7 @@ def test_atoms_that_cannot_hold_the_returns_are_reported():
     assert 0.5 < found["clipped_target_share"] <= 1.0
 
 
-def test_a_loss_that_is_not_finite_is_told(tmp_path):
+def test_a_loss_that_is_not_finite_is_reported(tmp_path):
     """Whoever measures names the learner step; a checkpoint names the variable."""
     made = build()
     made.run(2)

@@ -1,4 +1,4 @@
-"""Data sets as pipelines read them, and what pipelines are told."""
+"""Data sets as pipelines read them, and the contexts of pipelines."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make_config() -> Any:
 
 @pytest.fixture(scope="session")
 def contexts() -> Any:
-    """Makes what each of some input pipelines is told."""
+    """Creates the context of each of several input pipelines."""
 
     def make(num_pipelines: int) -> list[replicator.InputContext]:
         return [

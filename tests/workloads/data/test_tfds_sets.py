@@ -150,12 +150,12 @@ def test_a_label_outside_the_classes_is_named(
         list(dataset)
     assert (
         "data 'secret' has an example with label -1, which is outside its 3 classes (0 "
-        "to 2): mend its labels, or use another data set"
+        "to 2): fix its labels, or use another data set"
     ) == source.explain(raised.value)
 
 
 def test_damaged_set_says_to_prepare_it_again(data_dirs: pathlib.Path) -> None:
-    """A directory without feature descriptions is named with the mending command."""
+    """A directory without feature descriptions is named, with the fix."""
     place = data_dirs / "tfds" / "damaged" / "1.0.0"
     place.mkdir(parents=True)
     (place / "dataset_info.json").write_text("{}")

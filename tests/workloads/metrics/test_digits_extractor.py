@@ -71,7 +71,7 @@ def test_the_scale_has_two_ends(evaluator: Evaluator) -> None:
     assert evaluator.extractor.digest[:16] in metric.protocol
 
 
-def test_random_halves_of_one_set_cannot_be_told_apart(
+def test_random_halves_of_one_set_cannot_be_distinguished(
     extractor: FeatureExtractor,
 ) -> None:
     """The unbiased kernel distance of real digits to others is zero, to its error."""
@@ -126,9 +126,9 @@ def test_resized_digits_are_another_protocol(extractor: FeatureExtractor) -> Non
 def test_images_of_another_size_than_the_reference_are_refused(
     evaluator: Evaluator,
 ) -> None:
-    """Resizing changes scores, so nobody does it in silence."""
+    """Resizing changes scores, so it is never done silently."""
     with pytest.raises(
-        ValueError, match=r"images of \(16, 16, 1\) .* by the same code"
+        ValueError, match=r"images of \(16, 16, 1\) .* with the same code"
     ):
         evaluator.score(np.zeros((5, 16, 16, 1), np.uint8))
 
@@ -168,7 +168,7 @@ def test_halves_are_disjoint() -> None:
         disjoint_halves(np.arange(1))
 
 
-def test_weights_that_are_damaged_say_how_to_mend_them(
+def test_weights_that_are_damaged_say_how_to_fix_them(
     extractor: FeatureExtractor,
 ) -> None:
     """A file that is no archive is named, with what to do."""
@@ -176,7 +176,7 @@ def test_weights_that_are_damaged_say_how_to_mend_them(
     before = path.read_bytes()
     path.write_bytes(before[: len(before) // 2])
     try:
-        with pytest.raises(ValueError, match=r"digits-.*delete it, and it is trained"):
+        with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
             digits.open_digits()
     finally:
         path.write_bytes(before)

@@ -180,7 +180,7 @@ def test_a_figure_says_how_much_is_behind_it(rng: np.random.Generator) -> None:
     infinite = fid_infinity(rng.normal(size=(60, 4)), reference)
 
     assert (score.name, score.unit, score.num_examples) == ("fid", "1", 60)
-    assert "bias at this n is not in it" in score.method
+    assert "excludes the bias at this n" in score.method
     assert infinite.name == "fid_infinity"
     assert "7 sizes from 8 up" in infinite.method
 
@@ -192,7 +192,7 @@ def test_a_singular_covariance_has_a_value_but_no_interval() -> None:
 
     assert not score.has_interval
     assert score.method == (
-        "no interval: 5 examples for 8 features leave the covariance singular"
+        "no interval: 5 examples for 8 features make the covariance singular"
     )
 
 

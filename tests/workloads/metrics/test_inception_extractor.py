@@ -115,10 +115,10 @@ def test_a_saved_model_is_called_or_its_signature_is(
     module: Any = AveragingModule(kernels, ("pool_3", "logits"))
     signatures = None
     if not has_call:
-        holder = tf.Module()
-        holder.inner = module.kernels
+        outer = tf.Module()
+        outer.inner = module.kernels
         signatures = {"serving_default": module.__call__.get_concrete_function()}
-        module = holder
+        module = outer
     tf.saved_model.save(module, str(tmp_path), signatures=signatures)
 
     found = open_inception(tmp_path).extract(images)

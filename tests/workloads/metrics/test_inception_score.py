@@ -70,7 +70,7 @@ def test_one_split_has_no_interval() -> None:
     score = inception_score(np.eye(3), num_splits=1)
 
     assert not score.has_interval
-    assert "one split says nothing about the spread" in score.method
+    assert "one split gives no information on the spread" in score.method
 
 
 @pytest.mark.parametrize("num_splits", [0, 4])

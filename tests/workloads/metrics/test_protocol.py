@@ -67,7 +67,7 @@ def test_scores_that_differ_in_one_thing_are_refused(field: str) -> None:
 
 
 def test_several_differences_are_all_named() -> None:
-    """Nobody has to mend them one at a time."""
+    """Nobody has to fix them one at a time."""
     other = dataclasses.replace(PROTOCOL, num_examples=50_000, reference="lsun")
 
     assert (

@@ -192,7 +192,7 @@ def test_unknown_variants_are_refused(options: dict[str, Any], message: str) -> 
 def test_a_checkpoint_holds_the_model_and_its_optimizer(
     pair: ResNet50Program, tmp_path: Path
 ) -> None:
-    """The one before is replaced, and training goes on from it elsewhere."""
+    """The previous one is replaced, and training continues from it elsewhere."""
     first, second = pair.save(str(tmp_path)), pair.save(str(tmp_path))
     other = _build()
     manager = other._repl.make_checkpoint_manager(

@@ -99,7 +99,7 @@ def test_the_projection_is_the_inner_product_with_the_class():
 
 
 def test_another_class_gives_another_image():
-    """Once its scales and offsets differ; at the start all classes are alike."""
+    """Once its scales and offsets differ; at the start all classes are identical."""
     generator = Generator(SMOKE, seed=0)
     latents = tf.random.stateless_normal([1, SMOKE.latent_size], seed=[1, 2])
     before = [generator(latents, tf.constant([label])) for label in (0, 1)]
@@ -121,7 +121,7 @@ def test_upsampling_repeats_and_downsampling_averages():
 
 
 def test_the_rate_falls_linearly_to_zero():
-    """From the share of steps that was asked for, and never where that is one."""
+    """From the requested fraction of steps, and never where that is one."""
     late = LinearDecay(1e-3, num_steps=450, decay_start=400 / 450)
     never = LinearDecay(1e-3, num_steps=10, decay_start=1.0)
 

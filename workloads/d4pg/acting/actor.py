@@ -26,7 +26,7 @@ _WAIT_SEC = 0.001
 
 @dataclasses.dataclass(kw_only=True, slots=True)
 class _Place:
-    """One environment and where its episode is; None before it has begun."""
+    """One environment and the state of its episode; None before it has started."""
 
     stream_id: int
     environment: Environment
@@ -38,14 +38,14 @@ class _Place:
 
 
 class Actor:
-    """Some environments, stepped one after the other with one policy.
+    """Steps several environments in turn with one policy.
 
     Args:
-      settings: What to do.
-      streams: Where experience goes.
-      weights: Of the policy; None for one that acts at random always.
-      actor_id: Which of the actors this is.
-      num_restarts: How many were here before it; its draws must differ from theirs.
+      settings: What actors do.
+      streams: The streams to write to.
+      weights: Weights of the policy; None for an actor that always acts at random.
+      actor_id: Index of this actor.
+      num_restarts: Number of its predecessors; its random numbers must differ.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Actor:
         self._beat()
 
     def run(self) -> None:
-        """Steps all environments for ever, as fast as the learner lets it."""
+        """Steps all environments in an infinite loop, as fast as the learner allows."""
         while True:
             while self._streams.must_wait():
                 self._wait()
@@ -130,7 +130,7 @@ class Actor:
             else:
                 self._step(place, action)
         except BrokenEpisodeError:
-            # What is published of the episode stays, without this environment step.
+            # Published records of the episode stay, without this environment step.
             self._streams.num_refused[place.stream_id] += 1
             place.observation = None
 
@@ -165,7 +165,7 @@ class Actor:
         self._begin(place)
 
     def _see(self, place: _Place, observation: np.ndarray) -> None:
-        """Gives the policy an observation, with the frames before it."""
+        """Passes an observation to the policy, with the previous frames."""
         if place.stack is not None:
             observation = (place.stack.reset if place.is_first else place.stack.push)(
                 observation

@@ -1,4 +1,4 @@
-"""What all pools of actors have in common: a thread that serves them, and its error."""
+"""Base of the actor pools: a thread that manages the actors, and its error."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class ActorError(RuntimeError):
-    """Actors die again and again; says how the last one did."""
+    """Actors fail repeatedly; the message says how the last one did."""
 
 
 class BasePool(abc.ABC):
-    """The actors of one replay, served by a thread.
+    """The actors of one replay, managed by a thread.
 
-    Whoever uses the pool calls ``check`` at times, which raises what the thread ended
-    with.
+    The user of the pool calls ``check`` regularly, which raises the error of the
+    thread.
 
     Args:
       settings: What actors do.
-      streams: What they write; with as many streams and actors as the settings have.
-      weights: What they act by; None for actors that act at random.
+      streams: The streams that they write, with the same numbers as the settings.
+      weights: The weights of their policy; None for actors that act at random.
 
     Raises:
       ValueError: The streams were made for another number of environments or actors.
@@ -58,34 +58,35 @@ class BasePool(abc.ABC):
         self.close()
 
     def check(self) -> None:
-        """Raises if actors cannot start, or died more often than is allowed.
+        """Raises if actors cannot start, or failed more often than allowed.
 
         Raises:
-          ValueError: An actor cannot start, and would not at another time; its line.
-          ActorError: More than ``max_restarts`` died.
+          ValueError: An actor cannot start, and a retry would fail too; has its
+            message.
+          ActorError: More than ``max_restarts`` failed.
         """
         if self._error is not None:
             raise self._error
 
     def counters(self) -> ActorCounters:
-        """Returns what has happened so far."""
+        """Returns the counters so far."""
         return count(self._streams, self._num_restarts)
 
     def close(self) -> None:
-        """Ends the actors; returns when they are gone."""
+        """Terminates the actors and waits until they have exited."""
         atexit.unregister(self.close)
         self._is_closing.set()
         self._thread.join()
 
     def _start_thread(self) -> None:
-        """Begins to serve; the last thing that a constructor does."""
+        """Starts the thread; the last statement of a constructor."""
         atexit.register(self.close)
         self._thread.start()
 
     def _run(self) -> None:
         try:
             self._serve()
-        except Exception as error:  # noqa: BLE001 - raised where the pool is used
+        except Exception as error:  # noqa: BLE001 - raised by check()
             self._error = error
         finally:
             self._end_all()
@@ -96,7 +97,7 @@ class BasePool(abc.ABC):
 
     @abc.abstractmethod
     def _end_all(self) -> None:
-        """Ends every actor that was started."""
+        """Terminates every started actor."""
 
 
 def _check_numbers(settings: ActorSettings, streams: StepStreams) -> None:

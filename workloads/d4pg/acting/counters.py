@@ -1,4 +1,4 @@
-"""What actors have done, read from the streams that they write."""
+"""Counters of the actors, read from the streams that they write."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ActorCounters:
-    """What all actors have done so far.
+    """Counters of all actors so far.
 
     Attributes:
-      num_environment_steps: Interactions that are in the replay, or were.
+      num_environment_steps: Interactions that are or were in the replay.
       num_episodes: Episodes that ended.
       last_returns: Sum of rewards of the last episode of each stream that ended one.
-      idle_sec: Time that actors have waited for the learner, added up.
-      elapsed_sec: Time that actors have run, added up.
+      idle_sec: Total time that actors have waited for the learner.
+      elapsed_sec: Total time that actors have run.
       num_refused: Environment steps that were not finite.
       num_restarts: Actors that were replaced.
       oldest_version: Lowest version of the weights in use; -1 for none yet.
@@ -41,11 +41,11 @@ class ActorCounters:
 
 
 def count(streams: StepStreams, num_restarts: int) -> ActorCounters:
-    """Returns what the actors of ``streams`` have done so far."""
+    """Returns the counters of the actors of ``streams``."""
     has_ended = streams.num_episodes > 0
     num_episodes = int(streams.num_episodes.sum())
     return ActorCounters(
-        # A final observation is a record, but nobody acted there.
+        # A final observation is a record, but no action was taken there.
         num_environment_steps=streams.num_inserted() - num_episodes,
         num_episodes=num_episodes,
         last_returns=tuple(streams.last_return[has_ended].tolist()),

@@ -1,7 +1,7 @@
 """The policy as actors compute it: NumPy, from one flat vector of weights.
 
-Actors import no TensorFlow. The learner lays its weights out as ``PolicySpec`` says,
-and ``Policy`` computes from them what ``networks.Policy`` does.
+Actors do not import TensorFlow. The learner lays out its weights as specified by
+``PolicySpec``, and ``Policy`` computes the same as ``networks.Policy`` from them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _MOST_PIXEL_EXAMPLES = 4
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class PolicySpec:
-    """What determines the computation of a policy and the layout of its weights.
+    """Determines the computation of a policy and the layout of its weights.
 
     Attributes:
       observation_shape: ``(D,)`` for float32 states, ``(height, width, channels)`` for
         stacked uint8 frames, oldest first.
-      action_size: Numbers of an action.
+      action_size: Length of an action.
       hidden_sizes: Units of the hidden layers.
       kind: ``mlp`` (ReLU), or ``layer_norm_mlp`` (the first layer normalized, tanh;
         then ELU).
-      num_conv_filters: Of each of two convolutions; frames only.
+      num_conv_filters: Filters of each of the two convolutions; frames only.
       num_features: Outputs of the layer between them and the first hidden one.
     """
 
@@ -104,7 +104,7 @@ class PolicySpec:
 
 
 def conv_size(spec: PolicySpec) -> int:
-    """Returns how many numbers the last convolution makes of an observation."""
+    """Returns the size of the last convolution's output for one observation."""
     height, width = spec.observation_shape[:2]
     for stride in STRIDES:
         height = (height - KERNEL_SIZE) // stride + 1
@@ -113,20 +113,20 @@ def conv_size(spec: PolicySpec) -> int:
 
 
 class Policy:
-    """Computes actions of observations.
+    """Computes actions from observations.
 
     Attributes:
-      spec: What it computes.
+      spec: The specification of the policy.
     """
 
     def __init__(self, spec: PolicySpec) -> None:
-        """Makes a policy whose weights are all zero: it always acts 0."""
+        """Creates a policy whose weights are all zero: its action is always 0."""
         self.spec = spec
         self._weights: dict[str, np.ndarray] = {}
         self.load(np.zeros(spec.num_floats, np.float32))
 
     def load(self, flat: np.ndarray) -> None:
-        """Takes over a copy of weights.
+        """Sets the weights to a copy.
 
         Args:
           flat: [num_floats], float32, in the order of ``PolicySpec.variables``.
@@ -170,7 +170,7 @@ class Policy:
             )
         hidden = observations
         if spec.uses_pixels:
-            # A few at a time: the windows of a stack of frames are nine times as large.
+            # In small chunks: the windows of a stack of frames are nine times as large.
             parts = [
                 self._features(observations[start : start + _MOST_PIXEL_EXAMPLES])
                 for start in range(0, len(observations), _MOST_PIXEL_EXAMPLES)

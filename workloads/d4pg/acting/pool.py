@@ -1,4 +1,4 @@
-"""Starts actors, watches them, and replaces those that die or stand still."""
+"""Starts actors, monitors them, and replaces those that exit or hang."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class _Process:
 
 
 class ActorPool(BasePool):
-    """Actors in processes of their own, on the cores of this one; see ``BasePool``.
+    """Actors in separate processes, on the cores of this one; see ``BasePool``.
 
-    Each has one thread. An error has the last line of the log of the actor that failed.
+    Each has one thread. Errors have the last line of the failed actor's log.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class ActorPool(BasePool):
     ) -> None:
         super().__init__(settings, streams, weights)
         self._processes: dict[int, _Process] = {}
-        # The parent-death signal is sent when the *thread* that started a child ends:
+        # The parent-death signal is sent when the *thread* that started a child exits:
         # all are started by the one thread that lives as long as the pool.
         self._start_thread()
 
     def process_ids(self) -> list[int]:
-        """Returns the ids of the processes that are there now, by actor."""
+        """Returns the ids of the current processes, by actor."""
         return [process.popen.pid for _, process in sorted(self._processes.items())]
 
     def _serve(self) -> None:
@@ -62,7 +62,7 @@ class ActorPool(BasePool):
         grace = 0.0
         while not self._is_closing.wait(_POLL_SEC) and self._error is None:
             now = time.monotonic()
-            # Where this process itself stood still, actors may have as well.
+            # If this process itself was suspended, the actors may have been, too.
             if now - last_poll > self._settings.stuck_sec / 2:
                 grace = now
             last_poll = now
@@ -76,7 +76,7 @@ class ActorPool(BasePool):
             self._end(process)
 
     def _look_at(self, actor_id: int, now: float, grace: float) -> None:
-        """Replaces an actor that is dead or stands still."""
+        """Replaces an actor that has exited or hangs."""
         process = self._processes[actor_id]
         heartbeat = float(self._streams.heartbeat[actor_id])
         sign = max(heartbeat, process.start, grace)
@@ -84,16 +84,14 @@ class ActorPool(BasePool):
         if process.popen.poll() is None and now - sign <= limit:
             return
         code = process.popen.poll()
-        why = (
-            _describe(code) if code is not None else f"no sign of life for {limit:g} s"
-        )
+        why = _describe(code) if code is not None else f"no heartbeat for {limit:g} s"
         line = self._end(self._processes.pop(actor_id))
         if code == BAD_INPUT:
             self._error = ValueError(line)
         elif self._num_restarts >= self._settings.max_restarts:
             self._error = ActorError(
                 f"actor {actor_id} ended ({why}) after {self._num_restarts} "
-                "replacements of actors, as many as are tried: mend what its last "
+                "replacements of actors, the most allowed: fix what its last "
                 f"message says: {line}"
             )
         else:
@@ -135,7 +133,7 @@ class ActorPool(BasePool):
 
     @staticmethod
     def _end(process: _Process) -> str:
-        """Kills a process, if need be; returns the last line of its log."""
+        """Kills a process if necessary; returns the last line of its log."""
         process.popen.kill()
         process.popen.wait()
         if process.popen.stdin is not None:

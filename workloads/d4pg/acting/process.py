@@ -1,11 +1,11 @@
-"""The process of an actor; imports no TensorFlow.
+"""The process of an actor; does not import TensorFlow.
 
     python -m workloads.d4pg.acting.process '{"settings": ..., "streams": ...}'
 
-It must not outlive its parent, not even one that was killed. Two independent ways, as
-each has a hole: the kernel's parent-death signal (lost if the parent died before the
-request), and the end of its standard input, whose other end only the parent holds
-(needs a moment in which this process runs).
+It exits with its parent, even if the parent was killed. There are two mechanisms,
+because each has a gap: the kernel's parent-death signal (lost if the parent died before
+the request), and end-of-file on standard input, whose other end only the parent has
+open (works only once this process runs).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import threading
 
 from replicator.cluster.die_with_parent import request_death_signal
 
-# Exit code where another start would fail in the same way; the last line says why.
+# Exit code if a restart would fail in the same way; the last line says why.
 BAD_INPUT = 2
 
 
 def main() -> int:
-    """Runs an actor until the parent ends it."""
+    """Runs an actor until the parent terminates it."""
     _die_with_parent()
     message = json.loads(sys.argv[1])
     from workloads.d4pg.acting.actor import Actor
@@ -57,7 +57,7 @@ def _die_with_parent() -> None:
     request_death_signal()
 
     def wait() -> None:
-        # The parent writes nothing: any return is the end of the pipe.
+        # The parent writes nothing: any return is end-of-file.
         while os.read(0, 1):
             pass
         os._exit(0)

@@ -1,8 +1,8 @@
-"""Actors on other machines, with Ray: the same loop, whose records are shipped here.
+"""Actors on other machines, with Ray: the same loop, whose records are sent here.
 
 Ray starts the actors wherever its cluster has a core. Each runs some rounds of the loop
-into streams of its own, and sends what was written as one chunk; a thread here appends
-it to the streams that the learner samples from. Needs the optional Ray
+on its own streams, and sends the records as one chunk; a thread here appends it to the
+streams that the learner samples from. Needs the optional Ray
 (``pip install 'replicator-harness[distributed]'``), and this package on every machine.
 """
 
@@ -27,15 +27,15 @@ FIELDS = ("observation", "action", "reward", "discount", "is_first", "is_last")
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
-    """What an actor has done in some rounds; lists have one entry per environment.
+    """The records of an actor in some rounds; lists have one entry per environment.
 
     Attributes:
       records: Arrays by the names in ``FIELDS``.
       num_episodes: Episodes that ended.
-      last_return: Of the last episode that ended.
+      last_return: Return of the last episode that ended.
       num_refused: Environment steps that were not finite.
-      elapsed_sec: Time that it took.
-      version: Of the weights in use.
+      elapsed_sec: Duration.
+      version: Version of the weights in use.
     """
 
     records: list[dict[str, np.ndarray]]
@@ -47,9 +47,9 @@ class Chunk:
 
 
 class Collector:
-    """The actor's end: runs rounds of the loop and returns what they wrote.
+    """The remote side: runs rounds of the loop and returns their records.
 
-    Nothing can fail before the first ``collect``, so that errors arrive as themselves.
+    The constructor cannot fail, so that errors are raised unchanged by ``collect``.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Collector:
 
         Args:
           num_rounds: Environment steps in each environment; the same in every call.
-          weights: Newer ones than it has, float32 [num_floats], or None.
-          version: Theirs.
+          weights: Newer weights, float32 [num_floats], or None.
+          version: Their version.
 
         Raises:
-          ValueError: The environments cannot be made here.
+          ValueError: The environments cannot be created here.
         """
         if self._actor is None:
             self._make(num_rounds)
@@ -105,7 +105,7 @@ class Collector:
         )
 
     def _make(self, num_rounds: int) -> None:
-        # As the pool of processes has it: Mesa draws in the thread that asks.
+        # As in the pool of processes: Mesa draws in the calling thread.
         os.environ.setdefault("LP_NUM_THREADS", "0")
         from workloads.d4pg.acting.actor import Actor
 
@@ -149,10 +149,10 @@ class RayActorPool(BasePool):
 
     Args:
       settings: What actors do; ``niceness`` is left to Ray.
-      streams: What they write to, through this process.
-      weights: What they act by; None for actors that act at random.
-      address: Of a running cluster; empty for the one that ``RAY_ADDRESS`` names, or
-        else one on this machine.
+      streams: The streams to append to, through this process.
+      weights: The weights of their policy; None for actors that act at random.
+      address: Address of a running cluster; empty for that in ``RAY_ADDRESS``, or
+        else a new one on this machine.
       rounds_per_chunk: Environment steps in each environment that are sent together.
 
     Raises:
@@ -181,7 +181,7 @@ class RayActorPool(BasePool):
         self._start_thread()
 
     def close(self) -> None:
-        """Ends the actors, and the cluster where this pool has started one."""
+        """Terminates the actors, and the cluster if this pool has started it."""
         super().close()
         if not self._has_cluster and self._ray.is_initialized():
             self._ray.shutdown()
@@ -227,7 +227,7 @@ class RayActorPool(BasePool):
         return _Remote(handle=handle)
 
     def _ask(self, actor_id: int, remote: _Remote) -> None:
-        """Asks for the next chunk, unless the learner must sample first."""
+        """Requests the next chunk, unless the learner must sample first."""
         if self._streams.must_wait():
             self._streams.idle_sec[actor_id] += _POLL_SEC
             self._streams.elapsed_sec[actor_id] += _POLL_SEC
@@ -235,7 +235,7 @@ class RayActorPool(BasePool):
         if self._weights is not None:
             newer = self._weights.read(newer_than=self._latest[1])
             if newer is not None:
-                # Stored once, however many actors are told of it.
+                # Stored once, however many actors receive it.
                 self._latest = (self._ray.put(newer[0]), newer[1])
         weights, version = self._latest
         is_newer = version > remote.version
@@ -246,7 +246,7 @@ class RayActorPool(BasePool):
         remote.since = time.monotonic()
 
     def _look_at(self, actor_id: int, remote: _Remote) -> _Remote:
-        """Takes in a chunk that has arrived, or replaces an actor that has failed."""
+        """Appends a chunk that has arrived, or replaces an actor that has failed."""
         ready, _ = self._ray.wait([remote.pending], timeout=0)
         if not ready:
             settings = self._settings
@@ -290,7 +290,7 @@ class RayActorPool(BasePool):
         if self._num_restarts >= self._settings.max_restarts:
             self._error = ActorError(
                 f"actor {actor_id} of the Ray cluster ended ({why}) after "
-                f"{self._num_restarts} replacements of actors, as many as are tried"
+                f"{self._num_restarts} replacements of actors, the most allowed"
             )
             return remote
         self._num_restarts += 1

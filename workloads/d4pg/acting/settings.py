@@ -1,4 +1,4 @@
-"""What actors are told, and whether they can be started as asked."""
+"""Settings of actors, and whether they can be started."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from workloads.options import check_range
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ActorSettings:
-    """Which environments actors step, how they explore, and when one is given up.
+    """The environments of actors, their exploration, and their timeouts.
 
     Attributes:
       name: ``domain:task``.
       observations: ``state`` or ``pixels``.
       action_repeat: Control steps that an action is held for.
       num_actors: Processes.
-      environments_per_actor: Environments of a process; its policy sees them at once.
-      policy: The policy as ``PolicySpec.to_json`` gives it; empty for actors that
+      environments_per_actor: Environments of a process; its policy batches them.
+      policy: The policy as returned by ``PolicySpec.to_json``; empty for actors that
         always act at random.
-      sigma_min: Least standard deviation of the Gaussian noise on actions. Each
-        environment keeps one of its own, as each actor does in Tassa et al. 2018:
+      sigma_min: Smallest standard deviation of the Gaussian noise on actions. Each
+        environment has its own, as each actor does in Tassa et al. 2018:
         evenly spaced in the logarithm, up to ``sigma_max``.
       sigma_max: Largest standard deviation.
-      num_stacked_frames: Frames that the policy sees at once, from pixels.
-      seed: Of initial states and exploration.
-      niceness: Added to that of the parent, so that the learner does not starve.
-      stuck_sec: Without a sign of life for so long, an actor is killed and replaced.
+      num_stacked_frames: Frames that the policy sees at once, with pixels.
+      seed: Seed of initial states and exploration.
+      niceness: Added to that of the parent, so that the learner is not starved.
+      stuck_sec: Without a heartbeat for this long, an actor is killed and replaced.
       start_sec: The same, until its first step.
-      max_restarts: Replacements of all actors together before the pool gives up.
+      max_restarts: Total replacements of actors before the pool fails.
     """
 
     name: str
@@ -62,7 +62,7 @@ class ActorSettings:
 
     @property
     def num_streams(self) -> int:
-        """Environments of all actors; each writes a stream of its own."""
+        """Environments of all actors; each writes a separate stream."""
         return self.num_actors * self.environments_per_actor
 
     def sigma(self, stream_id: int) -> float:
@@ -78,12 +78,12 @@ class ActorSettings:
         return float(self.sigma_min * ratio ** (stream_id / (self.num_streams - 1)))
 
     def to_json(self) -> str:
-        """Returns a text that ``from_json`` reads."""
+        """Returns JSON that ``from_json`` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> ActorSettings:
-        """Returns the settings that a text describes."""
+        """Returns the settings from JSON."""
         fields: dict[str, Any] = json.loads(text)
         return cls(**fields)
 
@@ -92,10 +92,10 @@ def check_ray() -> None:
     """Raises unless Ray is installed.
 
     Raises:
-      ValueError: It is not; says what to install.
+      ValueError: It is not; the message says what to install.
     """
     found = importlib.util.find_spec("ray")
-    # A directory of that name is found as well, such as Ray's own below /tmp.
+    # A directory of that name would be found too, such as Ray's own below /tmp.
     if found is None or found.origin is None:
         raise ValueError(
             "actors='ray' needs Ray, which is not installed here: run pip install "

@@ -1,7 +1,8 @@
 """The policy's weights in shared memory: the learner writes, actors read.
 
-A sequence lock: the counter is odd while weights are being written, and a reader that
-saw it change has read a mixture and reads again. The learner never waits for an actor.
+A sequence lock: the counter is odd while weights are being written; a reader that saw
+it change has read inconsistent weights and reads again. The learner never waits for an
+actor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class SharedWeights:
 
     Args:
       num_floats: Length of the vector.
-      descriptor: Of the memory, where another process has made it.
+      descriptor: File descriptor of the memory, if another process created it.
 
     Attributes:
       num_floats: Length of the vector.
@@ -46,23 +47,23 @@ class SharedWeights:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory: a child that inherits it attaches with it."""
+        """File descriptor of the memory; a child that inherits it can attach."""
         return self._shared.descriptor
 
     def publish(self, weights: np.ndarray, version: int) -> None:
-        """Gives readers new weights; one process does so.
+        """Publishes new weights to readers; only one process may call it.
 
         Args:
           weights: float32 [num_floats].
-          version: At least 0, and higher than any before.
+          version: At least 0, and higher than all previous ones.
 
         Raises:
           ValueError: The vector has another length.
         """
         if weights.shape != self._weights.shape:
             raise ValueError(
-                f"weights of the shape {weights.shape} cannot be published: a vector "
-                f"of {self.num_floats} is expected"
+                f"weights of shape {weights.shape} cannot be published: a vector "
+                f"of length {self.num_floats} is expected"
             )
         self._sequence[0] += 1
         self._weights[:] = weights
@@ -76,8 +77,8 @@ class SharedWeights:
           newer_than: The version that the caller has; -1 for none.
 
         Returns:
-          float32 [num_floats] and the version; None where there is nothing newer, or
-          where they are being written: then the next call has them.
+          float32 [num_floats] and the version; None if there are no newer ones, or if
+          they are being written: the next call then returns them.
         """
         for _ in range(_MOST_ATTEMPTS):
             before = int(self._sequence[0])
@@ -91,5 +92,5 @@ class SharedWeights:
         return None
 
     def close(self) -> None:
-        """Gives the memory back, once no array of it is in use."""
+        """Releases the memory, once no array of it is in use."""
         self._shared.close()

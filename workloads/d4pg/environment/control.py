@@ -1,7 +1,7 @@
 """One environment of the control suite, as actors and evaluations use it.
 
 Actions are in [-1, 1]; observations are a flat float32 state, or a frame. Importing
-this module imports no dm_control; making an environment does.
+this module does not import dm_control; creating an environment does.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from workloads.d4pg.environment import rendering, tasks
 from workloads.options import check_choice, check_range
 
 FRAME_SIZE = 84
-# The suite's episodes have 1000 control steps; the endless ones (lqr) are cut there.
+# Episodes of the suite have 1000 control steps; infinite ones (lqr) are cut there.
 MAX_CONTROL_STEPS = 1000
-# MuJoCo's bound of an action that has none.
+# MuJoCo's bound for an action without bounds.
 _UNBOUNDED = 1e10
 
 
 class BrokenEpisodeError(ArithmeticError):
     """The physics diverged, or an observation or reward is not finite.
 
-    The environment must be reset, and what led here is no experience.
+    The environment must be reset, and the last action is not recorded.
     """
 
 
 class Step(NamedTuple):
-    """What follows an action: one environment step.
+    """The result of an action: one environment step.
 
     Attributes:
       observation: State, float32 [D], or frame, uint8 [84, 84, 3].
       reward: Sum over the repeats of the action.
-      discount: Product over the repeats: 0 at a terminal state, else 1; also 1 where
-        only time ran out.
+      discount: Product over the repeats: 0 at a terminal state, else 1; also 1 if
+        only the time limit was reached.
       is_last: Whether the episode ended.
     """
 
@@ -69,8 +69,8 @@ class Environment:
       name: ``domain:task``.
       observations: ``state`` or ``pixels``: 84 x 84 RGB of camera 0.
       action_repeat: Control steps that an action is held for; their rewards add up.
-      seed: Of the initial states.
-      can_render: Whether ``render`` will be called; frames as observations imply it.
+      seed: Seed of the initial states.
+      can_render: Whether ``render`` will be called; implied by frames as observations.
 
     Attributes:
       spec: Shapes of observations and actions.
@@ -145,7 +145,7 @@ class Environment:
           RuntimeError: The episode has ended, or none has begun.
         """
         if self._must_reset:
-            raise RuntimeError("no episode goes on here: call reset() first")
+            raise RuntimeError("no episode is running: call reset() first")
         self._must_reset = True
         if not self._is_canonical:
             action = self._low + (action + 1) * self._half_range
@@ -165,7 +165,7 @@ class Environment:
         return Step(observation, float(reward), float(discount), is_last)
 
     def render(self, height: int = 240, width: int = 320) -> np.ndarray:
-        """Returns the present state as a picture, uint8 [height, width, 3].
+        """Returns the current state as a picture, uint8 [height, width, 3].
 
         Raises:
           ValueError: OpenGL does not work here.
@@ -178,7 +178,7 @@ class Environment:
         return rendering.render(self._film[1]).copy()
 
     def close(self) -> None:
-        """Gives the physics and its OpenGL context back."""
+        """Releases the physics and its OpenGL context."""
         self._camera = self._film = None
         self._env.close()
 
@@ -191,11 +191,11 @@ class Environment:
     def _observe(self, timestep: Any) -> np.ndarray:
         state = np.empty(self._state_size, np.float32)
         end = 0
-        # Slices, not np.concatenate: this is most of what a step adds to dm_control's.
+        # Slices, not np.concatenate: this is most of a step's overhead over dm_control.
         for value in timestep.observation.values():
             start, end = end, end + value.size
             state[start:end] = value if value.ndim == 1 else value.ravel()
-        # Finite where all are; no state of the suite is anywhere near 1e19.
+        # Finite only if all are; no state of the suite is anywhere near 1e19.
         if not math.isfinite(state.dot(state)):
             raise BrokenEpisodeError("the state is not finite")
         if self._camera is None:
@@ -207,7 +207,7 @@ class FrameStack:
     """The last frames of an episode, as channels: the oldest first.
 
     Args:
-      num_frames: How many; the first frame of an episode stands in for those before it.
+      num_frames: Number of frames; the first frame of an episode fills missing ones.
     """
 
     def __init__(self, num_frames: int = 3) -> None:
@@ -217,7 +217,7 @@ class FrameStack:
     def reset(self, frame: np.ndarray) -> np.ndarray:
         """Starts an episode; returns uint8 [84, 84, 3 * num_frames].
 
-        It is the same array in every call.
+        The returned array is the same in every call.
         """
         self._stack[...] = np.tile(frame, self._num_frames)
         return self._stack
@@ -232,7 +232,7 @@ class FrameStack:
 
 def _canonical(low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lower bounds and half of the ranges that [-1, 1] is mapped to."""
-    # An action without bounds is taken as it is.
+    # An action without bounds is not scaled.
     low = np.where(low <= -_UNBOUNDED, -1.0, low)
     high = np.where(high >= _UNBOUNDED, 1.0, high)
     return low, (high - low) / 2

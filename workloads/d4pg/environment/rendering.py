@@ -1,12 +1,12 @@
-"""Headless OpenGL for frames, and none where nobody renders.
+"""Headless OpenGL for frames; no OpenGL if nothing is rendered.
 
-dm_control decides once, when it is imported, what it renders with: by ``MUJOCO_GL``,
-else by what it finds first, which may be a window. Here that is nothing where only
-states are asked for, and else EGL, which needs no display, unless the user has set the
-variable.
+dm_control chooses its renderer once, when it is imported: by ``MUJOCO_GL``, else the
+first that it finds, which may open a window. Unless the user has set the variable, this
+module disables rendering if only states are requested, and otherwise selects EGL, which
+needs no display.
 
-Mesa's EGL and TensorFlow in one process end it with a crash at its exit, each with an
-LLVM of its own: whoever renders does so in a process without TensorFlow.
+Mesa's EGL and TensorFlow in one process make it crash at exit, because each has its own
+LLVM: frames are rendered only in processes without TensorFlow.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 _VARIABLE = "MUJOCO_GL"
 _NO_RENDERER = "disabled"
 DEBIAN_PACKAGES = "libegl1 libgl1-mesa-dri"
-CAMERA_ID = 0  # that of the control suite's paper; every task has it
+CAMERA_ID = 0  # as in the control suite's paper; every task has it
 
-# What costs time and tells an agent nothing: shadows and the like.
+# Effects that take time and have no information for an agent, such as shadows.
 _COSTLY_FLAGS = ("SHADOW", "REFLECTION", "SKYBOX", "HAZE", "FOG")
 
 _reasons: list[str] = []
 
 
 def load_suite(*, can_render: bool = False) -> Any:
-    """Imports ``dm_control.suite``, with headless rendering where it is asked for.
+    """Imports ``dm_control.suite``, with headless rendering if requested.
 
-    Where OpenGL does not work, environments work from state, and ``check_opengl`` says
-    why there are no frames.
+    If OpenGL does not work, environments still provide states, and ``check_opengl``
+    says why there are no frames.
 
     Args:
       can_render: Whether frames will be rendered; the first call in a process decides.
@@ -46,15 +46,15 @@ def load_suite(*, can_render: bool = False) -> Any:
             _reasons.append("dm_control was first used without can_render=True")
         try:
             importlib.import_module("dm_control._render")
-        # PyOpenGL raises whatever a missing library leads to, such as AttributeError.
+        # PyOpenGL raises various errors for a missing library, such as AttributeError.
         except Exception as error:  # noqa: BLE001 - kept and shown by check_opengl
             _reasons.append(f"{_VARIABLE}={os.environ[_VARIABLE]}: {_one_line(error)}")
             os.environ[_VARIABLE] = _NO_RENDERER
         try:
-            # Here, because mujoco reads the variable when it is imported, too.
+            # Set here, because mujoco also reads the variable when it is imported.
             importlib.import_module("dm_control.suite")
         finally:
-            # The choice is made; children of this process make their own.
+            # The choice is made; children of this process make their own choice.
             if asked is None:
                 del os.environ[_VARIABLE]
             else:
@@ -66,7 +66,7 @@ def check_opengl() -> None:
     """Raises unless frames can be rendered in this process.
 
     Raises:
-      ValueError: OpenGL does not work; names the Debian packages that bring it.
+      ValueError: OpenGL does not work; names the Debian packages that provide it.
     """
     load_suite(can_render=True)
     backend = importlib.import_module("dm_control._render").BACKEND
@@ -93,20 +93,20 @@ def make_camera(physics: Any, height: int, width: int, *, is_cheap: bool) -> Any
     """Returns a camera whose ``render()`` gives frames of ``physics``.
 
     Args:
-      physics: Of a dm_control environment.
-      height: Of a frame, in pixels.
-      width: Of a frame, in pixels.
+      physics: Physics of a dm_control environment.
+      height: Height of a frame, in pixels.
+      width: Width of a frame, in pixels.
       is_cheap: Without shadows, reflections, sky, haze and fog.
 
     Raises:
-      ValueError: No OpenGL context can be made.
+      ValueError: No OpenGL context can be created.
     """
     check_opengl()
     from dm_control import mujoco as control_mujoco
 
     try:
         camera = control_mujoco.Camera(physics, height, width, CAMERA_ID)
-    # As above: a library that is half there fails with anything.
+    # As above: an incomplete library raises various errors.
     except Exception as error:
         raise no_opengl(_one_line(error)) from error
     if is_cheap:

@@ -1,6 +1,6 @@
 """Which environments of the DeepMind Control Suite exist, by name.
 
-The planner reads it, so it imports no dm_control.
+The planner imports this module, so it does not import dm_control.
 """
 
 from __future__ import annotations

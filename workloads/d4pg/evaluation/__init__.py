@@ -1,1 +1,1 @@
-"""Episodes without exploration noise, in a process of their own."""
+"""Episodes without exploration noise, in a separate process."""

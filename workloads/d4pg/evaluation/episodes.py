@@ -1,4 +1,4 @@
-"""Episodes without exploration noise: how good a policy is, and how it looks.
+"""Plays episodes without exploration noise, for returns and films.
 
 Runs in a process without TensorFlow; see ``evaluator_process``.
 """
@@ -26,27 +26,27 @@ _MOST_BROKEN = 10
 _FILM_SIZE = (96, 128)
 _MOST_FRAMES = 40
 _FRAME_TIME_SEC = 0.1
-# Apart from the seeds of actors, which follow that of the trial.
+# Distinct from the seeds of actors, which are derived from that of the trial.
 _SEED_OFFSET = 10_000_019
 
 
 class Evaluator:
-    """Plays episodes of one environment with a policy's own actions.
+    """Plays episodes of one environment with the actions of a policy, without noise.
 
-    Environments are made when they are first needed and kept; every evaluation goes on
-    with new initial states.
+    Environments are created when first needed and kept; every evaluation continues with
+    new initial states.
     """
 
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool = False
     ) -> None:
-        """Takes note of what to play.
+        """Stores what to play.
 
         Args:
           name: ``domain:task``.
           config: Observations, action repeat, number of episodes.
-          seed: Of the initial states.
-          can_render: Whether there may be films.
+          seed: Seed of the initial states.
+          can_render: Whether films can be made.
         """
         self._name = name
         self._can_render = can_render
@@ -58,7 +58,7 @@ class Evaluator:
         """Returns the undiscounted return of each episode.
 
         Raises:
-          RuntimeError: Episodes end with broken physics, one after the other.
+          RuntimeError: Physics fails in one episode after the other.
         """
         count = min(num_episodes, _MOST_ENVIRONMENTS)
         while len(self._players) < count:
@@ -72,7 +72,7 @@ class Evaluator:
         """Returns a film of one episode as animated PNG.
 
         Raises:
-          ValueError: OpenGL does not work here; says which packages bring it.
+          ValueError: OpenGL does not work here; says which packages provide it.
         """
         num_actions = MAX_CONTROL_STEPS // self._config.action_repeat
         num_skipped = max(num_actions // _MOST_FRAMES, 1)
@@ -98,7 +98,7 @@ class Evaluator:
 
 
 class _Player:
-    """One environment, its episode so far, and what the policy sees of it."""
+    """One environment, its episode so far, and the policy's observations."""
 
     def __init__(
         self, name: str, config: D4PGConfig, *, seed: int, can_render: bool
@@ -127,15 +127,15 @@ class _Player:
         self.episode_return, self.num_actions, self.is_over = 0.0, 0, False
 
     def act(self, action: np.ndarray) -> None:
-        """Takes an environment step; an episode that breaks begins again."""
+        """Takes an environment step; an episode with failed physics is restarted."""
         try:
             step = self.environment.step(action)
         except BrokenEpisodeError as error:
             self._num_broken += 1
             if self._num_broken > _MOST_BROKEN:
                 raise RuntimeError(
-                    f"{self._num_broken} episodes of an evaluation broke, the last "
-                    f"because {error}: look at what the policy does"
+                    f"{self._num_broken} episodes of an evaluation failed, the last "
+                    f"because {error}: check the actions of the policy"
                 ) from error
             self.reset()
             return
@@ -148,7 +148,7 @@ class _Player:
 
 
 def _play_once(policy: Policy, players: list[_Player]) -> list[float]:
-    """Plays one episode in each environment, all of them step by step together."""
+    """Plays one episode in each environment, all in lock step."""
     for player in players:
         player.reset()
     playing = players

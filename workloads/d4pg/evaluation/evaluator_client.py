@@ -1,4 +1,4 @@
-"""How a learner asks for evaluation episodes; see ``evaluator_process``."""
+"""The learner's side of evaluation; see ``evaluator_process``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _END_SEC = 5.0
 
 
 class EvaluatorClient:
-    """Plays episodes of one environment in a process of its own.
+    """Plays episodes of one environment in a separate process.
 
     Attributes:
       spec: Shapes of the environment's observations and actions.
@@ -37,19 +37,17 @@ class EvaluatorClient:
 
         Args:
           name: ``domain:task``.
-          config: Of the environment and its evaluation.
-          seed: Of the initial states.
-          is_quiet: Whether what the process prints is dropped.
+          config: Configuration of the environment and its evaluation.
+          seed: Seed of the initial states.
+          is_quiet: Whether the output of the process is discarded.
 
         Raises:
           ValueError: The environment is unknown, or cannot be rendered here.
-          RuntimeError: It cannot be made for another reason.
+          RuntimeError: It cannot be created for another reason.
         """
         self._config = config
         self._can_film = True
-        self._log = (
-            "nobody reads its messages" if is_quiet else "its messages are above"
-        )
+        self._log = "its output was discarded" if is_quiet else "its messages are above"
         self._process = subprocess.Popen(
             [sys.executable, "-m", evaluator_process.__name__],
             stdin=subprocess.PIPE,
@@ -68,17 +66,17 @@ class EvaluatorClient:
         self.spec = EnvironmentSpec(**fields)
 
     def load(self, policy: PolicySpec) -> None:
-        """Says what the weights will be of."""
+        """Sets the policy that the weights belong to."""
         self._ask("load", policy=policy.to_json())
 
     def score(self, weights: np.ndarray) -> tuple[QualityMetric, ...]:
         """Returns the mean return of episodes without noise, with its interval.
 
         Args:
-          weights: As ``PolicySpec`` lays them out.
+          weights: In the layout of ``PolicySpec``.
 
         Raises:
-          RuntimeError: Episodes end with broken physics, one after the other.
+          RuntimeError: Physics fails in one episode after the other.
         """
         count = self._config.num_evaluation_episodes
         fields, _ = self._ask("play", weights.tobytes(), num_episodes=count)
@@ -87,7 +85,7 @@ class EvaluatorClient:
     def film(self, weights: np.ndarray) -> bytes | None:
         """Returns a film of one episode as animated PNG, or None without OpenGL.
 
-        Warns, once, where there is none.
+        Warns, once, if there is none.
         """
         if not self._can_film:
             return None
@@ -100,7 +98,7 @@ class EvaluatorClient:
         return content
 
     def close(self) -> None:
-        """Ends the process."""
+        """Terminates the process."""
         try:
             self._process.communicate(timeout=_END_SEC)
         except subprocess.TimeoutExpired:  # in the middle of an episode

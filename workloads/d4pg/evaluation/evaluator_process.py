@@ -2,12 +2,13 @@
 
     python -m workloads.d4pg.evaluation.evaluator_process
 
-OpenGL for frames brings a compiler of its own, and a process that has loaded both it
-and TensorFlow crashes when it ends; so episodes are played in a process apart.
+OpenGL for frames has its own compiler, and a process that has loaded both it and
+TensorFlow crashes at exit; so episodes are played in a separate process.
 
-Each request is a line of JSON with ``command`` and ``num_bytes``, followed by so many
-bytes (the policy's weights, float32); each answer likewise, with ``error`` where it is
-one. The process ends when its input does, so it does not outlive whoever started it.
+Each request is a line of JSON with ``command`` and ``num_bytes``, followed by that
+many bytes (the policy's weights, float32); each answer has the same form, with
+``error`` if it failed. The process exits at the end of its input, so it does not
+outlive its parent.
 
 - ``open``: ``name``, ``seed`` and ``config``; answers with the ``EnvironmentSpec``.
 - ``load``: ``policy``, the ``PolicySpec``.
@@ -42,7 +43,7 @@ def send(stream: IO[bytes], fields: dict[str, Any], content: bytes = b"") -> Non
 
 
 def receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """Reads one request or answer; None where the other side is gone."""
+    """Reads one request or answer; None if the other side has exited."""
     line = stream.readline()
     if not line.endswith(b"\n"):
         return None
@@ -52,7 +53,7 @@ def receive(stream: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
 
 
 class Session:
-    """What was opened and loaded so far."""
+    """The open environment and the loaded policy."""
 
     def __init__(self) -> None:
         self._evaluator: Evaluator | None = None
@@ -61,7 +62,7 @@ class Session:
     def answer(
         self, fields: dict[str, Any], content: bytes
     ) -> tuple[dict[str, Any], bytes]:
-        """Does what a request asks for.
+        """Executes a request.
 
         Raises:
           Exception: Whatever the environment raises.
@@ -111,14 +112,14 @@ class Session:
 
 def main() -> int:
     """Answers requests until there are no more."""
-    # What libraries print must not get between the answers.
+    # Output of libraries must not be mixed with the answers.
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     session = Session()
     while (request := receive(sys.stdin.buffer)) is not None:
         try:
             fields, content = session.answer(*request)
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - sent to the client
             kind = type(error).__name__
             fields, content = {"error": str(error) or kind, "kind": kind}, b""
         try:

@@ -1,6 +1,6 @@
-"""Films of episodes: animated PNG, which browsers play and other viewers show still.
+"""Films of episodes: animated PNG, which browsers play (other viewers show a still).
 
-After the first, a frame holds the pixels that changed, and is transparent elsewhere.
+Each frame after the first has only the changed pixels and is transparent elsewhere.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _RGBA, _BITS = 6, 8
-_KEEP, _OVER = 0, 1  # what was there stays; transparent pixels show it
+_KEEP, _OVER = 0, 1  # keep the previous frame; blend over it
 _CHANNELS = 3
 _COLOURS = 0xF8  # 32 of each channel take half the space of 256
 
 
 def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
-    """Returns a film that plays again and again.
+    """Returns a film that plays in a loop.
 
     Args:
       frames: uint8 [frames, height, width, 3], at least one.
-      frame_time_sec: How long each is seen.
+      frame_time_sec: Duration of each.
 
     Raises:
       ValueError: Another shape or type.
@@ -59,7 +59,7 @@ def encode(frames: np.ndarray, *, frame_time_sec: float) -> bytes:
 
 
 def _changes(frames: np.ndarray) -> Iterator[bytes]:
-    """Compressed rows of each frame, with transparent pixels where nothing changed."""
+    """Yields the compressed rows of each frame, transparent where nothing changed."""
     before = None
     for frame in frames:
         alpha = np.full((*frame.shape[:2], 1), 255, np.uint8)
@@ -67,7 +67,7 @@ def _changes(frames: np.ndarray) -> Iterator[bytes]:
         if before is not None:
             pixels[(frame == before).all(axis=2)] = 0
         before = frame
-        # Each row follows the number of its filter: none, or less the row above.
+        # Each row starts with the number of its filter: none, or minus the row above.
         rows = pixels.reshape(len(pixels), -1)
         below = np.concatenate([rows[:1], rows[1:] - rows[:-1]])
         yield min(

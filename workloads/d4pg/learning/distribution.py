@@ -1,8 +1,8 @@
 """Categorical distributions of returns (Bellemare, Dabney & Munos 2017), pure.
 
-A distribution gives each of N evenly spaced returns, the atoms, a probability. After a
-Bellman backup the atoms lie elsewhere, and their probabilities are put back on the
-atoms: equation 7.
+A distribution assigns a probability to each of N evenly spaced returns, the atoms. A
+Bellman backup moves the atoms, and their probabilities are projected back onto the
+original ones: equation 7.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tensorflow as tf
 _ROW, _MATRIX = 1, 2  # ranks
 _FEWEST_ATOMS = 2
 RIM = 1e-3
-"""How far beyond the last atom a return may lie and not count as lost, in spacings."""
+"""How far beyond the last atom a return does not count as clipped, in spacings."""
 
 
 def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
@@ -25,7 +25,7 @@ def make_atoms(low: float, high: float, num_atoms: int) -> np.ndarray:
       num_atoms: At least 2.
 
     Raises:
-      ValueError: There is nothing between the two, or fewer than 2 atoms.
+      ValueError: ``low`` is not below ``high``, or fewer than 2 atoms.
     """
     if num_atoms < _FEWEST_ATOMS or not low < high:
         raise ValueError(
@@ -64,7 +64,7 @@ def backup(
     """Returns the distribution of reward + discount * next return, on the atoms.
 
     Each backed-up atom is clipped to the range of the atoms, and its probability is
-    shared by its two neighbours in proportion to their nearness (equation 7):
+    distributed linearly to its two neighbours (equation 7):
 
         target_i = sum_j [1 - |clip(reward + discount z_j) - z_i| / dz]_0^1 p_j
 
@@ -75,8 +75,8 @@ def backup(
       atoms: [num_atoms], float32, evenly spaced, from low to high.
 
     Returns:
-      The target [examples, num_atoms], and the share of each one's probability whose
-      return the atoms cannot hold [examples], which was clipped.
+      The target [examples, num_atoms], and the fraction of each one's probability
+      that was clipped because its return is outside the atoms, [examples].
 
     Raises:
       ValueError: Wrong shapes or types.
@@ -92,7 +92,7 @@ def backup(
     # In units of the spacing, from the lowest atom: 0 to num_atoms - 1.
     places = (returns - atoms[0]) / spacing
     last = tf.cast(num_atoms - 1, tf.float32)
-    # Rounding puts an atom on the rim a little outside, which is no lost return.
+    # Rounding can put an atom at the end slightly outside; that is not clipping.
     is_outside = (places < -RIM) | (places > last + RIM)
     clipped = tf.reduce_sum(
         tf.where(is_outside, next_probabilities, tf.zeros_like(places)), axis=1

@@ -1,8 +1,8 @@
 """The learner of D4PG: one critic and one policy update per learner step.
 
 The step is code for one device; ``replicator`` runs it on many. Gradients are averaged
-over replicas before they are clipped, so R replicas with b transitions each do what one
-does with R * b.
+over replicas before they are clipped, so R replicas with b transitions each compute the
+same as one with R * b.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Learner:
     Attributes:
       policy: Online network.
       critic: Online network.
-      torso: What both see frames through, or None where observations are states.
+      torso: Convolutions over frames, shared by both, or None for states.
       num_steps: Learner steps so far.
     """
 
@@ -60,7 +60,7 @@ class Learner:
             self.torso = (
                 Torso(spec, seed=seed + _TORSO_SEEDS) if spec.uses_pixels else None
             )
-            # The same networks see with these weights, so they are no networks.
+            # Used with the same networks, so these are only weights.
             self._targets = [
                 [_target(variable) for variable in network.trainable_variables]
                 for network in self._networks
@@ -77,7 +77,7 @@ class Learner:
 
     @property
     def _critic_variables(self) -> list[Any]:
-        """What the critic's loss trains: the torso too."""
+        """The variables trained by the critic's loss, including the torso."""
         torso = [] if self.torso is None else self.torso.trainable_variables
         return [*torso, *self.critic.trainable_variables]
 
@@ -89,7 +89,7 @@ class Learner:
 
     @property
     def num_parameters(self) -> int:
-        """Trained scalars of all networks, target copies not counted."""
+        """Trained scalars of all networks, without the target copies."""
         return sum(
             math.prod(variable.shape)
             for network in self._networks
@@ -98,7 +98,7 @@ class Learner:
 
     @property
     def trackables(self) -> dict[str, Any]:
-        """What a checkpoint holds, by name: networks, targets and optimizers."""
+        """Contents of a checkpoint, by name: networks, targets and optimizers."""
         found: dict[str, Any] = {
             network.name: network for network in self._networks
         } | {"policy_optimizer": self._of_policy, "critic_optimizer": self._of_critic}
@@ -108,16 +108,16 @@ class Learner:
         return found
 
     def run(self, inputs: Any) -> Any:
-        """Runs one learner step; before every ``target_update_period``-th, copies.
+        """Runs one learner step; updates the targets every ``target_update_period``.
 
-        The first step copies too, as in Acme: the targets begin as the networks do.
+        The first step updates them too, as in Acme: they start equal to the networks.
 
         Args:
-          inputs: As for ``Replicator.run``; batches as the replay makes them.
+          inputs: As for ``Replicator.run``; batches as from the replay.
 
         Returns:
-          Per replica: ``loss`` of the critic, ``value`` that it gives to the policy's
-          actions, ``clipped`` share of its targets, and ``index`` and ``divergence``
+          Per replica: ``loss`` of the critic, ``value`` that it assigns to the policy's
+          actions, ``clipped`` fraction of its targets, and ``index`` and ``divergence``
           of each transition.
         """
         if self.num_steps % self._config.target_update_period == 0:
@@ -127,7 +127,7 @@ class Learner:
         return outputs
 
     def _copy(self) -> tf.Tensor:
-        """Makes the target networks what the networks are."""
+        """Copies the networks to the target networks."""
         for network, targets in zip(self._networks, self._targets, strict=True):
             for target, variable in zip(
                 targets, network.trainable_variables, strict=True
@@ -149,7 +149,7 @@ class Learner:
         policy_gradients, value = self._policy_gradients(
             tf.stop_gradient(features), atoms
         )
-        # Both are of the same weights, so none is applied before both are there.
+        # Both use the same weights, so neither is applied before both are computed.
         self._of_critic.apply_gradients(zip(critic_gradients, variables, strict=True))
         self._of_policy.apply_gradients(
             zip(policy_gradients, self.policy.trainable_variables, strict=True)
@@ -171,9 +171,9 @@ class Learner:
     def _target_distribution(
         self, batch: dict[str, tf.Tensor], atoms: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns R + gamma D z of the target networks' next action, and what fell off.
+        """Returns R + gamma D z of the target networks' next action, and the clipping.
 
-        The replay's D is gamma^(n - 1) times the discounts on the way.
+        The replay's D is gamma^(n - 1) times the discounts in between.
         """
         policy, critic, *torso = self._targets
         features = batch["next_observation"]
@@ -200,7 +200,7 @@ class Learner:
     def _policy_gradients(
         self, features: tf.Tensor, atoms: tf.Tensor
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
-        """Returns the deterministic policy gradient and the mean value it climbs."""
+        """Returns the deterministic policy gradient and the mean value."""
         with tf.GradientTape() as tape:
             action = self.policy(features)
             with tf.GradientTape(watch_accessed_variables=False) as of_value:
@@ -219,14 +219,14 @@ class Learner:
         return gradients, tf.reduce_mean(values)
 
     def policy_weights(self) -> np.ndarray:
-        """Returns the policy's weights as ``PolicySpec`` lays them out, float32."""
+        """Returns the policy's weights in the layout of ``PolicySpec``, float32."""
         torso = [] if self.torso is None else self.torso.trainable_variables
         variables = [*torso, *self.policy.ordered_variables]
         return np.concatenate([np.ravel(variable.numpy()) for variable in variables])
 
 
 def _target(variable: Any) -> keras.Variable:
-    # All replicas write the same; stock strategies want to be told whose value counts.
+    # All replicas write the same; stock strategies must be given the one to use.
     return keras.Variable(
         variable.numpy(),
         trainable=False,
@@ -236,6 +236,6 @@ def _target(variable: Any) -> keras.Variable:
 
 
 def _with_weights(network: Any, weights: list[Any], *inputs: Any) -> Any:
-    """Returns what a network computes with other weights than its own."""
+    """Returns the output of a network with the given weights instead of its own."""
     outputs, _ = network.stateless_call(weights, [], *inputs)
     return outputs

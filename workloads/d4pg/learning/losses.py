@@ -29,8 +29,8 @@ def critic_loss(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
 def divergence(logits: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
     """Returns the Kullback-Leibler divergence from target to prediction.
 
-    Priorities of replay are made of it: the cross-entropy less the entropy of the
-    target, so that a perfect prediction has 0.
+    Used for priorities of replay: the cross-entropy minus the entropy of the target,
+    so that it is 0 for a perfect prediction.
 
     Args:
       logits: [examples, num_atoms], float32.
@@ -52,16 +52,16 @@ def policy_loss(
     """Returns a loss whose gradient for the actions is minus that of their value.
 
     The deterministic policy gradient (Silver et al. 2014) is dQ/da da/dtheta. As in
-    Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where dQ/da is first cut
-    to a norm, per example.
+    Acme, 0.5 |a - stop(a + dQ/da)|^2 has it as its gradient, where the norm of dQ/da
+    is first clipped, per example.
 
     Args:
-      action: Of the policy, [examples, action_size], float32.
+      action: Actions of the policy, [examples, action_size], float32.
       value_gradient: dQ/da at these actions, of the same shape; a constant.
-      clip_norm: Longest dQ/da of an example; 0 leaves it as it is.
+      clip_norm: Largest norm of dQ/da of an example; 0 for no limit.
 
     Returns:
-      [examples], at least 0; the value says nothing, only its gradient does.
+      [examples], at least 0; only its gradient has a meaning.
 
     Raises:
       ValueError: Wrong shapes or types, or a negative norm.
@@ -71,7 +71,7 @@ def policy_loss(
     _check_alike("policy_loss", action, value_gradient)
     if clip_norm < 0.0:
         raise ValueError(
-            f"policy_loss got clip_norm={clip_norm}: use 0 for none, or a length such "
+            f"policy_loss got clip_norm={clip_norm}: use 0 for none, or a norm such "
             "as 1.0"
         )
     if clip_norm:
@@ -81,14 +81,14 @@ def policy_loss(
 
 
 def importance_weights(probability: tf.Tensor, *, exponent: float) -> tf.Tensor:
-    """Returns probability ** -exponent: what undoes prioritized sampling.
+    """Returns probability ** -exponent: the correction of prioritized sampling.
 
-    Schaul et al. 2016, section 3.4, before the division by the largest, which belongs
-    to the global batch.
+    Schaul et al. 2016, section 3.4, before the division by the largest, which is taken
+    over the global batch.
 
     Args:
-      probability: That each example was sampled with, [examples], float32, above 0.
-      exponent: 0 undoes nothing, 1 everything.
+      probability: Sampling probability of each example, [examples], float32, above 0.
+      exponent: 0 corrects nothing, 1 everything.
 
     Returns:
       [examples], float32.

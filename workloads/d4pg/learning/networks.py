@@ -1,6 +1,6 @@
 """Policy, critic and the convolutions they share (Tassa et al. 2018).
 
-Weights of the policy have the order that ``policy.PolicySpec`` lays out for actors.
+The weights of the policy have the order of ``policy.PolicySpec``, for actors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SMALL = 3e-3  # limit of the last layers' first weights (Lillicrap et al. 2015)
 
 
 class _Builder:
-    """Makes built layers with seeds of their own, in the order of construction."""
+    """Creates and builds layers with separate seeds, in the order of construction."""
 
     def __init__(self, kind: str, seed: int) -> None:
         self._kind = kind
@@ -100,7 +100,7 @@ class Torso(keras.Model):
 
 
 class _Head(keras.Model):
-    """What policy and critic begin with where observations are frames."""
+    """The first layer of policy and critic if observations are frames."""
 
     features: Any = None
 
@@ -120,7 +120,7 @@ class _Head(keras.Model):
 
 
 class Policy(_Head):
-    """Maps states, or what the torso makes of frames, to actions in [-1, 1]."""
+    """Maps states, or outputs of the torso, to actions in [-1, 1]."""
 
     def __init__(self, spec: PolicySpec, *, seed: int) -> None:
         super().__init__(name="policy")
@@ -157,7 +157,7 @@ class Policy(_Head):
 
 
 class Critic(_Head):
-    """Maps states, or what the torso makes of frames, and actions to distributions."""
+    """Maps states, or outputs of the torso, and actions to distributions."""
 
     def __init__(
         self, spec: PolicySpec, sizes: Sequence[int], *, num_atoms: int, seed: int
@@ -175,7 +175,7 @@ class Critic(_Head):
         if spec.kind == "layer_norm_mlp":
             self.norm = make.norm("norm", sizes[0])
         else:
-            # A linear layer without a bias of its own: the second layer has one.
+            # A linear layer without a bias: the second layer has one.
             self.joining = keras.layers.Dense(
                 sizes[1],
                 use_bias=False,

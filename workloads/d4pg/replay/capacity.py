@@ -1,7 +1,8 @@
-"""How much a replay holds, and what it needs to be of use; without TensorFlow.
+"""The capacity of a replay, and its minimum; without TensorFlow.
 
-Rings of records, one per environment, are the replay (``streams``). What is near a
-ring's write head may be overwritten while it is read, so it is never sampled.
+The replay consists of ring buffers of records, one per environment (``streams``).
+Records near a ring's write head can be overwritten while they are read, so they are
+never sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from workloads.d4pg.config import D4PGConfig
 
 _MARGIN = 16
-_MARGIN_SHARE = 50  # one record in so many
+_MARGIN_SHARE = 50  # one record in this many
 
 
 def margin(steps_per_stream: int) -> int:
@@ -25,16 +26,16 @@ def margin(steps_per_stream: int) -> int:
 def num_transitions(
     steps_per_stream: int, *, num_return_steps: int, num_stacked_frames: int
 ) -> int:
-    """Returns how many records of a full ring a transition can begin at.
+    """Returns how many records of a full ring can start a transition.
 
     Args:
       steps_per_stream: Records that the ring holds.
-      num_return_steps: n: as many records must follow.
+      num_return_steps: n: this many records must follow.
       num_stacked_frames: Frames of an observation, or 1 for states: those before the
-        record must be there.
+        record must exist.
 
     Returns:
-      The number; below 1 where the ring is too small for any.
+      The number; below 1 if the ring is too small for any.
     """
     around = num_return_steps + num_stacked_frames - 1
     return steps_per_stream - margin(steps_per_stream) - around
@@ -43,10 +44,10 @@ def num_transitions(
 def least_steps_per_stream(
     num_needed: int, *, num_return_steps: int, num_stacked_frames: int
 ) -> int:
-    """Returns the smallest ring that holds so many transitions.
+    """Returns the smallest ring that holds this many transitions.
 
-    In any smaller than twice what is never sampled, most of what is drawn would be
-    overwritten while it is read.
+    In a ring smaller than twice the margin, most samples would be overwritten while
+    they are read.
 
     Args:
       num_needed: Transitions that it must hold.
@@ -67,11 +68,11 @@ def least_steps_per_stream(
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """What one of several pipelines has of a trial's actors and replay.
+    """The share of one pipeline in a trial's actors and replay.
 
     Attributes:
       num_actors: At least one.
-      capacity: Environment steps that it keeps.
+      capacity: Environment steps that it stores.
       min_size: Environment steps before its first batch.
     """
 
@@ -81,7 +82,7 @@ class Share:
 
 
 def share(config: D4PGConfig, pipeline_id: int, num_pipelines: int) -> Share:
-    """Returns the share of one pipeline, which are as equal as they can be."""
+    """Returns the share of one pipeline; shares are as equal as possible."""
     until = config.num_actors * (pipeline_id + 1) // num_pipelines
     return Share(
         num_actors=max(until - config.num_actors * pipeline_id // num_pipelines, 1),
@@ -94,14 +95,14 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
     """Raises unless the rings of each pipeline's replay are large enough.
 
     Args:
-      config: Of the trial.
+      config: Configuration of the trial.
       num_pipelines: One per worker process.
 
     Raises:
-      ValueError: They are too small; names the options, and the least capacity.
+      ValueError: They are too small; names the options, and the smallest capacity.
     """
     shares = [share(config, index, num_pipelines) for index in range(num_pipelines)]
-    # Capacities are alike, so the largest number of environments has the least each.
+    # Capacities are equal, so the pipeline with most environments has the least each.
     num_actors = max(found.num_actors for found in shares)
     num_streams = num_actors * config.environments_per_actor
     among = f" on each of {num_pipelines} workers" if num_pipelines > 1 else ""
@@ -116,7 +117,7 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
             f"option replay_capacity={config.replay_capacity!r} keeps "
             f"{steps_per_stream} environment steps of each environment, fewer than the "
             f"{least} that transitions of num_return_steps={config.num_return_steps!r} "
-            "need beside what is being written: use at least "
+            "need besides those being written: use at least "
             f"{num_pipelines * num_streams * least} with {num_streams} environments"
             f"{among}, or fewer of them"
         )
@@ -127,7 +128,7 @@ def check_rings(config: D4PGConfig, *, num_pipelines: int = 1) -> None:
         raise ValueError(
             f"option min_replay_size={config.min_replay_size!r} is more than the "
             f"{num_pipelines * held} transitions that replay_capacity="
-            f"{config.replay_capacity!r} holds beside what is being written{among}: "
+            f"{config.replay_capacity!r} holds besides those being written{among}: "
             "use at most that, or a replay_capacity of at least "
             f"{num_pipelines * num_streams * least}"
         )
@@ -137,7 +138,7 @@ def check_learning(config: D4PGConfig, *, global_batch_size: int) -> None:
     """Raises unless the replay of a trial can feed its learner.
 
     Args:
-      config: Of the trial.
+      config: Configuration of the trial.
       global_batch_size: Transitions of a learner step.
 
     Raises:
@@ -153,10 +154,10 @@ def check_learning(config: D4PGConfig, *, global_batch_size: int) -> None:
         )
     if asked and global_batch_size / asked > capacity:
         raise ValueError(
-            f"option samples_per_insert={asked!r} asks for "
+            f"option samples_per_insert={asked!r} requires "
             f"{global_batch_size / asked:,.0f} environment steps before each learner "
             f"step of {global_batch_size} transitions, but replay_capacity="
-            f"{capacity!r} keeps fewer: use at least "
+            f"{capacity!r} stores fewer: use at least "
             f"{_round_up(global_batch_size / capacity)}, or 0 for no limit"
         )
 

@@ -1,4 +1,4 @@
-"""Chooses a replay by its settings."""
+"""Creates a replay from its settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def make_replay(
     settings: ReplaySettings,
     on_wait: Callable[[], None] | None = None,
 ) -> Replay:
-    """Returns the replay that the settings ask for, over ``streams``.
+    """Returns the replay for the settings, over ``streams``.
 
     Raises:
       ValueError: As ``Replay``.

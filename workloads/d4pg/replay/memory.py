@@ -1,8 +1,8 @@
-"""Memory that a replay takes once it is full, and what this machine has of it.
+"""The memory of a full replay, and the memory available on this machine.
 
-The rings are anonymous shared memory (``shared_memory``): the size of ``/dev/shm`` does
-not limit them, the machine's memory and that of a container do. Their pages are taken
-as they are written, so a replay that does not fit ends a trial late, by a kill.
+The rings are anonymous shared memory (``shared_memory``): they are limited
+by the memory of the machine and of a container, not by the size of ``/dev/shm``. Their
+pages are allocated when written, so a replay that does not fit kills a trial late.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def streams_spec(
     num_actors: int,
     capacity: int,
 ) -> StreamsSpec:
-    """Returns the rings that keep ``capacity`` environment steps of some actors."""
+    """Returns the rings for ``capacity`` environment steps of some actors."""
     num_streams = num_actors * config.environments_per_actor
     return StreamsSpec(
         num_streams=num_streams,
@@ -54,8 +54,8 @@ def streams_spec(
 def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
     """Returns the bytes of a full replay.
 
-    Those of its records; by priority, a tree of sums over twice the next power of two,
-    and the number of each leaf's record besides.
+    Its records; if prioritized, also a tree of sums over twice the next power of two,
+    and the number of each leaf's record.
     """
     found = spec.memory_bytes
     if is_prioritized:
@@ -66,12 +66,12 @@ def replay_bytes(spec: StreamsSpec, *, is_prioritized: bool) -> int:
 
 
 def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
-    """Returns the memory that can still be taken here, as the kernel estimates it.
+    """Returns the memory that is still available, as the kernel estimates it.
 
     Args:
-      root: Where ``/proc`` and ``/sys`` are, for the limits of control groups.
+      root: Parent of ``/proc`` and ``/sys``, for the limits of control groups.
     """
-    if not hasattr(os, "memfd_create"):  # then the rings are a file
+    if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
     groups = [_left_in_group(*group) for group in _groups(root)]
     left = [found for found in groups if found is not None]
@@ -81,12 +81,12 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
 def _groups(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, tuple[str, str, str]]]:
     """Yields the groups that this process is in, and the names of their files.
 
-    In a container the own group is often mounted at the top, so that one counts too.
+    In a container the process's group is often mounted at the top, so that is included.
     """
     mount = root / "sys/fs/cgroup"
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not Linux
         return
     for line in lines:
         _, controllers, own = line.split(":", 2)
@@ -102,7 +102,7 @@ def _groups(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, tuple[str, str, 
 
 
 def _left_in_group(folder: pathlib.Path, files: tuple[str, str, str]) -> int | None:
-    """Returns what a control group leaves, or None where it has no limit."""
+    """Returns the memory left in a control group, or None if it has no limit."""
     limit, usage, droppable = files
     try:
         most = (folder / limit).read_text(encoding="ascii").strip()
@@ -120,19 +120,19 @@ def check(config: D4PGConfig, spec: StreamsSpec, available: int | None = None) -
     """Raises unless a full replay fits into this machine's memory.
 
     Args:
-      config: Of the trial.
+      config: Configuration of the trial.
       spec: The rings of the replay.
-      available: Bytes that there are; by default ``available_bytes()``.
+      available: Available bytes; by default ``available_bytes()``.
 
     Raises:
-      ValueError: It does not fit; says how much is needed and there.
+      ValueError: It does not fit; says how much is needed and available.
     """
     needed = replay_bytes(spec, is_prioritized=config.replay == "prioritized")
     available = available_bytes() if available is None else available
     if needed <= available:
         return
     fitting = math.floor(config.replay_capacity * available / needed)
-    # A little less, in two digits: other processes need memory, too.
+    # Slightly less, with two digits: other processes need memory, too.
     fitting = round(fitting * 9 // 10, 2 - len(str(fitting)))
     raise ValueError(
         f"option replay_capacity={config.replay_capacity!r} needs "

@@ -1,4 +1,4 @@
-"""Replay that draws transitions by how wrong the learner was (Schaul et al. 2015)."""
+"""Replay that samples transitions by their TD error (Schaul et al. 2015)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
     from workloads.d4pg.replay.streams import StepStreams
 
-# Keeps a transition without error from never being drawn again.
+# So that a transition with zero error can still be sampled.
 _LEAST_PRIORITY = 1e-6
 
 
 class PrioritizedReplay(Replay):
     """A transition's probability is proportional to |error| ** alpha.
 
-    New transitions have the largest priority so far, so that each is likely to be seen.
-    The tree has one leaf per record of the rings and follows what actors have written
-    when something is drawn.
+    New transitions have the largest priority so far, so that each is likely to be
+    sampled. The tree has one leaf per record of the rings, and is updated with the new
+    records when something is sampled.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class PrioritizedReplay(Replay):
         # Records in [low, high) of each stream have their leaves.
         self._low = np.zeros(spec.num_streams, np.int64)
         self._high = np.zeros(spec.num_streams, np.int64)
-        # Number of the record that each leaf stands for: rings come round.
+        # Number of the record of each leaf: rings wrap around.
         self._owner = np.full(spec.num_streams * self._size, -1, np.int64)
 
     def update_priorities(self, index: np.ndarray, td_errors: np.ndarray) -> None:
-        """Sets priorities by the size of errors; skips what was overwritten since.
+        """Sets priorities by the size of errors; skips records overwritten since.
 
         Args:
-          index: As ``sample`` returned it, int64 [n].
-          td_errors: What the learner was off by, float [n].
+          index: As returned by ``sample``, int64 [n].
+          td_errors: Errors of the learner, float [n].
 
         Raises:
           ValueError: An error is not finite, or the lengths differ.
@@ -86,12 +86,12 @@ class PrioritizedReplay(Replay):
         return leaves // self._size, self._owner[leaves], probability
 
     def _follow(self) -> None:
-        """Gives new transitions a leaf, and takes it from those that are gone."""
+        """Sets the leaves of new transitions, and clears those of overwritten ones."""
         low, high = self._reader.bounds()
         gone, new = [], []
         for stream in np.flatnonzero((low != self._low) | (high != self._high)):
             old_low, old_high = self._low[stream], self._high[stream]
-            # Nothing before the new low: its leaf may stand for a later record already.
+            # Nothing before the new low: its leaf may already belong to a later record.
             gone.append(self._records(stream, old_low, min(low[stream], old_high)))
             new.append(self._records(stream, max(old_high, low[stream]), high[stream]))
         if not new:

@@ -1,4 +1,4 @@
-"""How often what actors write is sampled: neither side runs away from the other."""
+"""Limits the ratio of sampled to inserted records, by blocking either side."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _BUFFER_SHARE = 0.1
 
 
 class RateLimiter:
-    """Holds transitions sampled per record inserted near a ratio.
+    """Keeps the number of transitions sampled per record inserted near a ratio.
 
     As Reverb's ``SampleToInsertRatio``: with c = inserted * ratio - sampled, sampling
     waits while c is less than min_size * ratio - buffer, and actors wait while it is
     more than min_size * ratio + buffer.
 
     Args:
-      streams: Counts what is inserted, and tells actors their limit.
+      streams: Counts inserted records, and limits the actors.
       min_size_to_sample: Records before anything is sampled.
       samples_per_insert: The ratio; 0 for no limit on either side.
-      error_buffer: In transitions; 0 chooses a tenth of min_size * ratio, and at least
-        what one call samples.
+      error_buffer: In transitions; 0 selects a tenth of min_size * ratio, and at least
+        the transitions of one call.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class RateLimiter:
         self._tell_actors()
 
     def can_sample(self, num_transitions: int) -> bool:
-        """Whether so many more transitions may be sampled now.
+        """Whether this many more transitions may be sampled now.
 
         Raises:
-          ValueError: The buffer is too small for that: both sides would wait.
+          ValueError: The buffer is too small: both sides would wait for each other.
         """
         if self._is_chosen and self._buffer < num_transitions:
             self._buffer = float(num_transitions)
@@ -57,7 +57,7 @@ class RateLimiter:
             raise ValueError(
                 f"option error_buffer={self._buffer:g} must be at least half of the "
                 f"{num_transitions} transitions that are sampled at once, or learner "
-                "and actors wait for each other: use 0, which chooses one"
+                "and actors wait for each other: use 0 for the default"
             )
         inserted = self._streams.num_inserted()
         if inserted < self._min_size:

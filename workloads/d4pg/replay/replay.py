@@ -1,4 +1,4 @@
-"""What uniform and prioritized replay share: waiting, reading, counting."""
+"""Base of uniform and prioritized replay: waiting, reading, counting."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_ATTEMPTS = 100
 
 
 class StarvedReplayError(RuntimeError):
-    """Nothing could be sampled for too long; says in one line what each actor did."""
+    """Nothing could be sampled for too long; the message describes each actor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,14 +34,14 @@ class ReplaySettings:
 
     Attributes:
       num_return_steps: n of the n-step returns.
-      discount: The agent's.
+      discount: Discount of the agent.
       num_stacked_frames: Frames of an observation from pixels; 1 for states.
       min_size_to_sample: Records before anything is sampled.
       samples_per_insert: Transitions sampled per record inserted; 0 for no limit.
-      error_buffer: How far the ratio may be off, in transitions; 0 chooses.
-      is_prioritized: Whether transitions are drawn by priority (Schaul et al. 2015).
+      error_buffer: Allowed deviation from the ratio, in transitions; 0 for the default.
+      is_prioritized: Whether transitions are sampled by priority (Schaul et al. 2015).
       priority_exponent: Alpha of the priorities.
-      seed: Of the draws.
+      seed: Seed of the sampling.
     """
 
     num_return_steps: int = 5
@@ -68,17 +68,17 @@ class Replay(abc.ABC):
     One thread samples; another one may update priorities.
 
     Args:
-      streams: What actors write.
+      streams: The streams that actors write.
       settings: How transitions are made and sampled.
       on_wait: Called while ``sample`` waits; may raise.
 
     Attributes:
       wait_sec: Time that ``sample`` has waited for actors.
-      num_torn: Samples that were taken again because an actor overwrote them.
+      num_torn: Samples that were repeated because an actor overwrote them.
 
     Raises:
-      ValueError: The streams are too short, or hold less than must be there before
-        anything is sampled.
+      ValueError: The streams are too short, or hold less than the minimum for
+        sampling.
     """
 
     def __init__(
@@ -109,44 +109,44 @@ class Replay(abc.ABC):
         )
 
     def __len__(self) -> int:
-        """Returns the records with n records after them, final observations too."""
+        """Returns how many records, final observations included, have n after them."""
         low, high = self._reader.bounds()
         return int((high - low).sum())
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of all records, once the replay is full."""
+        """Bytes of all records of a full replay."""
         return self._streams.memory_bytes
 
     @property
     def num_inserted(self) -> int:
-        """Records that actors have written, ever."""
+        """Total records that actors have written."""
         return self._streams.num_inserted()
 
     @property
     def num_sampled(self) -> int:
-        """Transitions that were sampled, ever."""
+        """Total transitions that were sampled."""
         return self._limiter.num_sampled
 
     def sample(
         self, num_transitions: int, *, timeout_sec: float = 60.0
     ) -> dict[str, np.ndarray]:
-        """Draws transitions, with replacement; waits until the rate allows it.
+        """Samples transitions with replacement; waits until the rate allows it.
 
         Args:
-          num_transitions: How many, n.
+          num_transitions: Number of transitions, n.
           timeout_sec: Longest wait.
 
         Returns:
           ``observation`` and ``next_observation``, float32 [n, D] or uint8
           [n, 84, 84, 9]; ``action`` float32 [n, A]; ``reward`` and ``discount``,
           float32 [n], as in ``workloads/d4pg/replay/transitions.py``; ``index``, int64
-          [n], which names the record for ever; ``probability``, float64 [n], of drawing
-          the transition.
+          [n], which identifies the record permanently; ``probability``, float64 [n], of
+          sampling the transition.
 
         Raises:
           StarvedReplayError: Nothing could be sampled in time.
-          ValueError: The error buffer is too small for so many transitions.
+          ValueError: The error buffer is too small for this many transitions.
         """
         self._wait(num_transitions, timeout_sec)
         for _ in range(_MOST_ATTEMPTS):
@@ -172,17 +172,17 @@ class Replay(abc.ABC):
         raise StarvedReplayError(
             f"every one of {_MOST_ATTEMPTS} samples was overwritten while it was read, "
             f"because {self._streams.spec.steps_per_stream} records per stream are too "
-            "few for how fast actors write: use a larger replay"
+            "few for the rate at which actors write: use a larger replay"
         )
 
-    def update_priorities(  # noqa: B027 - uniform draws have no priorities
+    def update_priorities(  # noqa: B027 - uniform sampling has no priorities
         self, index: np.ndarray, td_errors: np.ndarray
     ) -> None:
-        """Sets priorities by the size of errors; does nothing where draws are uniform.
+        """Sets priorities by the size of errors; does nothing for uniform replay.
 
         Args:
-          index: As ``sample`` returned it, int64 [n].
-          td_errors: What the learner was off by, float [n].
+          index: As returned by ``sample``, int64 [n].
+          td_errors: Errors of the learner, float [n].
         """
 
     @abc.abstractmethod
@@ -193,8 +193,8 @@ class Replay(abc.ABC):
         settings = self._settings
         return StarvedReplayError(
             f"nothing to sample after {waited_sec:.0f} s: {self.num_inserted} "
-            f"environment steps were written, {settings.min_size_to_sample} must be, "
-            f"and {self.num_sampled} transitions were sampled "
+            f"environment steps were written, {settings.min_size_to_sample} are "
+            f"needed, and {self.num_sampled} transitions were sampled "
             f"(samples_per_insert={settings.samples_per_insert:g}); "
             f"{self._streams.describe_actors()}"
         )

@@ -1,7 +1,7 @@
 """Arrays in memory that a process and its children share.
 
-The memory has no name: a child inherits its descriptor. Named shared memory lives in
-``/dev/shm``, which containers keep at 64 MB, and outlives a process that was killed.
+The memory has no name: a child inherits its descriptor. Named shared memory is in
+``/dev/shm``, which containers limit to 64 MB, and it outlives a killed process.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _ALIGNMENT = 64  # of an array's first byte: a cache line
 class SharedArrays:
     """Named arrays in one piece of shared memory, zero at first.
 
-    Pages are taken when they are first written, so what is never filled costs nothing.
+    Pages are allocated when first written, so unused parts take no memory.
 
     Args:
-      layout: The arrays. Every process must give the same.
-      descriptor: Of the memory, where another process has made it.
+      layout: The arrays. Every process must pass the same.
+      descriptor: File descriptor of the memory, if another process created it.
 
     Attributes:
       descriptor: For children: pass it on with ``pass_fds``.
@@ -53,11 +53,11 @@ class SharedArrays:
         }
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Returns the array of that name; what is written to it, all processes see."""
+        """Returns the array of that name; all processes see what is written to it."""
         return self._arrays[name]
 
     def close(self) -> None:
-        """Closes the descriptor; the memory goes when its last array is gone."""
+        """Closes the descriptor; the memory is freed with its last array."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,13 +1,13 @@
-"""Streams of environment steps in shared memory: what actors write is the replay.
+"""Streams of environment steps in shared memory, which actors write and replay reads.
 
-Each environment writes into a ring of its own, and then raises the ring's counter;
-whoever learns reads up to the counter. There is no queue, no copy and no lock, and a
-writer that is killed in the middle of a record has not raised the counter, so that the
+Each environment writes into a separate ring buffer, and then increments the ring's
+counter; the learner reads up to the counter. There is no queue, no copy and no lock. A
+writer that is killed while it writes a record has not incremented the counter, so the
 record does not exist.
 
 A reader must compare the counter before and after it has copied
-(``StepStreams.is_intact``): a record may be overwritten meanwhile. Stores become
-visible in order on x86; elsewhere the margin before the write head stands in for that.
+(``StepStreams.is_intact``): a record can be overwritten in the meantime. Stores become
+visible in order on x86; elsewhere the margin before the write head ensures that.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StreamsSpec:
     Attributes:
       num_streams: Rings, one per environment.
       steps_per_stream: Records that one ring holds.
-      observation_shape: Of one record: a state or one frame.
+      observation_shape: Shape of one record: a state or one frame.
       observation_dtype: ``float32`` or ``uint8``.
       action_size: Length of an action.
       num_actors: Processes that write.
@@ -69,39 +69,39 @@ class StreamsSpec:
         return capacity.margin(self.steps_per_stream)
 
     def to_json(self) -> str:
-        """Returns a text that ``from_json`` reads."""
+        """Returns JSON that ``from_json`` reads."""
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> StreamsSpec:
-        """Returns the spec that a text describes."""
+        """Returns the spec from JSON."""
         fields: dict[str, Any] = json.loads(text)
         fields["observation_shape"] = tuple(fields["observation_shape"])
         return cls(**fields)
 
 
 class StepStreams:
-    """The rings of all environments, and what processes tell each other about them.
+    """The rings of all environments, and the counters that processes share.
 
-    A record is an observation, the action that was taken there, and the reward and the
-    discount that followed. The final observation of an episode is a record of its own
-    whose action means nothing. Records are numbered from 0 within a stream.
+    A record is an observation, the action that was taken, and the resulting reward and
+    discount. The final observation of an episode is a separate record without a
+    meaningful action. Records are numbered from 0 within a stream.
 
     Args:
       spec: Shapes.
-      descriptor: Of the memory, where another process has made it.
+      descriptor: File descriptor of the memory, if another process created it.
 
     Attributes:
       spec: Shapes.
-      num_written: Records of each stream, ever; int64 [num_streams].
+      num_written: Total records of each stream; int64 [num_streams].
       num_episodes: Episodes that ended, per stream; int64 [num_streams].
       last_return: Sum of rewards of each stream's last episode; float64 [num_streams].
       num_refused: Environment steps of each stream that were not finite, or that
         physics could not take; int64 [num_streams].
-      heartbeat: Monotonic time of each actor's last sign of life; float64 [num_actors].
+      heartbeat: Monotonic time of each actor's last heartbeat; float64 [num_actors].
       idle_sec: Time that each actor has waited for the learner; float64 [num_actors].
       elapsed_sec: Time that each actor has run; float64 [num_actors].
-      version: Of the weights that each actor uses; int64 [num_actors].
+      version: Version of the weights of each actor; int64 [num_actors].
     """
 
     def __init__(self, spec: StreamsSpec, descriptor: int | None = None) -> None:
@@ -153,7 +153,7 @@ class StepStreams:
 
     @property
     def descriptor(self) -> int:
-        """Of the memory: a child that inherits it attaches with it."""
+        """File descriptor of the memory; a child that inherits it can attach."""
         return self._shared.descriptor
 
     @property
@@ -167,7 +167,7 @@ class StepStreams:
         return array.reshape(-1, *array.shape[2:])
 
     def writer(self, stream_id: int) -> StreamWriter:
-        """Returns what appends to a stream; one process may have one per stream."""
+        """Returns a writer of a stream; a stream must have at most one."""
         names = ("observation", "action", "reward", "discount", "is_first", "is_last")
         return StreamWriter(
             {name: self._shared[name][stream_id] for name in names},
@@ -175,11 +175,11 @@ class StepStreams:
         )
 
     def num_inserted(self) -> int:
-        """Returns the records that were ever written."""
+        """Returns the total number of records written."""
         return int(self.num_written.sum())
 
     def set_limit(self, num_records: float) -> None:
-        """Lets actors wait when they have written that many records in all."""
+        """Makes actors wait when they have written this many records in total."""
         self._limit[0] = int(min(num_records, _NO_LIMIT))
 
     def must_wait(self) -> bool:
@@ -187,14 +187,14 @@ class StepStreams:
         return int(self.num_written.sum()) >= int(self._limit[0])
 
     def is_intact(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns which records have surely not been overwritten yet.
+        """Returns which records have certainly not been overwritten yet.
 
         Args:
           streams: Stream of each record, int [n].
           numbers: Number of each record within its stream, int [n].
 
         Returns:
-          bool [n]. What was copied before the call is sound where it is true.
+          bool [n]. Copies made before the call are valid where it is true.
         """
         # A writer touches the slot of record j as soon as it is at record j + size.
         intact: np.ndarray = (
@@ -203,22 +203,22 @@ class StepStreams:
         return intact
 
     def describe_actors(self) -> str:
-        """Returns in one line what each actor has done."""
+        """Describes the state of each actor in one line."""
         per_actor = self.spec.num_streams // self.spec.num_actors
         written = self.num_written.reshape(-1, per_actor).sum(axis=1)
         refused = self.num_refused.reshape(-1, per_actor).sum(axis=1)
         now = time.monotonic()
         parts = []
         for actor, heartbeat in enumerate(self.heartbeat.tolist()):
-            sign = f"last sign of life {now - heartbeat:.0f} s ago"
+            sign = f"last heartbeat {now - heartbeat:.0f} s ago"
             parts.append(
                 f"actor {actor}: {written[actor]} environment steps, "
-                f"{refused[actor]} refused, {sign if heartbeat else 'no sign of life'}"
+                f"{refused[actor]} refused, {sign if heartbeat else 'no heartbeat'}"
             )
         return "; ".join(parts)
 
     def close(self) -> None:
-        """Gives the memory back, once no array of it is in use."""
+        """Releases the memory, once no array of it is in use."""
         self._shared.close()
 
 
@@ -233,7 +233,7 @@ class StreamWriter:
         self._is_first = ring["is_first"]
         self._is_last = ring["is_last"]
         self._counter = num_written
-        # A replacement goes on where the process before it ended.
+        # A replacement continues where the previous process stopped.
         self._next = int(num_written[0])
 
     def append(
@@ -250,11 +250,11 @@ class StreamWriter:
 
         Args:
           observation: As in ``StreamsSpec``.
-          action: Taken at the observation, in [-1, 1].
-          reward: Received after the action.
-          discount: 0 where the action led to a terminal state, else 1.
-          is_first: Whether the episode begins here.
-          is_last: Whether this is the final observation; what follows means nothing.
+          action: Action taken, in [-1, 1].
+          reward: Resulting reward.
+          discount: 0 if the action led to a terminal state, else 1.
+          is_first: Whether the episode starts here.
+          is_last: Whether this is the final observation, whose action has no meaning.
         """
         slot = self._next % len(self._reward)
         self._observation[slot] = observation

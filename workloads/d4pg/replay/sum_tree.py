@@ -1,4 +1,4 @@
-"""A tree of sums: draws leaves by weight in the time of its depth."""
+"""A tree of sums: samples leaves by weight, in time proportional to its depth."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import numpy as np
 class SumTree:
     """Non-negative weights of leaves, and the sums above them.
 
-    Sums are made anew from their two parts, never added to, so that they do not drift.
+    Sums are recomputed from their two parts, never incremented, so that they do not
+    drift.
 
     Args:
-      num_leaves: How many; all weights are zero at first.
+      num_leaves: Number of leaves; all weights are initially zero.
     """
 
     def __init__(self, num_leaves: int) -> None:
@@ -31,7 +32,7 @@ class SumTree:
         return self._sums[self._first + leaves]
 
     def set(self, leaves: np.ndarray, weights: np.ndarray | float) -> None:
-        """Sets weights of leaves, int [n]; of one named twice, the last counts."""
+        """Sets weights of leaves, int [n]; for duplicates, the last one is used."""
         nodes = self._first + np.asarray(leaves)
         self._sums[nodes] = weights
         for _ in range(self._depth):
@@ -41,14 +42,15 @@ class SumTree:
     def find(self, positions: np.ndarray) -> np.ndarray:
         """Returns the leaves that cover positions in [0, total), int64 [n].
 
-        Leaf k covers the weights of the leaves before it up to that and its own.
+        Leaf k covers the interval from the sum of the weights before it to the sum that
+        includes its own.
         """
         left_over = np.array(positions, np.float64)
         nodes = np.ones(len(left_over), np.int64)
         for _ in range(self._depth):
             nodes *= 2
             left = self._sums[nodes]
-            # A part of nothing is never entered, not even where rounding leads there.
+            # A part of zero weight is never entered, not even through rounding.
             goes_right = (left_over >= left) & (self._sums[nodes + 1] > 0)
             left_over -= np.where(goes_right, left, 0.0)
             nodes += goes_right

@@ -1,4 +1,4 @@
-"""n-step transitions and stacks of frames, made of records when they are sampled.
+"""n-step transitions and frame stacks, built from records when sampled.
 
 The convention is Acme's (``acme/adders/reverb/transition.py``): with rewards r,
 discounts d of the environment and g of the agent, a transition over m steps has
@@ -6,12 +6,12 @@ discounts d of the environment and g of the agent, a transition over m steps has
     R = r_0 + g d_0 r_1 + ... + g^(m-1) d_0 ... d_(m-2) r_(m-1)
     D = g^(m-1) d_0 ... d_(m-1)
 
-so that the learner multiplies by g once more. m is n, and less only where the episode
-ends. Unlike Acme, nothing shorter is made of an episode's first steps.
+so that the learner multiplies by g once more. m is n, and less only at the end
+of an episode. Unlike Acme, there are no shorter transitions at its start.
 
-An episode ends at its final observation. Where an actor was replaced, or a value was
-not finite, the records of an episode break off without one. The last of them then
-stands as the final observation: what followed it is not known.
+An episode ends at its final observation. If an actor was replaced, or a value was not
+finite, the records of an episode end without one. The last of them is then used as the
+final observation, because the next state is unknown.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Transitions:
     """n-step transitions, without observations.
 
     Attributes:
-      is_valid: Whether there is such a transition: its records are all there, and the
-        first one is not a final observation; bool [n]. Elsewhere the rest is garbage.
+      is_valid: Whether the transition exists: all its records exist, and the first one
+        is not a final observation; bool [n]. The other fields are undefined if not.
       num_steps: Environment steps from start to end, m; int64 [n].
       reward: R, float32 [n].
       discount: D, float32 [n].
@@ -44,12 +44,12 @@ class Transitions:
 
 
 class TransitionReader:
-    """Reads transitions that begin at given records.
+    """Reads transitions that start at given records.
 
     Args:
       streams: The records.
       num_return_steps: n.
-      discount: The agent's, g.
+      discount: Discount of the agent, g.
       num_stacked_frames: Frames of an observation, or 1 for states.
     """
 
@@ -75,20 +75,20 @@ class TransitionReader:
         self._observation = streams.field("observation")
 
     def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns each stream's records that a transition may begin at.
+        """Returns each stream's range of records that can start a transition.
 
         Returns:
           The first number, int64 [num_streams], and the number after the last one,
-          which has n records after it. Final observations among them begin none.
+          which has n records after it. Final observations in the range start none.
         """
         written = self._streams.num_written.copy()
         low = written - self._size + self._streams.spec.margin
-        # The frames before the first one must be there as well.
+        # The frames before the first one must exist as well.
         low = np.where(low > 0, low + self._num_stacked_frames - 1, 0)
         return low, np.maximum(written - self._num_return_steps, low)
 
     def read(self, streams: np.ndarray, numbers: np.ndarray) -> Transitions:
-        """Returns the transitions that begin at records.
+        """Returns the transitions that start at records.
 
         Args:
           streams: Stream of each record, int64 [n].
@@ -106,11 +106,11 @@ class TransitionReader:
         stops[:, :-1] = is_end[:, 1:]
         stops[:, -1] = True
         count = stops.argmax(axis=1) + 1
-        # The record at the far end must be there: its observation is the next one.
+        # The record at the far end must exist: its observation is the next one.
         is_valid = exists[rows, count] & ~is_end[:, 0]
         within = self._offsets[:-1] < count[:, np.newaxis]
         slots = slots[:, :-1]
-        # What is not within may be garbage, which times zero may be anything.
+        # Values outside may be undefined, and times zero not be zero (NaN).
         rewards = np.where(within, self._reward[slots], 0.0)
         discounts = np.where(within, self._discount[slots], 1.0).astype(np.float64)
         products = discounts.cumprod(axis=1)
@@ -130,11 +130,11 @@ class TransitionReader:
         return self._action[streams * self._size + numbers % self._size]
 
     def observations(self, streams: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-        """Returns the observations at records, with the frames before them.
+        """Returns the observations at records, with the previous frames.
 
         Returns:
           float32 [n, D] of states, uint8 [n, 84, 84, 3 * num_stacked_frames] of frames:
-          the oldest first, and the first of an episode in place of those before it.
+          the oldest first; the first of an episode replaces missing ones.
         """
         first = streams * self._size
         slots = first + numbers % self._size
@@ -149,8 +149,8 @@ class TransitionReader:
             slots = first + numbers % self._size
         ring = self._observation.reshape(-1, height * width, channels)
         stacks = np.empty((len(slots), height * width, frames * channels), np.uint8)
-        # One example after the other stays in the cache, and NumPy is twice as fast at
-        # moving a channel than at moving pixels of three bytes.
+        # Example by example stays in the cache, and NumPy copies a channel twice as
+        # fast as pixels of three bytes.
         for stack, row in zip(stacks, places.tolist(), strict=True):
             for frame, place in enumerate(row):
                 for channel in range(channels):
@@ -158,6 +158,6 @@ class TransitionReader:
         return stacks.reshape(-1, height, width, frames * channels)
 
     def are_intact(self, streams: np.ndarray, numbers: np.ndarray) -> bool:
-        """Whether what was read of these transitions was not overwritten meanwhile."""
+        """Whether the records of these transitions were not overwritten meanwhile."""
         oldest = numbers - (self._num_stacked_frames - 1)
         return bool(self._streams.is_intact(streams, oldest).all())

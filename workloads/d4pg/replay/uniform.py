@@ -1,4 +1,4 @@
-"""Replay that draws every transition with the same probability."""
+"""Replay that samples every transition with the same probability."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_ROUNDS = 1000
 
 
 class UniformReplay(Replay):
-    """All transitions that are there are equally likely."""
+    """All existing transitions are equally likely."""
 
     def _draw(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         low, high = self._reader.bounds()
@@ -18,8 +18,8 @@ class UniformReplay(Replay):
         total = int(ends[-1])
         found: list[tuple[np.ndarray, np.ndarray]] = []
         missing = count
-        # Final observations begin no transition: what is drawn there is drawn again,
-        # which leaves the others equally likely.
+        # Final observations start no transition: such samples are drawn again, which
+        # keeps the others equally likely.
         for _ in range(_MOST_ROUNDS):
             places = self._rng.integers(total, size=missing)
             streams = np.searchsorted(ends, places, side="right")
@@ -31,7 +31,7 @@ class UniformReplay(Replay):
                 break
         else:
             raise StarvedReplayError(
-                f"none of {total} environment steps begins a transition: every episode "
+                f"none of {total} environment steps starts a transition: every episode "
                 f"ends where it begins; {self._streams.describe_actors()}"
             )
         streams, numbers = (np.concatenate(part) for part in zip(*found, strict=True))

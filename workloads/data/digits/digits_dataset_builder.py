@@ -17,11 +17,11 @@ _MOST_INK = 16  # scikit-learn's pixels count ink from 0 to 16
 
 
 def stratified_split() -> tuple[np.ndarray, np.ndarray]:
-    """Splits the 1,797 digits so that both parts have the classes' shares.
+    """Splits the 1,797 digits so that both parts have the same class proportions.
 
-    Digits are lined up by class, and every fifth or so is held out, evenly spaced. No
-    random numbers: the split cannot change with a library's version. It is part of the
-    data set's version.
+    Digits are sorted by class, and about every fifth is held out, evenly spaced. No
+    random numbers are used, so the split cannot change with a library's version. It is
+    part of the data set's version.
 
     Returns:
       Sorted indices of ``NUM_TRAIN`` training and ``NUM_TEST`` test digits in
@@ -31,7 +31,7 @@ def stratified_split() -> tuple[np.ndarray, np.ndarray]:
 
     by_class = np.argsort(load_digits().target, kind="stable")
     total = NUM_TRAIN + NUM_TEST
-    # A position is held out where the running quota passes the next whole digit.
+    # A position is held out where the running quota passes the next integer.
     quota = np.arange(total + 1) * NUM_TEST // total
     is_test = np.diff(quota) == 1
     return np.sort(by_class[~is_test]), np.sort(by_class[is_test])

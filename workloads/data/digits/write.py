@@ -1,7 +1,7 @@
 """Writes the digits as TFRecords: ``python -m workloads.data.digits.write DIRECTORY``.
 
-A process of its own: writing runs TensorFlow ops, after which the process that asks for
-the digits could make no virtual devices.
+Runs in a separate process: writing runs TensorFlow ops, after which the calling process
+could not create virtual devices.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Networks through whose features images are compared."""
+"""Networks whose features are used to compare images."""

@@ -1,4 +1,4 @@
-"""What a feature extractor is: images in, features and class logits out."""
+"""The interface of a feature extractor: images in, features and class logits out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CHANNELS = (1, 3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Features:
-    """What a network sees in images.
+    """The output of a network for images.
 
     Attributes:
       features: [num_examples, num_features], float32; for ``fid`` and ``kid``.
@@ -28,9 +28,9 @@ class FeatureExtractor(abc.ABC):
     """A network with fixed weights.
 
     Attributes:
-      name: Such as ``inception``.
-      digest: SHA-256 of the weights, hexadecimal: two extractors with one name and
-        another digest are two extractors.
+      name: Name, such as ``inception``.
+      digest: SHA-256 of the weights, hexadecimal: extractors with the same name and
+        different digests are different extractors.
       num_features: Length of a feature vector.
     """
 
@@ -40,7 +40,7 @@ class FeatureExtractor(abc.ABC):
 
     @abc.abstractmethod
     def preparation(self, image_shape: tuple[int, ...]) -> str:
-        """Says how images of [height, width, channels] become the network's input."""
+        """Describes the preparation of images of [height, width, channels]."""
 
     @abc.abstractmethod
     def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -51,11 +51,11 @@ class FeatureExtractor(abc.ABC):
 
         Args:
           images: [num_examples, height, width, channels], uint8, with 1 or 3 channels.
-            Scores depend on the rounding to 8 bits, so images always have it.
-          num_images_at_once: Images in memory as the network's input.
+            Scores depend on the rounding to 8 bits, so it is always required.
+          num_images_at_once: Images per batch of the network.
 
         Raises:
-          ValueError: Another shape or type; see ``to_uint8``.
+          ValueError: A different shape or type; see ``to_uint8``.
         """
         check_images(images)
         starts = range(0, len(images), num_images_at_once)
@@ -72,7 +72,7 @@ def check_images(images: np.ndarray) -> None:
     """Raises unless images are uint8 with 1 or 3 channels.
 
     Raises:
-      ValueError: As the summary says.
+      ValueError: They are not.
     """
     if (
         images.ndim != _IMAGES_RANK
@@ -91,12 +91,12 @@ def check_images(images: np.ndarray) -> None:
 
 
 def to_uint8(images: np.ndarray, *, low: float, high: float) -> np.ndarray:
-    """Returns floating images as a viewer would store them.
+    """Converts floating-point images to uint8, as an image file stores them.
 
     Values are clipped to [low, high] and rounded to the nearest of 256 levels.
 
     Args:
-      images: Of any shape, floating.
+      images: Of any shape, floating-point.
       low: Black, such as -1 for a generator that ends in tanh.
       high: White.
 

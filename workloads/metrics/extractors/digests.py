@@ -23,7 +23,7 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
-        # Bytes of one order everywhere.
+        # The same byte order on all machines.
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         digest.update(f"{name} {array.dtype.str} {array.shape}\n".encode())
         digest.update(array.tobytes())

@@ -1,4 +1,4 @@
-"""The extractor that is always there: a small classifier of the embedded digits."""
+"""The extractor that is always available: a small classifier of the embedded digits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DigitsExtractor(FeatureExtractor):
 
     Features are the 32 values before the logits of the ten digits, with mean square 1.
     Images of other sizes are averaged over areas to 8 x 8, and colours over channels,
-    so a score says how alike digits are at the size at which they were written, and
-    nothing about what is finer than that.
+    so a score compares digits at their original resolution, and says nothing about
+    finer details.
     """
 
     name = "digits"
@@ -39,7 +39,7 @@ class DigitsExtractor(FeatureExtractor):
         self._forward = tf.function(self._features_and_logits)
 
     def preparation(self, image_shape: tuple[int, ...]) -> str:
-        """Says how images become 8 x 8 grey values."""
+        """Describes how images become 8 x 8 grey values."""
         height, width, num_channels = image_shape
         size = digits_training.IMAGE_SIZE
         resizing = "as stored" if height == width == size else "resized by area"
@@ -62,15 +62,15 @@ class DigitsExtractor(FeatureExtractor):
 
 
 def prepare_digits() -> pathlib.Path:
-    """Trains the digits classifier on first use, in some seconds; returns its file.
+    """Trains the digits classifier on first use, in a few seconds; returns its file.
 
-    No TensorFlow op runs in this process: replicators make virtual devices, for which
-    it is too late after the first op.
+    No TensorFlow op runs in this process: replicators create virtual devices, which
+    must be done before the first op.
 
-    The weights are kept beside the embedded data, under a name that changes with the
-    code and the TensorFlow that train them. Another kind of machine rounds differently
-    and gets other weights, with another digest: to compare scores of two machines, copy
-    the file.
+    The weights are stored with the embedded data, under a name that changes with the
+    code and the TensorFlow version that train them. A different kind of machine rounds
+    differently and gets different weights, with a different digest: to compare scores
+    of two machines, copy the file.
 
     Raises:
       ValueError: The cache directory cannot be written, or the training failed.
@@ -84,7 +84,7 @@ def prepare_digits() -> pathlib.Path:
                     _train(path)
         except OSError as error:
             raise ValueError(
-                f"the digits classifier cannot be kept under {str(path.parent)!r} "
+                f"the digits classifier cannot be stored under {str(path.parent)!r} "
                 f"({error.strerror}): set REPLICATOR_DATA_DIR to a directory that can "
                 "be written"
             ) from error
@@ -92,10 +92,10 @@ def prepare_digits() -> pathlib.Path:
 
 
 def open_digits() -> DigitsExtractor:
-    """Opens the digits classifier, and trains it first where that was not done yet.
+    """Opens the digits classifier, and trains it first if needed.
 
     Raises:
-      ValueError: As ``prepare_digits``, or the file holds no weights.
+      ValueError: As ``prepare_digits``, or the file has no weights.
     """
     path = prepare_digits()
     try:
@@ -104,13 +104,13 @@ def open_digits() -> DigitsExtractor:
     except (ValueError, zipfile.BadZipFile, EOFError) as error:
         raise ValueError(
             f"{str(path)!r} holds no weights of the digits classifier ({error}): "
-            "delete it, and it is trained again"
+            "delete it to train again"
         ) from error
     return DigitsExtractor(weights)
 
 
 def cache_path() -> pathlib.Path:
-    """Returns where the weights are, or will be."""
+    """Returns the path of the weights."""
     code = pathlib.Path(digits_training.__file__).read_bytes()
     tensorflow = importlib.metadata.version("tensorflow")
     key = hashlib.sha256(code + tensorflow.encode()).hexdigest()[:_KEY_LENGTH]
@@ -119,7 +119,7 @@ def cache_path() -> pathlib.Path:
 
 def _train(path: pathlib.Path) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    # Flags of TensorFlow and XLA change the bits; that process has none of ours.
+    # Flags of TensorFlow and XLA change the bits; that process does not inherit ours.
     variables = {
         name: value
         for name, value in os.environ.items()

@@ -1,8 +1,8 @@
 """Trains the digits classifier: ``python -m ...digits_training WEIGHTS_FILE``.
 
-A process of its own, with one thread and no accelerator, so that the weights depend
-neither on the threads and devices of the process that asks for them nor on its random
-state: the same machine makes the same bits.
+Runs in a separate process, with one thread and no accelerator, so that the weights do
+not depend on the threads, devices and random state of the calling process: the same
+machine gives the same bits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ GLOBAL_BATCH_SIZE = 64
 LEARNING_RATE = 4e-3
 DROPOUT = 0.1
 MOST_SHIFT = 1  # pixels
-LEAK = 0.1  # rectified features would die: three in four always zero
+LEAK = 0.1  # with plain ReLU three in four features would always be zero
 # Height, width, inputs, outputs of each kernel.
 KERNELS = {
     "conv_0": (3, 3, 1, 32),
@@ -64,7 +64,7 @@ def forward(weights: Any, images: Any, dropout_seed: Any = None) -> Any:
 
 def initial_weights() -> dict[str, np.ndarray]:
     """Returns He-normal kernels and zero biases."""
-    # The stream of RandomState never changes, that of newer generators may.
+    # The stream of RandomState never changes; that of newer generators can.
     random = np.random.RandomState(SEED)
     weights = {}
     for name, shape in KERNELS.items():
@@ -132,11 +132,11 @@ def with_unit_features(
 ) -> dict[str, np.ndarray]:
     """Returns weights of the same logits whose features have mean square 1.
 
-    The kernel distance depends on the scale of features, which training leaves open:
-    rectified values may be divided by what the next kernel is multiplied with.
+    The kernel distance depends on the scale of features, which training does not fix:
+    rectified values can be divided by a factor that multiplies the next kernel.
 
     Args:
-      weights: As trained.
+      weights: The trained weights.
       images: The training digits, uint8.
     """
     features, _ = forward(weights, images.astype(np.float32) / 255.0)

@@ -1,4 +1,4 @@
-"""Opens Inception v3 from weights that the user points to."""
+"""Opens Inception v3 from weights given by the user."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _KINDS = (
 def open_inception(path: str | pathlib.Path) -> FeatureExtractor:
     """Opens Inception v3; nothing is downloaded.
 
-    Which weights they are matters: published FIDs and Inception scores use those of
-    2015 (the frozen graph, TF-GAN's SavedModel); those of Keras give other numbers. The
+    Scores depend on the weights: published FIDs and Inception scores use those of 2015
+    (the frozen graph, TF-GAN's SavedModel); those of Keras give different numbers. The
     digest of the file is part of every score.
 
     Args:
       path: A file or a folder; its kind follows from its name.
 
     Raises:
-      ValueError: Nothing is there, it is of another kind, or it does not hold Inception
-        v3 with 2,048 features and class logits.
+      ValueError: The path does not exist, is of another kind, or does not hold
+        Inception v3 with 2,048 features and class logits.
     """
     path = pathlib.Path(path)
     if not path.exists():

@@ -1,4 +1,4 @@
-"""Inception v3 from the frozen graph of 2015, whose scores are the published ones."""
+"""Inception v3 from the frozen graph of 2015, which published scores use."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterable, Mapping
 
-# Behind resizing and scaling, which the graph does for one image only.
+# After resizing and scaling, which the graph does only for one image.
 _INPUT, _POOL = "Mul", "pool_3"
 # TF-GAN's copy of the graph takes many images, and has these logits.
 _LOGITS = "logits"
-# The original computes those of one image; its weights do for many.
+# The original computes those of one image; its weights work for many.
 _PRODUCT = "softmax/logits/MatMul"
 
 

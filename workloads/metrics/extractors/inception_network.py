@@ -1,4 +1,4 @@
-"""What all forms of Inception v3 share: input, output and the checks of both."""
+"""Base of all forms of Inception v3: input, output and their checks."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class InceptionExtractor(FeatureExtractor):
         preparation: str,
         network: Callable[[tf.Tensor], tuple[Any, Any]],
     ) -> None:
-        """Makes the extractor and runs it once, on a black image.
+        """Creates the extractor and runs it once, on a black image.
 
         Args:
           path: The weights, for the digest and for messages.
           prepare: From uint8 [n, height, width, 3] to the input of ``network``.
           preparation: What ``prepare`` does, in words.
-          network: Returns features and logits, whatever their rank.
+          network: Returns features and logits of any rank.
 
         Raises:
           ValueError: The network has other outputs than Inception v3.
@@ -60,7 +60,7 @@ class InceptionExtractor(FeatureExtractor):
             )
 
     def preparation(self, image_shape: tuple[int, ...]) -> str:
-        """Says how images become 299 x 299 colours."""
+        """Describes how images become 299 x 299 colours."""
         height, width, num_channels = image_shape
         return f"uint8 {height} x {width} x {num_channels}, {self._preparation}"
 
@@ -82,7 +82,7 @@ PREPARATION_2015 = (
 
 
 def prepare_2015(images: tf.Tensor) -> tf.Tensor:
-    """Resizes and scales images as the graph of 2015 does inside."""
+    """Resizes and scales images like the graph of 2015."""
     resized = tf.raw_ops.ResizeBilinear(
         images=tf.cast(images, tf.float32),
         size=[IMAGE_SIZE, IMAGE_SIZE],

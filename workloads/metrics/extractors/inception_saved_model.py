@@ -1,4 +1,4 @@
-"""Inception v3 from a SavedModel, such as TF-GAN publishes."""
+"""Inception v3 from a SavedModel, such as that of TF-GAN."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def open_saved_model(path: pathlib.Path) -> InceptionExtractor:
     if not is_callable and _SIGNATURE not in module.signatures:
         raise ValueError(
             f"the SavedModel {str(path)!r} can neither be called nor has it the "
-            f"signature {_SIGNATURE!r}: export it with one of both"
+            f"signature {_SIGNATURE!r}: export it with one of the two"
         )
 
     def network(images: tf.Tensor) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_models
+from loading import load
 
 import replicator
 

@@ -63,7 +63,7 @@ def test_a_window_counts_what_actors_did(program):
 
 
 def test_replicas_of_one_process_share_actors_and_replay(program):
-    """And learn alike from what each is dealt."""
+    """And learn the same from the batches of each."""
     assert 1 == len(program.experiences)
     assert all(check.is_passed for check in program.sanity()), program.sanity()
 

@@ -1,4 +1,4 @@
-"""What actors are told: noise, and what is refused."""
+"""Settings of actors: noise, and what is refused."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_actors_write_episodes_and_follow_the_policy() -> None:
 
 @pytest.mark.processes
 def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
-    """The learner goes on sampling; both are counted."""
+    """The learner continues to sample; both are counted."""
     settings = ActorSettings(name=NAME, num_actors=2, action_repeat=4)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         replay = make_replay(
@@ -204,7 +204,7 @@ def test_a_dead_actor_is_replaced_and_a_stopped_one_killed() -> None:
 
 @pytest.mark.processes
 def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> None:
-    """Rewards and states that are NaN now and then; the run goes on without them."""
+    """Rewards and states that are NaN now and then; the run continues without them."""
     break_cartpole(
         tmp_path,
         monkeypatch,
@@ -267,8 +267,8 @@ def test_actors_that_always_die_end_the_run_with_their_log(
     settings = ActorSettings(name=NAME, max_restarts=1)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
         message = (
-            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, as many "
-            rf"as are tried: mend what its last message says: {expected}$"
+            r"^actor 0 ended \(exit code 1\) after 1 replacements of actors, the most "
+            rf"allowed: fix what its last message says: {expected}$"
         )
         with pytest.raises(ActorError, match=message):
             wait_until(lambda: False, pool)

@@ -1,4 +1,4 @@
-"""Actors of a Ray cluster: the loop is the same, the records travel."""
+"""Actors of a Ray cluster: the loop is the same, the records are sent."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_directory_named_ray_is_not_ray(tmp_path, monkeypatch) -> None:
 
 
 def test_chunks_hold_what_was_written_since_the_last_one() -> None:
-    """The actor's end, without Ray: records go on where they ended."""
+    """The remote side, without Ray: records continue where they ended."""
     settings = ActorSettings(
         name=NAME, environments_per_actor=2, num_actors=2, action_repeat=100
     )

@@ -117,7 +117,7 @@ def test_an_episode_has_a_thousand_control_steps() -> None:
     assert 334 == len(steps)
     assert 1.0 == steps[-1].discount
     assert steps[-1].reward <= 1 < steps[0].reward <= 3
-    with pytest.raises(RuntimeError, match=r"no episode goes on here: call reset\(\)"):
+    with pytest.raises(RuntimeError, match=r"no episode is running: call reset\(\)"):
         environment.step(np.zeros(1))
 
 
@@ -245,7 +245,7 @@ def test_without_opengl_states_work_and_pixels_say_what_to_install() -> None:
 
 
 @pytest.mark.processes
-def test_who_turns_opengl_off_is_told_so() -> None:
+def test_opengl_that_is_turned_off_is_reported() -> None:
     """And the names of tasks need no dm_control at all."""
     done = python(
         "import sys, workloads.d4pg.environment.tasks\n"

@@ -62,7 +62,7 @@ def test_returns_are_those_of_episodes_played_one_by_one():
 
 
 def test_an_episode_that_breaks_begins_again(monkeypatch):
-    """And if that goes on, it is an error that says why."""
+    """And if that continues, it is an error that says why."""
     real_step, count = Environment.step, itertools.count()
 
     def step(self, action):

@@ -65,7 +65,7 @@ def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(
             (
                 "option replay_capacity=40 keeps 20 environment steps of each "
                 "environment, fewer than the 42 that transitions of num_return_steps=5 "
-                "need beside what is being written: use at least 84 with 2 "
+                "need besides those being written: use at least 84 with 2 "
                 "environments, or fewer of them"
             ),
         ),
@@ -74,7 +74,7 @@ def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(
             (
                 "option replay_capacity=90 keeps 45 environment steps of each "
                 "environment, fewer than the 46 that transitions of num_return_steps=5 "
-                "need beside what is being written: use at least 92 with 2 "
+                "need besides those being written: use at least 92 with 2 "
                 "environments, or fewer of them"
             ),
         ),
@@ -82,7 +82,7 @@ def test_the_least_ring_holds_what_is_needed_and_the_next_smaller_does_not(
             {"replay_capacity": 210},
             (
                 "option min_replay_size=200 is more than the 164 transitions that "
-                "replay_capacity=210 holds beside what is being written: use at most "
+                "replay_capacity=210 holds besides those being written: use at most "
                 "that, or a replay_capacity of at least 246"
             ),
         ),
@@ -106,7 +106,7 @@ def test_a_replay_that_is_too_small_is_refused(options, line) -> None:
             (
                 "option replay_capacity=150 keeps 38 environment steps of each "
                 "environment, fewer than the 42 that transitions of num_return_steps=5 "
-                "need beside what is being written: use at least 168 with 2 "
+                "need besides those being written: use at least 168 with 2 "
                 "environments on each of 2 workers, or fewer of them"
             ),
         ),
@@ -114,7 +114,7 @@ def test_a_replay_that_is_too_small_is_refused(options, line) -> None:
             {"replay_capacity": 200, "min_replay_size": 120},
             (
                 "option min_replay_size=120 is more than the 112 transitions that "
-                "replay_capacity=200 holds beside what is being written on each of 2 "
+                "replay_capacity=200 holds besides those being written on each of 2 "
                 "workers: use at most that, or a replay_capacity of at least 208"
             ),
         ),
@@ -151,18 +151,18 @@ def test_a_replay_that_is_too_small_for_its_workers_is_refused(options, line) ->
             {"samples_per_insert": 1e-6},
             32,
             (
-                "option samples_per_insert=1e-06 asks for 32,000,000 environment steps "
+                "option samples_per_insert=1e-06 requires 32,000,000 environment steps "
                 "before each learner step of 32 transitions, but replay_capacity=20000 "
-                "keeps fewer: use at least 0.0016, or 0 for no limit"
+                "stores fewer: use at least 0.0016, or 0 for no limit"
             ),
         ),
         (
             {"samples_per_insert": 0.3, "replay_capacity": 20_300},
             7777,
             (
-                "option samples_per_insert=0.3 asks for 25,923 environment steps "
+                "option samples_per_insert=0.3 requires 25,923 environment steps "
                 "before each learner step of 7777 transitions, but "
-                "replay_capacity=20300 keeps fewer: use at least 0.39, or 0 for no "
+                "replay_capacity=20300 stores fewer: use at least 0.39, or 0 for no "
                 "limit"
             ),
         ),

@@ -16,7 +16,7 @@ from workloads.d4pg.replay.prioritized import PrioritizedReplay
 from workloads.d4pg.replay.replay import ReplaySettings
 from workloads.d4pg.replay.streams import StepStreams
 
-README = pathlib.Path(memory.__file__).parent / "README.md"
+README = pathlib.Path(memory.__file__).parents[1] / "README.md"
 CARTPOLE = EnvironmentSpec(
     observation_shape=(5,), observation_dtype="float32", action_size=1
 )

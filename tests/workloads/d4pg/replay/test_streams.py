@@ -146,7 +146,7 @@ def test_a_frame_is_stored_once() -> None:
     assert 1.0 < frames_per_transition <= 1.15
 
 
-def test_what_each_actor_did_is_told_in_a_line() -> None:
+def test_the_state_of_each_actor_is_reported_in_a_line() -> None:
     """For errors."""
     with StepStreams(make_spec(num_streams=4, num_actors=2)) as streams:
         streams.num_written[:] = 5, 6, 0, 0
@@ -154,8 +154,8 @@ def test_what_each_actor_did_is_told_in_a_line() -> None:
         streams.heartbeat[0] = time.monotonic() - 7
 
         assert re.fullmatch(
-            r"actor 0: 11 environment steps, 0 refused, last sign of life \d+ s ago; "
-            r"actor 1: 0 environment steps, 3 refused, no sign of life",
+            r"actor 0: 11 environment steps, 0 refused, last heartbeat \d+ s ago; "
+            r"actor 1: 0 environment steps, 3 refused, no heartbeat",
             streams.describe_actors(),
         )
 
@@ -198,7 +198,7 @@ def test_no_sample_mixes_two_records_while_a_process_writes() -> None:
 
 @pytest.mark.processes
 def test_a_killed_writer_loses_its_unpublished_record_only() -> None:
-    """Whoever takes its place goes on with the next number."""
+    """Its replacement continues with the next number."""
     with StepStreams(make_spec()) as streams:
         starts = []
         for _ in range(2):

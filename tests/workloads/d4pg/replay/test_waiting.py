@@ -78,8 +78,8 @@ def test_a_starved_replay_says_what_actors_did(make_streams, write_episodes) -> 
         )
         message = (
             r"^nothing to sample after \d+ s: 12 environment steps were written, 50 "
-            r"must be, and 0 transitions were sampled \(samples_per_insert=0\); "
-            r"actor 0: 0 environment steps, 0 refused, no sign of life; "
+            r"are needed, and 0 transitions were sampled \(samples_per_insert=0\); "
+            r"actor 0: 0 environment steps, 0 refused, no heartbeat; "
             r"actor 1: 12 [^\n]*$"
         )
         with pytest.raises(StarvedReplayError, match=message):
