@@ -1,4 +1,4 @@
-"""Runs benchmarks, one after the other: all with `make bench`, or those asked for.
+"""Runs benchmarks, one after the other: all with `make bench`, or those that are named.
 
 python -m benchmarks [NAME ...]
 """

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NUM_FEATURES = 16
-BATCH_SIZE = 8
+PER_REPLICA_BATCH_SIZE = 8
 STEPS_PER_DISPATCH = (1, 10)
 TIMEOUT_SEC = 280.0
 TARGET = 1.0
@@ -198,7 +198,9 @@ def _make_step(model: Any, optimizer: Any) -> Callable[[Any], Any]:
 def _dataset() -> Any:
     import tensorflow as tf
 
-    return tf.data.Dataset.from_tensors(tf.ones([BATCH_SIZE, NUM_FEATURES])).repeat()
+    return tf.data.Dataset.from_tensors(
+        tf.ones([PER_REPLICA_BATCH_SIZE, NUM_FEATURES])
+    ).repeat()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ runs every case once, each in fresh processes, the order reversed in every other
 (ABBA), and ratios are paired within a repeat. The *ceiling* is two single-device
 programs side by side, pinned to one core each, that never communicate.
 
-With ``--malloc keep`` the C library is told to keep freed memory instead of giving it
+With ``--malloc keep`` the C library keeps freed memory instead of giving it
 back to the kernel. TensorFlow's CPU allocator is plain malloc, so with the defaults
 every large temporary costs page faults; programs with many of them (stock Keras
 updates) gain a lot, and a comparison that hides this would not be fair.

@@ -65,7 +65,8 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--backends",
                 metavar="NAMES",
-                help=f"Comma-separated names.  [default: {','.join(defaults.BACKENDS)}]",
+                help="Comma-separated names."
+                f"  [default: {','.join(defaults.BACKENDS)}]",
             ),
             click.option(
                 "--replicas",

@@ -78,7 +78,7 @@ class StrategyReplicaContext(context.ReplicaContext):
     def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Sums zeros with the own slice in its place.
 
-        The stock gather fails on virtual CPU devices (it asks for more devices than
+        The stock gather fails on virtual CPU devices (it needs more devices than
         the strategy has), and a reduction is what every strategy can do.
         """
         mine = tf.equal(tf.range(self.num_replicas), self.replica_id)

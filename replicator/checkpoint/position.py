@@ -121,7 +121,7 @@ def _steps_here(saved: Position, here: Position) -> int:
     if rest:
         raise CheckpointMismatchError(
             f"the checkpoint had read {saved.num_steps} steps of {before} examples, "
-            f"which is not a whole number of steps of {now} examples; use a global "
+            f"which is not an integer number of steps of {now} examples; use a global "
             f"batch of {before}, or restore with inputs=None to restart the data"
         )
     return num_steps

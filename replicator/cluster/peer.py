@@ -3,7 +3,7 @@
 An open port says little: after a process has exited, another one may listen there. A
 connection says more. The kernel closes it when the process at the other end exits in
 whatever way, and keeps it open while that process is busy or stopped. If it breaks for
-another reason, the server is asked for its identity: TensorFlow gives each device of a
+another reason, the server must give its identity: TensorFlow gives each device of a
 process a random number, its incarnation, which is unique to the process.
 
 The query uses the server's own protocol, gRPC over HTTP/2 (RFC 9113), as far as one

@@ -68,7 +68,7 @@ class WorkerWatch:
         self._detectors.add(detector)
 
     def timeout_sec(self) -> float:
-        """The silence after which a server is lost now.
+        """How long a server may not respond before it is lost.
 
         The shortest timeout of those that wait for an answer. While none does, the
         longest of all: what one replicator has to bear must not end another's calls.
@@ -92,10 +92,10 @@ class WorkerWatch:
                     num_failures[server] = 0
                 else:
                     num_failures[server] += 1
-                    silence_sec = time.monotonic() - last_answer[server]
+                    no_response_sec = time.monotonic() - last_answer[server]
                     timeout_sec = self.timeout_sec()
                     # Also a minimum count: this process itself may have been suspended.
-                    is_long = silence_sec > timeout_sec
+                    is_long = no_response_sec > timeout_sec
                     if is_long and num_failures[server] >= _MIN_FAILURES:
                         self.lost[server] = name, timeout_sec
                         close_connections(address)

@@ -252,7 +252,7 @@ def is_per_replica_nest(value: Any) -> bool:
 
 
 def to_pipeline(dataset: Any) -> tf.data.Dataset:
-    """Returns an input function's dataset, without autotuning unless it asks for it.
+    """Returns an input function's dataset, without autotuning unless its options set it.
 
     Raises:
       TypeError: It is not a dataset.

@@ -17,7 +17,7 @@ MODULE = """
 import json, os, sys, time
 
 def place(word):
-    print("talk that nobody asked for")
+    print("talk that nobody needs")
     return [word, os.getpid(), sorted(os.sched_getaffinity(0)), "numpy" in sys.modules]
 
 def in_two_steps(seconds):

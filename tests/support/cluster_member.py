@@ -7,7 +7,7 @@ A module of cases has
 - ``CASES``: functions by name;
 - ``set_up(folder, **options)``, if there is something to make once: returns a tuple of
   what every case is called with;
-- ``can_go_on(values, *made)``, if a case can leave the processes unable to go on
+- ``can_go_on(values, *made)``, if a case can leave the processes unable to continue
   together: asked after each case with the values of all processes; False ends them;
 - ``afterwards(folder)``, if something follows the last case: for as long as it takes.
 """

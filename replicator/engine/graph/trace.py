@@ -87,7 +87,7 @@ class TracedStep:
       structure: The nest that the step returned, with 0 for a tensor.
       control_output_names: Nodes that must run for their effect.
       collectives: Collective calls in order.
-      replica_id_name: Placeholder node of the replica id, if the step asked for it.
+      replica_id_name: Placeholder node of the replica id, if the step uses it.
     """
 
     graph_def: Any
