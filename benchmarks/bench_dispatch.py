@@ -1,4 +1,4 @@
-"""Measures the dispatch overhead of a step, against a plain tf.function of the same step.
+"""Measures the dispatch overhead of a step, against a plain tf.function of it.
 
 python -m benchmarks.bench_dispatch [--generations 4]
 

@@ -252,7 +252,7 @@ def is_per_replica_nest(value: Any) -> bool:
 
 
 def to_pipeline(dataset: Any) -> tf.data.Dataset:
-    """Returns an input function's dataset, without autotuning unless its options set it.
+    """Returns a dataset of an input function, untuned unless its options say so.
 
     Raises:
       TypeError: It is not a dataset.

@@ -122,7 +122,7 @@ class Coherence:
         return is_mirrored and self._topology.primaries[replica] != replica
 
     def _reset_like(self, entry: Entry, replicas: tuple[int, ...]) -> Any:
-        """Returns the reset function of a variable, shared by all of its type and shape."""
+        """Returns the reset function of a variable, one per type and shape."""
         variable, kind = entry.variable, entry.kind
         key = (
             kind,

@@ -28,7 +28,7 @@ class Invariance:
     """The result of the analysis.
 
     Attributes:
-      nodes: Names of nodes whose outputs and effects are equal on every replica.
+      nodes: Names of nodes whose outputs and effects are identical on every replica.
       local: Handle placeholders of replica-local variables.
       local_because: For each of them, the node that writes a varying value.
     """
@@ -131,7 +131,7 @@ class _Known:
     """What one pass knows of the tensors that it has seen.
 
     Attributes:
-      same: Nodes and placeholders all of whose outputs are equal on every replica.
+      same: Nodes and placeholders all of whose outputs are identical on every replica.
     """
 
     def __init__(self, same: set[str], handles: set[str]) -> None:
@@ -141,7 +141,7 @@ class _Known:
         self._alias: dict[Ref, str] = {}
 
     def is_same(self, ref: Ref) -> bool:
-        """Whether a tensor is equal on every replica."""
+        """Whether a tensor is identical on every replica."""
         return ref.node in self.same or ref in self._same_outputs
 
     def origin(self, ref: Ref) -> str | None:
