@@ -115,35 +115,6 @@ def sharded_embedding():
 
 
 @case
-def group_sums():
-    """Two replicas per worker are in sync: their gradients are averaged first."""
-    return hammer(
-        MultiWorkerAsyncReplicator(num_replicas=4),
-        lambda: keras.optimizers.SGD(1.0),
-        dense,
-        mode=InputReplicationMode.PER_REPLICA,
-    )
-
-
-@case
-def momentum_and_adam():
-    """Both kernels count every update, on both servers."""
-    counts = []
-    for make in (
-        lambda: keras.optimizers.SGD(0.01, momentum=0.9),
-        lambda: keras.optimizers.Adam(0.01),
-    ):
-        repl = MultiWorkerAsyncReplicator()
-        counts.append(hammer(repl, make, dense)["num_updates"])
-        sequence_numbers = [
-            [int(t.numpy()) for t in commit_state.sequence_numbers]
-            for commit_state in repl._commit_states
-        ]
-        counts.append(sequence_numbers)
-    return counts
-
-
-@case
 def linear_momentum():
     """With rate 1 and momentum 1, whole gradients give whole slots: all can be told."""
     repl = MultiWorkerAsyncReplicator()
@@ -157,14 +128,6 @@ def linear_momentum():
     inputs = repl.make_input_iterator(by_pipeline)
     repl.run(step, inputs, num_steps=NUM_STEPS)
     return np.unique(optimizer.wrapped.momentums[0].numpy()).tolist()
-
-
-@case
-def keras_optimizer_on_two_servers():
-    """An optimizer without a kernel is refused, not raced."""
-    return hammer(
-        MultiWorkerAsyncReplicator(), lambda: keras.optimizers.RMSprop(0.1), dense
-    )
 
 
 @case
@@ -184,19 +147,6 @@ def overwritten_state():
     mean.assign(8.0)
     after = [float(v) for v in repl.run(step, inputs)]
     return [values, outside, after]
-
-
-@case
-def overwritten_weight():
-    """A trained variable that workers overwrite would lose updates."""
-    repl = MultiWorkerAsyncReplicator()
-    with repl.context():
-        weight = tf.Variable(1.0, name="kernel")
-
-    def step(value):
-        weight.assign(weight - 0.1 * value)
-
-    repl.run(step, repl.make_input_iterator(by_pipeline))
 
 
 @case
@@ -236,22 +186,6 @@ def results():
         "sizes": [v.numpy().tolist() for v in sizes],
         "fixed": [int(v) for v in fixed],
     }
-
-
-@case
-def random_streams():
-    """Dropout draws another mask on every worker."""
-    repl = MultiWorkerAsyncReplicator()
-    with repl.context():
-        layer = keras.layers.Dropout(0.5, seed=3)
-        layer.build([64])
-
-    def step():
-        return layer(tf.ones([64]), training=True)
-
-    first = [v.numpy().tolist() for v in repl.run(step)]
-    second = [v.numpy().tolist() for v in repl.run(step)]
-    return [first[0] != first[1], first[0] != second[0]]
 
 
 @case

@@ -189,7 +189,7 @@ def test_another_global_batch_continues_at_the_same_example(tmp_path):
     assert list(range(24, 30)) == repl.run(tf.identity, inputs)[0].numpy().tolist()
     with pytest.raises(
         errors.CheckpointMismatchError,
-        match=r"read 3 steps of 8 examples, which is not an integer number of steps of 16",
+        match=r"read 3 steps of 8 examples, which is not an integer number of steps",
     ):
         make(2, 16)[2].restore()
 

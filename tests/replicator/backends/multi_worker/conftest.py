@@ -28,12 +28,3 @@ def run_workers() -> Any:
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two workers of one replica, which ran all cases of ``worker_cases``."""
     return ran(tmp_path_factory.mktemp("workers"), "worker_cases", num_replicas=2)
-
-
-@pytest.fixture(scope="session")
-def two_workers_of_two(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two workers of two replicas each, which ran the cases that this changes."""
-    folder = tmp_path_factory.mktemp("workers")
-    cases = ["topology", "every type", "accumulated"]
-    cases += ["joined rows", "sparse training", "derivatives"]
-    return ran(folder, "worker_cases", *cases, num_replicas=4)
