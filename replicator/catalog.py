@@ -31,7 +31,7 @@ CAPABILITIES: dict[str, str] = {
         "a variable written with per-replica values keeps a copy per replica"
     ),
     "outside_changes": "a variable assigned between steps reaches every replica",
-    "several_steps": "run(num_steps=k) runs k steps in one dispatch",
+    "steps_per_execution": "run(num_steps=k) runs k steps in one dispatch",
     "input_per_worker": "PER_WORKER pipelines",
     "input_per_replica": "PER_REPLICA pipelines",
     "input_single": "one SINGLE pipeline for the whole job",

@@ -7,6 +7,8 @@ import math
 import os
 from pathlib import Path
 
+from replicator.placement import cgroups
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class LogicalCpu:
@@ -94,35 +96,11 @@ def _read_int(path: Path) -> int | None:
 def read_quota_cores(root: Path = Path("/")) -> float | None:
     """Returns the smallest CPU quota over this process's cgroups, or None.
 
-    Every ancestor is read, as the tightest limit applies: version 2 ``cpu.max``, and
-    version 1 ``cpu.cfs_quota_us`` over ``cpu.cfs_period_us``. Inside a container the
-    process's cgroup is often mounted at the top, so the mount point is read too.
+    Version 2 has ``cpu.max``; version 1 ``cpu.cfs_quota_us`` and ``cpu.cfs_period_us``.
     """
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    quotas = []
-    for line in lines:
-        fields = line.split(":", 2)
-        if len(fields) != 3:  # noqa: PLR2004 - id:controllers:path
-            continue
-        _, controllers, path = fields
-        if controllers == "":
-            bases = [root / "sys/fs/cgroup", root / "sys/fs/cgroup/unified"]
-            read = _read_v2
-        elif "cpu" in controllers.split(","):
-            bases = [root / "sys/fs/cgroup" / controllers, root / "sys/fs/cgroup/cpu"]
-            read = _read_v1
-        else:
-            continue
-        relative = Path(path.lstrip("/"))
-        for base in bases:
-            for folder in (relative, *relative.parents):
-                quota = read(base / folder)
-                if quota is not None:
-                    quotas.append(quota)
-    return min(quotas, default=None)
+    read = {1: _read_v1, 2: _read_v2}
+    quotas = [read[version](path) for path, version in cgroups.folders("cpu", root)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _read_v2(folder: Path) -> float | None:

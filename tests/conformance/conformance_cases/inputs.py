@@ -73,7 +73,7 @@ def reads_single(repl):
 
 
 @case(
-    "several_steps",
+    "steps_per_execution",
     "input_per_replica",
     reference=lambda t: {
         mode.name: [_expected(t, mode, 3), _expected(t, mode, 4)]
@@ -174,7 +174,7 @@ def a_step_that_cannot_be_fed_changes_nothing(repl):
 
 @case(
     "whole_steps",
-    "several_steps",
+    "steps_per_execution",
     "input_per_replica",
     reference=_of_whole_steps(3),
     min_replicas=2,

@@ -230,7 +230,7 @@ def values_for_another_number_of_replicas(repl):
 
 @case(
     "fixed_inputs",
-    "several_steps",
+    "steps_per_execution",
     raises=(ValueError, r"num_steps 2 needs a new batch.*InputIterator"),
 )
 def several_steps_over_one_batch(repl):
@@ -240,7 +240,8 @@ def several_steps_over_one_batch(repl):
 
 
 @case(
-    "several_steps", raises=(ValueError, r"num_steps 0 must be an integer of at least")
+    "steps_per_execution",
+    raises=(ValueError, r"num_steps 0 must be an integer of at least"),
 )
 def no_step_at_all(repl):
     """Raises an error before anything is traced."""

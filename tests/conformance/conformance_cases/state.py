@@ -134,7 +134,7 @@ def weights_set_outside_reach_every_replica(repl):
 
 
 @case(
-    "several_steps",
+    "steps_per_execution",
     "synchronous_training",
     like_single_device=True,
     rtol=1e-6,

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from replicator.placement import cgroups
 from workloads.d4pg.replay.streams import StreamsSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from workloads.d4pg.config import D4PGConfig
     from workloads.d4pg.environment.control import EnvironmentSpec
 
@@ -73,32 +72,11 @@ def available_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     """
     if not hasattr(os, "memfd_create"):  # then the rings are in a file
         return shutil.disk_usage(tempfile.gettempdir()).free
-    groups = [_left_in_group(*group) for group in _groups(root)]
-    left = [found for found in groups if found is not None]
+    files = {1: _FILES_V1, 2: _FILES_V2}
+    groups = cgroups.folders("memory", root)
+    lefts = [_left_in_group(folder, files[version]) for folder, version in groups]
+    left = [found for found in lefts if found is not None]
     return min([int(psutil.virtual_memory().available), *left])
-
-
-def _groups(root: pathlib.Path) -> Iterator[tuple[pathlib.Path, tuple[str, str, str]]]:
-    """Yields the groups that this process is in, and the names of their files.
-
-    In a container the process's group is often mounted at the top, so that is included.
-    """
-    mount = root / "sys/fs/cgroup"
-    try:
-        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        return
-    for line in lines:
-        _, controllers, own = line.split(":", 2)
-        if not controllers:
-            base, files = mount, _FILES_V2
-        elif "memory" in controllers.split(","):
-            base, files = mount / "memory", _FILES_V1
-        else:
-            continue
-        path = pathlib.PurePosixPath(own.lstrip("/"))
-        for folder in (path, *path.parents):
-            yield base / folder, files
 
 
 def _left_in_group(folder: pathlib.Path, files: tuple[str, str, str]) -> int | None:
