@@ -1,1 +1,9 @@
-"""Processes of one job: configuration, start-up, failure detection, servers."""
+"""Processes of one job: configuration, start-up, liveness, failures, servers.
+
+Whether another process is alive is four questions, each answered in one place:
+
+- does anything accept connections at its address: ``reachability.attempt_connection``;
+- does a TensorFlow server respond there: ``peer.answers``;
+- is it still the same process: ``peer.Peer``;
+- is it a member of this job: the coordination service (``_tf.workers.check_peer``).
+"""

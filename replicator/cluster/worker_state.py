@@ -51,17 +51,17 @@ class WorkerState:
         return list(self._peers)
 
     def check_not_lost(self) -> None:
-        """Raises again why this process cannot communicate any more."""
+        """Raises the error that ended communication, if there was one."""
         if self._lost is not None:
             raise type(self._lost)(*self._lost.args) from self._lost
 
     def lose(self, error: ReplicatorError) -> ReplicatorError:
-        """Records why this process cannot communicate any more."""
+        """Remembers the error that ends this process's communication."""
         self._lost = error
         return error
 
     def abort(self, why: str) -> None:
-        """Aborts the collectives of all workers, which would wait for this one."""
+        """Reports a failure to the others at once, so that they do not wait."""
         if self._lost is None and self.config.num_workers > 1:
             name = self.config.name_of(self.config.worker_id)
             _tf_workers.abort_collectives(f"{name} {why}")
@@ -71,7 +71,7 @@ class WorkerState:
             )
 
     def report(self) -> bool:
-        """Reports to the others what this worker waits for; False if it cannot."""
+        """Reports what this worker waits for; returns whether that was possible."""
         if not self._has_reported:
             try:
                 _tf_workers.put_value(
@@ -83,14 +83,14 @@ class WorkerState:
         return True
 
     def retract(self) -> None:
-        """Takes back what ``report`` said, once all is well."""
+        """Withdraws the report, once an exchange has succeeded."""
         if self._has_reported:
             self._has_reported = False
             with contextlib.suppress(tf.errors.OpError):
                 _tf_workers.delete_value(key_of("fault", self.config.worker_id))
 
     def fault_of(self, worker: int) -> str:
-        """What is wrong with a worker, or nothing."""
+        """What is wrong with a worker; empty if nothing is."""
         if self.has_exited(worker):
             return "has exited"
         kind, index = self.config.workers[worker]
@@ -105,11 +105,11 @@ class WorkerState:
         return ""
 
     def has_exited(self, worker: int) -> bool:
-        """Whether a worker's process has exited, even if another uses its address."""
+        """Whether a worker's process has exited, whoever listens there now."""
         return worker != self.config.worker_id and self._peers[worker].has_ended()
 
     def _end_collectives(self) -> None:
-        """Aborts a wait for others; called from another thread."""
+        """Ends a wait for other workers; called from another thread."""
         _tf_workers.abort_collectives(
             f"Collective has timed out waiting for other workers in {self.doing}"
         )
