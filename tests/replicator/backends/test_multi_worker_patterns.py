@@ -28,7 +28,7 @@ def test_every_pattern_makes_an_instance_of_the_class_that_was_called(pattern):
     assert made.pattern == (pattern or "between_graph")
 
 
-@pytest.mark.parametrize("kind", set(PATTERNS.values()))
+@pytest.mark.parametrize("kind", dict.fromkeys(PATTERNS.values()))
 def test_the_class_of_a_pattern_takes_its_own_only(kind):
     """The other one would make something else than the name says."""
     (other,) = {"between_graph", "in_graph"} - {kind.pattern}
