@@ -74,8 +74,8 @@ class LocalCluster:
         if min(num_workers, num_ps) < 0 or num_workers + counts["chief"] < 1:
             raise ValueError(
                 f"num_workers={num_workers!r}, num_ps={num_ps!r}, "
-                f"has_chief={has_chief!r} do not describe a cluster; it needs at least "
-                "one worker or a chief"
+                f"has_chief={has_chief!r} do not describe a cluster; use at least one "
+                "worker or a chief, and no negative number"
             )
         self.members: tuple[Member, ...] = tuple(
             (kind, index) for kind, count in counts.items() for index in range(count)

@@ -220,7 +220,7 @@ def inputs_of_another_kind(repl):
 
 @case(
     "fixed_inputs",
-    raises=(ValueError, r"hold \d+ values per leaf, but there are \d+"),
+    raises=(ValueError, r"have \d+ values per leaf, but there are \d+"),
 )
 def values_for_another_number_of_replicas(repl):
     """The message has both numbers."""

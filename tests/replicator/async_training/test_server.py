@@ -24,7 +24,7 @@ def test_the_chief_does_not_serve(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", tf_config("chief"))
 
     with pytest.raises(
-        errors.ClusterConfigError, match=r"'chief' 0, and only 'worker' and 'ps' run"
+        errors.ClusterConfigError, match=r"'chief' 0, but only 'worker' and 'ps' run"
     ):
         server.main([])
 

@@ -152,7 +152,8 @@ def test_a_weight_that_is_overwritten_is_refused():
     (weight,) = job.variables([0.0])
 
     with pytest.raises(
-        UnsynchronisedUpdateError, match=r"overwritten \(assign\) by 2 workers"
+        UnsynchronisedUpdateError,
+        match=r"overwritten \(assign\) by 2 asynchronous workers",
     ):
         job.trace(lambda: weight.assign(weight * 2.0))
 

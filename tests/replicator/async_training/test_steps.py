@@ -357,7 +357,7 @@ def test_an_optimizer_without_a_kernel_updates_on_one_server_only():
     for weight, other in zip(weights, plain, strict=True):
         np.testing.assert_allclose(other.numpy(), weight.numpy(), rtol=1e-6)
     with pytest.raises(
-        OptimizerOptionError, match=r"RMSprop as it is configured .* are on 2: use"
+        OptimizerOptionError, match=r"RMSprop in this configuration .* are on 2: use"
     ):
         two.steps(results[two][1])
 

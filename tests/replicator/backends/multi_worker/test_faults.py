@@ -84,7 +84,7 @@ def test_a_lost_worker_ends_the_step_on_all_others(
             assert "WorkerLostError" == field(cluster, worker, "error"), message
             assert "WorkerLostError" == field(cluster, worker, "again")
             assert re.search(rf"worker {victim} \(localhost:\d+\) ", message), message
-            assert "restart the job, from its last checkpoint" in message
+            assert "restart the job from its last checkpoint" in message
         wait_until(
             lambda: not any(cluster.is_running("worker", w) for w in others),
             cluster,

@@ -102,7 +102,7 @@ def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
     [
         (
             "accumulation",
-            r"OptimizerOptionError: .* under MultiWorkerBetweenGraphReplicator: an ",
+            r"OptimizerOptionError: .* with MultiWorkerBetweenGraphReplicator: one ",
         ),
         ("branch", r"OptimizerOptionError: .*one \w*If node of the step uses the"),
         (

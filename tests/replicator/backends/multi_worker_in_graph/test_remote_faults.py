@@ -128,7 +128,7 @@ def test_variables_come_after_the_replicator(config):
     kept = tf.Variable(1.0, name="early")
 
     with pytest.raises(
-        errors.ClusterConfigError, match=r"variables exist already .* make the repl"
+        errors.ClusterConfigError, match=r"variables exist already .* create the repl"
     ):
         remote.connect(config, timeout_sec=1)
 
