@@ -174,6 +174,6 @@ def test_an_installation_that_cannot_make_environments_is_named(
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
     assert refuse() == (
-        "data 'cartpole:swingup' cannot be made here (import of dm_control.suite "
-        "halted; None in sys.modules): look at how dm-control and mujoco are installed"
+        "data 'cartpole:swingup' cannot be created here (import of dm_control.suite "
+        "halted; None in sys.modules): check the installation of dm-control and mujoco"
     )

@@ -111,8 +111,8 @@ def test_atoms_that_cannot_hold_the_returns_are_reported():
     made.run(2)
     line = (
         r"^\d\d% of the target distributions' probability lies outside the atoms, from "
-        r"-1 to 1: set options lowest_return and highest_return to what discounted "
-        r"returns can be$"
+        r"-1 to 1: set options lowest_return and highest_return to the range of "
+        r"discounted returns$"
     )
     with pytest.warns(UserWarning, match=line):
         found = {m.name: m.value for m in made.window_metrics()}

@@ -225,11 +225,11 @@ def _has_a_text_for_an_image(root: pathlib.Path) -> None:
         ),
         (
             _is_flat,
-            r"holds images in 'cat', as PATH/<label>/<image>, but expected is PA",
+            r"holds images in 'cat', as PATH/<label>/<image>, but the expected ",
         ),
         (
             _has_no_test,
-            r"holds the folders \['train', 'tset'\], but expected is PATH/<sp",
+            r"holds the folders \['train', 'tset'\], but the expected layout",
         ),
         (
             _has_no_label,
