@@ -228,7 +228,7 @@ def test_state_that_others_use_is_refused(slot_update, found, program_of_slot):
     """With the name of the variable, the worker and the op."""
     message = (
         rf"keeps 'kernel/momentum' on worker {program_of_slot} only, but the step "
-        r"uses it \(by ResourceApplyMomentum\)"
+        r"uses it \(in ResourceApplyMomentum\)"
     )
 
     with pytest.raises(OptimizerOptionError, match=message):
@@ -255,7 +255,8 @@ def test_one_node_with_state_of_two_workers_is_refused(make_body, node, programs
     )
 
     with pytest.raises(
-        OptimizerOptionError, match=r"one If node of the step uses that of many var"
+        OptimizerOptionError,
+        match=r"one If node of the step uses the state of many var",
     ):
         shares.check(
             body, live(writers={"if": 0}), dict(zip("ab", programs, strict=True)), 0, {}

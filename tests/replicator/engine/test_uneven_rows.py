@@ -91,6 +91,7 @@ def test_rows_of_unknown_rank_are_refused(workers):
     (leg,) = workers(1)
 
     with pytest.raises(
-        CollectiveTypeError, match=r"float32 rows of unknown rank cannot cross between"
+        CollectiveTypeError,
+        match=r"float32 rows of unknown rank cannot be sent between",
     ):
         UnevenRows(leg).gather("n", "x", tf.float32, tf.TensorShape(None), 1, CPU[0])
