@@ -218,7 +218,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
     """
     filled = buckets.fill(
         [tensor.dtype for tensor in tensors],
-        [_num_bytes(tensor) for tensor in tensors],
+        [buckets.num_bytes(tensor.shape, tensor.dtype) for tensor in tensors],
         limit=sys.maxsize,
         alone_from=FUSE_BELOW_BYTES,
     )
@@ -238,10 +238,3 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         plan=tuple(plan),
         shapes=tuple(tensor.shape for tensor in tensors),
     )
-
-
-def _num_bytes(tensor: tf.Tensor) -> int:
-    """The static size, or 0 where it is unknown."""
-    if not tensor.shape.is_fully_defined():
-        return 0
-    return int(tensor.shape.num_elements() * tensor.dtype.size)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
 from replicator.engine.graph.effects import READ_OPS
 from replicator.engine.graph.emitter import Emitter
@@ -210,9 +211,7 @@ def emit(
 
 
 def _is_small(variable: Any) -> bool:
-    elements = variable.shape.num_elements()
-    size = variable.dtype.size
-    return elements is not None and 0 < elements * size < FUSE_BELOW_BYTES
+    return 0 < buckets.num_bytes(variable.shape, variable.dtype) < FUSE_BELOW_BYTES
 
 
 def _is_shared(variable: Any, table: ServerTable) -> bool:

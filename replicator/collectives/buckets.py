@@ -12,20 +12,22 @@ if TYPE_CHECKING:
 
 def positions_by_dtype(tensors: Iterable[Any]) -> dict[tf.DType, list[int]]:
     """The positions of tensors by type; types in the order of their first tensor."""
-    return positions_by(tensor.dtype for tensor in tensors)
-
-
-def positions_by(keys: Iterable[Any]) -> dict[Any, list[int]]:
-    """The positions of equal keys; keys in the order of their first one."""
-    found: dict[Any, list[int]] = {}
-    for position, key in enumerate(keys):
-        found.setdefault(key, []).append(position)
+    found: dict[tf.DType, list[int]] = {}
+    for position, tensor in enumerate(tensors):
+        found.setdefault(tensor.dtype, []).append(position)
     return found
+
+
+def num_bytes(shape: tf.TensorShape, dtype: tf.DType) -> int:
+    """The static size of a tensor; 0 where a dimension is unknown."""
+    if not shape.is_fully_defined():
+        return 0
+    return int(shape.num_elements() * dtype.size)
 
 
 def fill(
     keys: Sequence[Hashable],
-    num_bytes: Sequence[int],
+    sizes: Sequence[int],
     *,
     limit: int,
     alone_from: int | None = None,
@@ -34,7 +36,7 @@ def fill(
 
     Args:
       keys: Per tensor; one bucket holds tensors of one key.
-      num_bytes: Per tensor; 0 where it is unknown.
+      sizes: Bytes per tensor; 0 where they are unknown.
       limit: Most bytes of a bucket of several tensors.
       alone_from: Tensors of unknown size, or of so many bytes, are not joined with
         others; None joins all.
@@ -45,7 +47,7 @@ def fill(
     """
     buckets: list[tuple[int, ...]] = []
     is_open: dict[Hashable, tuple[list[int], int]] = {}
-    for position, (key, size) in enumerate(zip(keys, num_bytes, strict=True)):
+    for position, (key, size) in enumerate(zip(keys, sizes, strict=True)):
         if alone_from is not None and not 0 < size < alone_from:
             buckets.append((position,))
             continue

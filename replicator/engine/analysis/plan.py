@@ -271,8 +271,5 @@ def _balance(
 
 
 def _num_bytes(collective: Collective, position: int) -> int:
-    shape = collective.shapes[position]
-    if not shape.is_fully_defined():
-        return 0
     wire = wire_of(collective.dtypes[position], collective.wire_dtype)
-    return int(shape.num_elements() * wire.size)
+    return buckets.num_bytes(collective.shapes[position], wire)
