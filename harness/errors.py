@@ -5,6 +5,7 @@
     +-- PlanError                 settings that contradict each other or the machine
     +-- StudyError                a study directory that cannot be used
     +-- MatchStudyError           a study that holds a different plan
+    +-- DoesNotFitError           processes that do not fit into memory at once
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
 Every message is one line: what was passed, why it is wrong, what is allowed, what to
@@ -32,6 +33,10 @@ class StudyError(HarnessError):
 
 class MatchStudyError(HarnessError):
     """An existing study whose plan differs from the requested one."""
+
+
+class DoesNotFitError(HarnessError):
+    """The processes of a relay do not fit into memory at once."""
 
 
 class Interrupted(BaseException):

@@ -113,6 +113,9 @@ class Measuring(Record):
     minutes: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
         default=None, description="of a relay: all generations, start-up included"
     )
+    generation_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
+        default=None, description="of one generation of a relay"
+    )
     max_rounds: Steps | None = Field(
         default=None, description="of one generation of a relay"
     )
