@@ -1,0 +1,182 @@
+"""What disturbed one turn of a trial, and whether the turn is void for it.
+
+A turn is judged by the load of others on its own cores, by throttling and by retracing;
+never by its own duration, which is what is being measured: dropping slow turns would
+make every case look fast.
+
+Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a turn of 0.3 s. So a
+difference of one tick per core can be rounding: it is no evidence, and is allowed on
+top of a limit where the fraction was counted in ticks. The fractions themselves are
+not corrected: their mean over turns has no such error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from harness.machine.core_clock import TICK_SEC
+
+if TYPE_CHECKING:
+    from harness.machine.core_clock import CoreClock, CoreTimes
+
+MAX_FOREIGN_FRACTION = 0.03
+MAX_STOLEN_FRACTION = 0.01
+NUM_ROUNDING_TICKS = 1
+"""Ticks per core by which a difference of two rounded-down totals can be too large."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Disturbance:
+    """What others did to a trial in one span. None: the kernel does not count it.
+
+    Fractions are of the CPU time of the trial's cores, 0 to 1.
+
+    Attributes:
+      foreign_cpu_fraction: Used by other processes, and by the kernel for them.
+      foreign_resolution: The fraction that can be rounding.
+      stolen_cpu_fraction: Given to other guests of the hypervisor.
+      stolen_resolution: The fraction that can be rounding.
+      run_delay_sec: Time for which threads of the trial were ready but had to wait for
+        a core, summed over them; also for one another.
+      num_throttled: Times that the CPU quota or heat slowed the trial's cores.
+      throttled_sec: Time for which the CPU quota stopped processes.
+    """
+
+    foreign_cpu_fraction: float | None
+    foreign_resolution: float
+    stolen_cpu_fraction: float | None
+    stolen_resolution: float
+    run_delay_sec: float | None
+    num_throttled: int | None
+    throttled_sec: float | None
+
+
+def between(start: CoreClock, end: CoreClock) -> Disturbance:
+    """Returns what happened between two readings of the same trial."""
+    wall_sec = max(end.wall_sec - start.wall_sec, 1e-9)
+    available_sec = wall_sec * end.num_cores
+    tick_fraction = NUM_ROUNDING_TICKS * TICK_SEC / wall_sec
+    foreign, foreign_resolution = _foreign_fraction(start, end, available_sec)
+    stolen = None
+    if start.cores is not None and end.cores is not None:
+        stolen_sec = end.cores.stolen_sec - start.cores.stolen_sec
+        stolen = _fraction(stolen_sec, available_sec)
+    delay_sec = None
+    if end.process_source == "schedstat":
+        delay_sec = _thread_growth(start, end, "delay_sec")
+    return Disturbance(
+        foreign_cpu_fraction=foreign,
+        foreign_resolution=foreign_resolution,
+        stolen_cpu_fraction=stolen,
+        stolen_resolution=tick_fraction,
+        run_delay_sec=delay_sec,
+        num_throttled=_num_throttled(start, end),
+        throttled_sec=_growth(start.throttling.quota_sec, end.throttling.quota_sec),
+    )
+
+
+def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
+    """Returns why a turn does not count, as one phrase; empty if it does.
+
+    Args:
+      disturbance: Of the turn.
+      num_retraces: Times that the step function was retraced within the turn.
+    """
+    limit = MAX_FOREIGN_FRACTION + disturbance.foreign_resolution
+    if (disturbance.foreign_cpu_fraction or 0.0) > limit:
+        return (
+            f"other processes used {disturbance.foreign_cpu_fraction:.0%} of its cores"
+            f" (limit {MAX_FOREIGN_FRACTION:.0%})"
+        ).replace("%", " %")
+    limit = MAX_STOLEN_FRACTION + disturbance.stolen_resolution
+    if (disturbance.stolen_cpu_fraction or 0.0) > limit:
+        return (
+            f"the hypervisor gave {disturbance.stolen_cpu_fraction:.0%} of its cores"
+            f" to other guests (limit {MAX_STOLEN_FRACTION:.0%})"
+        ).replace("%", " %")
+    if disturbance.num_throttled:
+        return f"its cores were throttled {_times(disturbance.num_throttled)}"
+    if num_retraces:
+        return f"its step function was retraced {_times(num_retraces)}"
+    return ""
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _foreign_fraction(
+    start: CoreClock, end: CoreClock, available_sec: float
+) -> tuple[float | None, float]:
+    """Returns the fraction of others, and how much of it can be rounding."""
+    if start.cores is None or end.cores is None or not end.process_sec:
+        return None, 0.0
+    own_sec, own_rounding_sec = _own_sec(start, end)
+    not_idle_sec = _not_idle_sec(start.cores, end.cores, available_sec)
+    rounding_sec = NUM_ROUNDING_TICKS * TICK_SEC * end.num_cores
+    used_sec = not_idle_sec
+    run_sec = _growth(start.run_sec, end.run_sec)
+    # In a container the exact counter lacks what runs outside: then it is too small.
+    if run_sec is not None and abs(run_sec - not_idle_sec) <= rounding_sec:
+        used_sec, rounding_sec = run_sec, 0.0
+    # The reading at the start is itself within the span, and on one of these cores.
+    foreign_sec = used_sec - own_sec - start.reading_sec
+    resolution = (rounding_sec + own_rounding_sec) / available_sec
+    return _fraction(foreign_sec, available_sec), resolution
+
+
+def _not_idle_sec(start: CoreTimes, end: CoreTimes, available_sec: float) -> float:
+    return (
+        available_sec
+        - (end.idle_sec - start.idle_sec)
+        - (end.stolen_sec - start.stolen_sec)
+        - (end.interrupt_sec - start.interrupt_sec)
+    )
+
+
+def _own_sec(start: CoreClock, end: CoreClock) -> tuple[float, float]:
+    """Returns the CPU time of the trial's processes, and its rounding error."""
+    rounding_sec = _TICKS_PER_PROCESS * TICK_SEC * len(end.process_sec)
+    process_sec = sum(
+        total_sec - start.process_sec.get(pid, 0.0)
+        for pid, total_sec in end.process_sec.items()
+    )
+    if end.process_source == "stat":
+        return process_sec, rounding_sec
+    # Threads that ended in the span are only in the totals of their process.
+    return max(_thread_growth(start, end, "run_sec"), process_sec - rounding_sec), 0.0
+
+
+# User and system time are rounded down separately.
+_TICKS_PER_PROCESS = 2 * NUM_ROUNDING_TICKS
+
+
+def _thread_growth(start: CoreClock, end: CoreClock, name: str) -> float:
+    total_sec = 0.0
+    for key, times in end.threads.items():
+        now_sec: float = getattr(times, name)
+        earlier = start.threads.get(key)
+        before_sec: float = 0.0 if earlier is None else getattr(earlier, name)
+        # A smaller total is of another thread, which got the id of one that ended.
+        total_sec += now_sec - before_sec if now_sec >= before_sec else now_sec
+    return total_sec
+
+
+def _num_throttled(start: CoreClock, end: CoreClock) -> int | None:
+    counts = [
+        _growth(start.throttling.num_quota, end.throttling.num_quota),
+        _growth(start.throttling.num_thermal, end.throttling.num_thermal),
+    ]
+    known = [count for count in counts if count is not None]
+    return int(sum(known)) if known else None
+
+
+def _growth(start: float | None, end: float | None) -> float | None:
+    if start is None or end is None:
+        return None
+    return max(end - start, 0)
+
+
+def _fraction(part_sec: float, available_sec: float) -> float:
+    return min(max(part_sec / available_sec, 0.0), 1.0)

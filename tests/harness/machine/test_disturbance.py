@@ -1,0 +1,250 @@
+"""A turn is void for what others did to its cores, and for nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+from harness.machine import core_clock, disturbance
+from harness.machine.core_clock import CoreClock, CoreTimes, ThreadTimes, Throttling
+from harness.machine.disturbance import Disturbance
+
+TICK_SEC = core_clock.TICK_SEC
+NO_THROTTLING = Throttling(num_quota=0, quota_sec=0.0, num_thermal=0)
+
+
+def _clock(wall_sec: float, **fields: Any) -> CoreClock:
+    """A reading of two cores; ``idle``, ``stolen`` and ``own`` in seconds."""
+    cores = CoreTimes(
+        idle_sec=fields.pop("idle", 0.0),
+        stolen_sec=fields.pop("stolen", 0.0),
+        interrupt_sec=fields.pop("interrupts", 0.0),
+    )
+    own_sec = fields.pop("own", 0.0)
+    threads = {(7, 7): ThreadTimes(run_sec=own_sec, delay_sec=fields.pop("delay", 0.0))}
+    defaults: dict[str, Any] = {
+        "num_cores": 2,
+        "cores": cores,
+        "run_sec": None,
+        "threads": threads,
+        "process_sec": {7: own_sec},
+        "process_source": "schedstat",
+        "throttling": NO_THROTTLING,
+        "reading_sec": 0.0,
+    }
+    return CoreClock(wall_sec=wall_sec, **(defaults | fields))
+
+
+def _disturbance(**fields: Any) -> Disturbance:
+    defaults: dict[str, Any] = {
+        "foreign_cpu_fraction": 0.0,
+        "foreign_resolution": 0.0,
+        "stolen_cpu_fraction": 0.0,
+        "stolen_resolution": 0.0,
+        "run_delay_sec": 0.0,
+        "num_throttled": 0,
+        "throttled_sec": 0.0,
+    }
+    return Disturbance(**(defaults | fields))
+
+
+def test_foreign_time_is_of_the_cores_of_the_trial() -> None:
+    """10 s on 2 cores: 4 s idle, 1 s stolen, 12 s ours, so 3 of 20 s are foreign."""
+    found = disturbance.between(
+        _clock(100, idle=50, own=7), _clock(110, idle=54, stolen=1, own=19, delay=0.5)
+    )
+
+    assert 0.15 == pytest.approx(found.foreign_cpu_fraction)
+    assert 0.05 == pytest.approx(found.stolen_cpu_fraction)
+    assert 0.5 == pytest.approx(found.run_delay_sec)
+    assert TICK_SEC / 10 == pytest.approx(found.foreign_resolution)
+    assert TICK_SEC / 10 == pytest.approx(found.stolen_resolution)
+
+
+def test_interrupts_and_the_reading_itself_are_not_foreign() -> None:
+    """The trial's own traffic, where the kernel counts it apart, and our reading."""
+    start = _clock(0, reading_sec=0.25)
+    found = disturbance.between(start, _clock(1, own=1.25, interrupts=0.5))
+
+    assert 0.0 == pytest.approx(found.foreign_cpu_fraction)
+
+
+def test_the_exact_run_time_is_used_where_it_agrees_with_the_idle_time() -> None:
+    """0.004 s of others in 0.3 s on 2 cores: seen without rounding."""
+    start = _clock(0, run_sec=5.0)
+    end = _clock(0.3, run_sec=5.604, own=0.6)
+    found = disturbance.between(start, end)
+
+    assert 0.004 / 0.6 == pytest.approx(found.foreign_cpu_fraction)
+    assert 0.0 == found.foreign_resolution
+
+
+def test_a_run_time_of_the_container_alone_is_not_used() -> None:
+    """It lacks the 0.3 s that ran outside of the container, which the idle time has."""
+    start = _clock(0, run_sec=5.0)
+    found = disturbance.between(start, _clock(0.3, run_sec=5.3, own=0.3))
+
+    assert 0.5 == pytest.approx(found.foreign_cpu_fraction)
+    assert TICK_SEC / 0.3 == pytest.approx(found.foreign_resolution)
+
+
+def test_rounding_is_not_negative_load() -> None:
+    """More own time than busy time reads as no foreign load."""
+    found = disturbance.between(_clock(0), _clock(1, idle=1.01, own=1))
+
+    assert 0.0 == found.foreign_cpu_fraction
+
+
+def test_a_new_thread_with_an_old_id_counts_from_zero() -> None:
+    """And one that did not exist at the start as well."""
+    new = {
+        (7, 7): ThreadTimes(run_sec=0.5, delay_sec=0.0),
+        (7, 8): ThreadTimes(run_sec=0.25, delay_sec=0.0),
+    }
+    found = disturbance.between(_clock(0, own=9), _clock(1, threads=new, idle=1))
+
+    assert 0.125 == pytest.approx(found.foreign_cpu_fraction)
+
+
+def test_time_of_a_thread_that_ended_is_ours() -> None:
+    """Only the total of its process has it, in ticks."""
+    start, end = _clock(0), _clock(1, threads={}, process_sec={7: 2.0})
+    found = disturbance.between(start, end)
+
+    assert 2 * TICK_SEC / 2 == pytest.approx(found.foreign_cpu_fraction)
+    assert "" == disturbance.void_reason(found, 0)
+
+
+def test_without_schedstat_its_ticks_add_to_the_rounding() -> None:
+    """User and system time of each process are rounded; run delay is unknown."""
+    start = _clock(0, threads={}, process_source="stat")
+    end = _clock(1, own=1, threads={}, process_source="stat")
+    found = disturbance.between(start, dataclasses.replace(end, process_sec={7: 1.0}))
+
+    assert 0.5 == pytest.approx(found.foreign_cpu_fraction)
+    assert 2 * TICK_SEC == pytest.approx(found.foreign_resolution)
+    assert found.run_delay_sec is None
+
+
+def test_what_the_kernel_does_not_count_is_none_and_voids_nothing() -> None:
+    """Without counters nobody can say that a turn was disturbed."""
+    unknown = Throttling(num_quota=None, quota_sec=None, num_thermal=None)
+    start, end = (_clock(t, cores=None, throttling=unknown) for t in (0, 1))
+    found = disturbance.between(start, end)
+
+    assert found.foreign_cpu_fraction is found.stolen_cpu_fraction is None
+    assert found.num_throttled is found.throttled_sec is None
+    assert "" == disturbance.void_reason(found, 0)
+
+
+def test_throttling_by_quota_and_by_heat_is_added() -> None:
+    """Where only one of them is counted, it is that one."""
+    start = Throttling(num_quota=1, quota_sec=0.5, num_thermal=None)
+    end = Throttling(num_quota=3, quota_sec=0.75, num_thermal=None)
+    found = disturbance.between(
+        _clock(0, throttling=start), _clock(1, throttling=end, idle=2)
+    )
+    hot = disturbance.between(
+        _clock(0, throttling=dataclasses.replace(start, num_thermal=5)),
+        _clock(1, throttling=dataclasses.replace(end, num_thermal=6)),
+    )
+
+    assert (2, 0.25) == (found.num_throttled, found.throttled_sec)
+    assert 3 == hot.num_throttled
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_retraces", "reason"),
+    [
+        ({}, 0, ""),
+        ({"foreign_cpu_fraction": 0.03, "stolen_cpu_fraction": 0.01}, 0, ""),
+        (
+            {"foreign_cpu_fraction": 0.07},
+            0,
+            "other processes used 7 % of its cores (limit 3 %)",
+        ),
+        ({"foreign_cpu_fraction": 0.06, "foreign_resolution": 0.033}, 0, ""),
+        (
+            {"foreign_cpu_fraction": 0.07, "foreign_resolution": 0.033},
+            0,
+            "other processes used 7 % of its cores (limit 3 %)",
+        ),
+        (
+            {"stolen_cpu_fraction": 0.02},
+            0,
+            "the hypervisor gave 2 % of its cores to other guests (limit 1 %)",
+        ),
+        ({"stolen_cpu_fraction": 0.033, "stolen_resolution": 0.033}, 0, ""),
+        ({"num_throttled": 1}, 0, "its cores were throttled once"),
+        ({"num_throttled": 4}, 0, "its cores were throttled 4 times"),
+        ({}, 1, "its step function was retraced once"),
+        ({}, 2, "its step function was retraced 2 times"),
+        # Waiting alone can be for threads of the trial itself.
+        ({"run_delay_sec": 1e3}, 0, ""),
+    ],
+)
+def test_the_reason_of_a_void_turn_is_one_phrase(
+    fields: dict[str, Any], num_retraces: int, reason: str
+) -> None:
+    """Each limit, at it and beyond it, with what can be rounding on top."""
+    assert reason == disturbance.void_reason(_disturbance(**fields), num_retraces)
+
+
+@pytest.mark.parametrize("offset", [0.0, 0.2, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("turn_sec", [0.3, 0.7, 3.0])
+def test_rounding_alone_never_voids_a_turn(turn_sec: float, offset: float) -> None:
+    """Quiet cores, wherever within a tick a turn begins."""
+
+    def shown(idle_sec: float) -> float:
+        return int((idle_sec + offset * TICK_SEC) / TICK_SEC) * TICK_SEC
+
+    start = _clock(0, idle=2 * shown(0))
+    end = _clock(turn_sec, idle=2 * shown(turn_sec / 3), own=2 * turn_sec * 2 / 3)
+    found = disturbance.between(start, end)
+
+    assert "" == disturbance.void_reason(found, 0)
+
+
+@pytest.mark.processes
+def test_a_hog_on_the_core_is_seen_within_three_percentage_points() -> None:
+    """What it used is foreign if it is not of the trial, and not if it is.
+
+    The same span is read twice, so that other load of the machine is in both.
+    """
+    core = min(os.sched_getaffinity(0))
+    code = (
+        f"import os, time\nos.sched_setaffinity(0, {{{core}}})\nprint(flush=True)\n"
+        "while True:\n"
+        "  end = time.process_time() + 0.02\n"
+        "  while time.process_time() < end: pass\n"
+        "  time.sleep(0.02)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as hog:
+        assert hog.stdout is not None
+        hog.stdout.readline()
+        try:
+            trials = ((os.getpid(),), (os.getpid(), hog.pid))
+            start = [core_clock.read((core,), pids) for pids in trials]
+            time.sleep(1.5)
+            end = [core_clock.read((core,), pids) for pids in trials]
+        finally:
+            hog.kill()
+    with_hog, without = (
+        disturbance.between(*pair).foreign_cpu_fraction
+        for pair in zip(start, end, strict=True)
+    )
+    span_sec = end[1].wall_sec - start[1].wall_sec
+    key = (hog.pid, hog.pid)
+    used_sec = end[1].threads[key].run_sec - start[1].threads[key].run_sec
+
+    assert with_hog is not None
+    assert without is not None
+    assert used_sec / span_sec > 0.05
+    assert used_sec / span_sec == pytest.approx(with_hog - without, abs=0.03)
