@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
-from results import atomic, errors, upgrade
-from results.records import Record
+from results import atomic, errors, home_folders, upgrade, variables
+from results.records import Plan, Record, TrialSpec
 
 if TYPE_CHECKING:
     import pathlib
@@ -20,6 +20,8 @@ RecordT = TypeVar("RecordT", bound=Record)
 MAX_BYTES = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
+_WITHOUT_HOME_FOLDERS = ("env", "status", "result")
+"""A plan and a spec name the data to read, and are what an id is made of."""
 
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
@@ -32,6 +34,8 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     text = _read_text(path)
     if text is None:
         return None
+    if kind in _WITHOUT_HOME_FOLDERS:
+        text = home_folders.shortened(text)
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -45,6 +49,8 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
             path, f"holds a {type(data).__name__}, must hold an object"
         )
     data = upgrade.upgrade(kind, data, path)
+    if kind == "env":
+        data = variables.without_others(data)
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
@@ -91,6 +97,8 @@ def write(path: pathlib.Path, record: Record) -> None:
       WriteStoreError: The file cannot be written.
     """
     text = record.model_dump_json(indent=1) + "\n"
+    if not isinstance(record, (Plan, TrialSpec)):
+        text = home_folders.shortened(text)
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)

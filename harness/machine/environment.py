@@ -9,27 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from results import identity
-from results.limits import MAX_TEXT
 from results.records import Environment
-from results.texts import printable, storable
+from results.variables import recorded_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from results.records import Placement
 
-RECORDED_PREFIXES = (
-    "CUDA_",
-    "KERAS_",
-    "KMP_",
-    "MALLOC_",
-    "MKL_",
-    "NCCL_",
-    "OMP_",
-    "OPENBLAS_",
-    "TF_",
-    "XLA_",
-)
 _PACKAGES = (
     "dm-control",
     "keras",
@@ -86,12 +73,7 @@ def read_environment(
         kernel=kernel,
         python_version=platform.python_version(),
         packages=packages,
-        environment_variables={
-            # A value can have arbitrary bytes; a record stores valid text only.
-            printable(name): storable(value, MAX_TEXT)
-            for name, value in sorted(variables.items())
-            if name.startswith(RECORDED_PREFIXES)
-        },
+        environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
         placement=placement,
     )

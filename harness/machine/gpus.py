@@ -58,3 +58,14 @@ def gpu_names() -> tuple[str, ...]:
             return tuple(str(pynvml.nvmlDeviceGetName(h)) for h in handles)
     except pynvml.NVMLError:
         return ()
+
+
+def driver_version() -> str | None:
+    """Returns the version of the NVIDIA driver; None without one."""
+    try:
+        import pynvml
+
+        with _driver():
+            return str(pynvml.nvmlSystemGetDriverVersion())
+    except pynvml.NVMLError:
+        return None

@@ -1,0 +1,40 @@
+"""The state of the machine that a trial ran on, as far as it moves performance."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# pydantic reads these annotations when the module is loaded.
+from results.bounds import Cores, Name  # noqa: TC001
+
+Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
+
+
+class MachineState(BaseModel):
+    """Settings of kernel and firmware, and the source code. None: cannot be read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    glibc_version: Name | None = None
+    transparent_huge_pages: Name | None = Field(
+        default=None, description="always, madvise or never"
+    )
+    cpu_governor: Name | None = Field(
+        default=None, description="of the trial's cores; joined by + where they differ"
+    )
+    is_boost_enabled: bool | None = Field(
+        default=None, description="whether cores may exceed their base clock"
+    )
+    is_smt_active: bool | None = Field(
+        default=None, description="whether cores run two threads at once"
+    )
+    num_numa_nodes: Cores | None = None
+    gpu_driver: Name | None = None
+    git_commit: Commit | None = Field(
+        default=None, description="of the source tree; None outside of git"
+    )
+    is_source_modified: bool | None = Field(
+        default=None, description="whether Python files differ from that commit"
+    )

@@ -1,0 +1,202 @@
+"""Environment variables are recorded by name, and home folders never."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.run import launch
+from results import home_folders, record_file, variables
+from results.records import Environment, Failure, Placement, StatusRecord
+from results.store import Store
+
+if TYPE_CHECKING:
+    import pathlib
+
+PLACE = Placement(
+    cpusets=((0, 1),),
+    cores_per_replica=2,
+    num_intra_op_threads=2,
+    num_inter_op_threads=1,
+    num_available_cores=2,
+    is_oversubscribed=False,
+    device_sharing="shared",
+)
+SECRETS = {
+    "HOME": "/home/ada",
+    "HOSTNAME": "h",
+    "KERAS_HOME": "/home/ada/.keras",
+    "MALLOC_SECRET": "s",
+    "NCCL_COMM_ID": "10.0.0.1:1",
+    "TF_CONFIG": '{"cluster": {"worker": ["host:1"]}}',
+    "TF_TOKEN_app_terraform_io": "token",
+    "TF_VAR_db_password": "password",
+}
+
+
+@pytest.mark.parametrize("name", sorted(SECRETS))
+def test_a_variable_that_is_not_listed_is_never_recorded(name: str) -> None:
+    """Also where its prefix is that of a listed one."""
+    assert {} == variables.recorded_variables({name: SECRETS[name]})
+    assert {} == variables.identity_variables({name: SECRETS[name]})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "CUDNN_LOGLEVEL_DBG",
+        "GLIBC_TUNABLES",
+        "KMP_BLOCKTIME",
+        "MALLOC_TRIM_THRESHOLD_",
+        "NCCL_ALGO",
+        "OMP_WAIT_POLICY",
+        "ONEDNN_MAX_CPU_ISA",
+        "TF_CPU_ALLOCATOR_USE_BFC",
+        "TF_ENABLE_ONEDNN_OPTS",
+        "TF_GPU_THREAD_MODE",
+        "TF_XLA_FLAGS",
+        "XLA_FLAGS",
+    ],
+)
+def test_what_moves_performance_is_identity_and_is_recorded(name: str) -> None:
+    """Two trials that differ in it are two cases."""
+    environ = {name: "7"} | SECRETS
+
+    assert {name: "7"} == variables.identity_variables(environ)
+    assert {name: "7"} == variables.recorded_variables(environ)
+
+
+def test_what_the_harness_sets_or_removes_is_not_identity(
+    make_spec: Any, tmp_path: pathlib.Path
+) -> None:
+    """A user's value of it never reaches a trial, so it must not refuse a resume."""
+    set_by_us = launch.trial_variables(make_spec(), PLACE, tmp_path, base={})
+    removed = set(launch._DROPPED_VARIABLES)
+
+    assert variables.IDENTITY.isdisjoint(set_by_us.keys() | removed)
+    assert variables.IDENTITY.isdisjoint(variables.ONLY_RECORDED)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("/usr/lib/libtcmalloc.so.4", "libtcmalloc.so.4"),
+        ("/home/ada/lib/a.so:/opt/b.so c.so", "a.so:b.so:c.so"),
+        ("", ""),
+    ],
+)
+def test_a_preloaded_library_is_recorded_by_its_file_name(
+    value: str, expected: str
+) -> None:
+    """Not by its folder; both separators of the loader are understood."""
+    found = variables.identity_variables({"LD_PRELOAD": value})
+
+    assert {"LD_PRELOAD": expected} == found
+
+
+def test_values_are_printable_lines_without_home_folders() -> None:
+    """A value can have any bytes."""
+    found = variables.recorded_variables(
+        {"XLA_FLAGS": "--xla_dump_to=/home/ada/x\n\x1b[31m \udcff"}
+    )
+
+    assert {"XLA_FLAGS": "--xla_dump_to=~/x\\n\\x1b[31m \\udcff"} == found
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/home/ada/runs", "~/runs"),
+        ("/Users/ada", "~"),
+        ("at /root/x.py", "at ~/x.py"),
+        ('File "/home/ada/a.py", line 1', 'File "~/a.py", line 1'),
+        ("a=/home/ada/x:/home/bob/y", "a=~/x:~/y"),
+        (r'"reason\n/home/ada/x"', r'"reason\n~/x"'),
+        ("/srv/home/ada/x", "/srv/home/ada/x"),
+        ("the /root of all", "the /root of all"),
+        ("/homes/ada", "/homes/ada"),
+        ("no path", "no path"),
+    ],
+)
+def test_home_folders_are_shortened(
+    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever a path begins, but not within a longer one."""
+    monkeypatch.setenv("HOME", "/home/eve")
+
+    assert expected == home_folders.shortened(text)
+
+
+def test_an_unusual_home_folder_of_this_user_is_shortened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on clusters; the folder of all files is none."""
+    monkeypatch.setenv("HOME", "/data/people/ada")
+    assert "~/x /data/people/adam" == home_folders.shortened(
+        "/data/people/ada/x /data/people/adam"
+    )
+    monkeypatch.setenv("HOME", "/")
+    assert "/data/x" == home_folders.shortened("/data/x")
+
+
+def _environment(tmp_path: pathlib.Path, synthetic: Any) -> tuple[pathlib.Path, Any]:
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(1,), repeats=2)
+    store = synthetic.make_store(tmp_path / "study", shape)
+    path = store.trial_dir(store.trial_ids()[0]) / "env.json"
+    return path, json.loads(path.read_text())
+
+
+def test_an_old_record_loses_what_may_not_be_recorded(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """It was written when variables were chosen by prefix; the rest stays."""
+    path, fields = _environment(tmp_path, synthetic)
+    fields["environment_variables"] = SECRETS | {
+        "TF_ENABLE_ONEDNN_OPTS": "0",
+        "XLA_FLAGS": "--xla_dump_to=/home/ada/x",
+    }
+    path.write_text(json.dumps(fields))
+    record = record_file.read(path, "env", Environment)
+
+    assert record is not None
+    assert {"TF_ENABLE_ONEDNN_OPTS": "0", "XLA_FLAGS": "--xla_dump_to=~/x"} == (
+        record.environment_variables
+    )
+    assert [] == Store.open(tmp_path / "study").corrupt()
+
+
+@pytest.mark.parametrize("variables_value", [7, [], {"OMP_NUM_THREADS": 7}])
+def test_a_damaged_list_of_variables_is_still_reported(
+    tmp_path: pathlib.Path, synthetic: Any, variables_value: object
+) -> None:
+    """Cleaning changes only what it recognizes."""
+    path, fields = _environment(tmp_path, synthetic)
+    path.write_text(json.dumps(fields | {"environment_variables": variables_value}))
+
+    assert 1 == len(Store.open(tmp_path / "study").corrupt())
+
+
+def test_a_traceback_is_stored_without_home_folders(tmp_path: pathlib.Path) -> None:
+    """Every text of a record but a plan and a spec, which name the data to read."""
+    record = StatusRecord(
+        trial_id="0" * 20,
+        status="failed",
+        started_at="a",
+        ended_at="b",
+        duration_sec=1,
+        failure=Failure(
+            phase="build",
+            reason="no file /home/ada/x",
+            traceback='Traceback:\n/home/ada/y\n  File "/root/z.py"',
+        ),
+    )
+    path = tmp_path / "status.json"
+    record_file.write(path, record)
+    found = record_file.read(path, "status", StatusRecord)
+
+    assert "ada" not in path.read_text()
+    assert found is not None
+    assert found.failure is not None
+    assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
