@@ -70,7 +70,7 @@ def test_verdict_of_generations(logs: list[float], expected: Verdict) -> None:
 @pytest.mark.parametrize(
     ("logs", "options", "message"),
     [
-        ([], {}, r"holds 0 generation\(s\), a verdict needs 2 or more: one says noth"),
+        ([], {}, r"holds 0 generation\(s\), a verdict needs 2 or more: one says"),
         ([0.1], {}, r"holds 1 generation\(s\), a verdict needs 2 or more"),
         ([0.1, math.inf], {}, r"log_slowdowns holds \[0\.1, inf\], all must be finite"),
         ([0, 0], {"delta": 0}, r"delta is 0, must be more than 0 and at most 1: the"),

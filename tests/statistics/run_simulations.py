@@ -141,8 +141,8 @@ def main() -> int:
     if not broken:
         write(
             f"Coverage of what the harness uses is {LEAST_COVERAGE} to "
-            f"{MOST_COVERAGE}, its median half width at most {WIDEST_MEDIAN}, and gates "
-            "decide as calculated."
+            f"{MOST_COVERAGE}, its median half width at most {WIDEST_MEDIAN}, and "
+            "gates decide as calculated."
         )
     return int(bool(broken))
 
