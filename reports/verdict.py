@@ -78,6 +78,13 @@ def _largest(points: tuple[Point, ...]) -> Point | None:
     return max(fit, key=lambda point: point.num_replicas) if fit else None
 
 
+def _reason(estimate: Estimate, includes: str) -> str:
+    """Returns why an interval excludes nothing: for whom it holds, or what is in it."""
+    if estimate.is_conclusive:
+        return includes
+    return "holds for these processes only (one generation)"
+
+
 def _scaling_finding(point: Point) -> Finding:
     assert point.speedup is not None
     assert point.efficiency is not None
@@ -87,6 +94,7 @@ def _scaling_finding(point: Point) -> Finding:
     is_figure_shown = not point.speedup.has_interval or point.speedup.excludes(
         unchanged
     )
+    reason = _reason(point.speedup, f"includes {unchanged}")
     speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
     if is_figure_shown:
         verb = "reaches" if point.speedup.value > unchanged else "falls to"
@@ -98,7 +106,7 @@ def _scaling_finding(point: Point) -> Finding:
     else:
         sentence = (
             f"Whether {point.backend} gains from {replicas} ({NOUN[point.mode]}) is "
-            f"inconclusive: the speedup {speedup} includes {unchanged}."
+            f"inconclusive: the speedup {speedup} {reason}."
         )
     return Finding(
         figure=formats.times(point.speedup.value) if is_figure_shown else INCONCLUSIVE,
@@ -129,7 +137,7 @@ def compare_text(comparison: Comparison) -> str:
     if not ratio.excludes(1.0):
         return (
             f"The comparison of {first} and {second} {where} is inconclusive: the "
-            f"ratio {figures} includes 1."
+            f"ratio {figures} {_reason(ratio, 'includes 1')}."
         )
     return f"{first} is {figures} as fast as {second} {where}."
 
