@@ -92,7 +92,7 @@ def choose_allocator(request: SweepRequest) -> Allocator:
 
 
 def relay_fields(request: SweepRequest) -> dict[str, Any]:
-    """Returns the fields of the specs of a relay's trials; quality is measured later."""
+    """Returns the fields of a relay's specs; quality runs measure quality."""
     return {
         "order": Order.RELAY,
         "num_measured_steps": None,
