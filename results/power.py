@@ -303,7 +303,7 @@ def generations_for_target(target: float, spread: float) -> int | None:
     """
     generations.check_target(target)
     for number in range(generations.FEWEST_TO_STOP, MOST_GENERATIONS + 1):
-        half_width = generations.WIDENING * median_half_width(spread, number)
+        half_width = generations.widening(number) * median_half_width(spread, number)
         if half_width <= math.log1p(target):
             return number
     return None

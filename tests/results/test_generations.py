@@ -85,13 +85,23 @@ def test_one_generation_has_no_interval_over_generations() -> None:
 
 def test_an_interval_that_decided_when_to_stop_is_wider() -> None:
     """By the factor that restores its coverage, and the method says so."""
-    planned = generations.over_generations(LOGS)
-    stopped = generations.over_generations(LOGS, is_stopped_on_width=True)
+    logs = [*LOGS, 0.49, 0.51]
+    planned = generations.over_generations(logs)
+    stopped = generations.over_generations(logs, is_stopped_on_width=True)
     half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
 
-    assert pytest.approx(generations.WIDENING) == half_widths[1] / half_widths[0]
+    assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
     assert planned.value == stopped.value
-    assert "widened by 8 % because measuring stopped on its width" in stopped.method
+    assert "widened by 10 % because measuring stopped on its width" in stopped.method
+
+
+def test_an_interval_that_stops_at_the_first_look_is_as_planned() -> None:
+    """At five generations nothing was decided by the width of any before."""
+    logs = [*LOGS, 0.49]
+
+    assert generations.over_generations(logs) == generations.over_generations(
+        logs, is_stopped_on_width=True
+    )
 
 
 def test_interval_of_one_generation_is_over_batches_of_rounds() -> None:
@@ -162,9 +172,12 @@ def test_measuring_stops_only_from_five_generations_on() -> None:
     assert generations.is_precise_enough([0.5] * 5, 0.03)
 
 
-def test_measuring_stops_where_the_reported_interval_reaches_the_target() -> None:
+@pytest.mark.parametrize("more", [[], [0.51, 0.50]])
+def test_measuring_stops_where_the_reported_interval_reaches_the_target(
+    more: list[float],
+) -> None:
     """Half of it is within ln(1 + target), and not a little more."""
-    logs = [0.50, 0.54, 0.47, 0.52, 0.49]
+    logs = [*LOGS, 0.49, *more]
     estimate = generations.over_generations(logs, is_stopped_on_width=True)
     reached = estimate.high / estimate.value - 1
 

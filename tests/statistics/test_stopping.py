@@ -13,7 +13,7 @@ TARGETS = (2.0, 1.2, 0.8, 0.6, 0.5, 0.45, 0.4)
 """Half widths in standard deviations; they take from 5 to about 25 generations."""
 
 
-def _coverage(target: float, widening: float) -> float:
+def _coverage(target: float, *, is_widened: bool = True) -> float:
     """The rule of ``is_precise_enough`` for all studies at once, on normal numbers."""
     generator = np.random.default_rng(5)
     logs = generator.standard_normal((NUM_STUDIES, MOST_GENERATIONS))
@@ -25,7 +25,7 @@ def _coverage(target: float, widening: float) -> float:
     )
     with np.errstate(invalid="ignore"):
         halves = (
-            widening
+            np.array([generations.widening(n) if is_widened else 1.0 for n in numbers])
             * quantiles
             * np.sqrt(np.maximum(squares, 0) / np.maximum(numbers - 1, 1) / numbers)
         )
@@ -37,16 +37,16 @@ def _coverage(target: float, widening: float) -> float:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_widened_intervals_cover_as_stated(target: float) -> None:
-    """Whatever the target: between 93 and 97 %."""
-    assert 0.935 <= _coverage(target, generations.WIDENING) <= 0.962
+    """Whatever the target: between 93.8 and 95.3 %, and the noise of the simulation."""
+    assert 0.934 <= _coverage(target) <= 0.957
 
 
 def test_without_widening_some_targets_would_not() -> None:
     """The reason for it: down to 92 %."""
-    found = [_coverage(target, 1.0) for target in TARGETS]
+    found = [_coverage(target, is_widened=False) for target in TARGETS]
 
     assert min(found) == pytest.approx(0.92, abs=0.006)
-    assert max(found) == pytest.approx(0.948, abs=0.006)
+    assert max(found) == pytest.approx(0.949, abs=0.006)
 
 
 def test_the_simulated_rule_is_the_one_that_is_used() -> None:
@@ -63,5 +63,5 @@ def test_the_simulated_rule_is_the_one_that_is_used() -> None:
 
     # Three standard errors.
     assert num_covered / num_studies == pytest.approx(
-        _coverage(target, generations.WIDENING), abs=3 * (0.06 / num_studies) ** 0.5
+        _coverage(target), abs=3 * (0.06 / num_studies) ** 0.5
     )
