@@ -42,6 +42,7 @@ from results.bounds import (
     Total,
     TrialId,
 )
+from results.machine_record import MachineState
 from results.measuring import (
     Allocator,
     Contrast,
@@ -235,6 +236,7 @@ class Environment(Record):
     kernel: Name
     python_version: Name
     packages: dict[Name, Name] = Field(max_length=1_000)
+    machine: MachineState | None = None
     environment_variables: dict[Name, Text] = Field(
         default_factory=dict, max_length=1_000
     )

@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.machine.machine_state import read_machine_state
 from results import identity
 from results.records import Environment
 from results.variables import recorded_variables
@@ -75,6 +76,9 @@ def read_environment(
         packages=packages,
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
+        machine=read_machine_state(
+            sorted({core for cpuset in placement.cpusets for core in cpuset}), root=root
+        ),
         placement=placement,
     )
 

@@ -18,7 +18,7 @@ from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
-from results.records import Plan, ScalingMode, TrialSpec
+from results.records import Order, Plan, ScalingMode, TrialSpec
 from results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +30,7 @@ SMALL = (
     "--replicas=1,2",
     "--mode=weak",
     "--repeats=2",
+    "--order=sequential",
 )
 
 _DRIVER = f"""
@@ -76,6 +77,7 @@ def small_request() -> SweepRequest:
         replicas=(1, 2),
         modes=(ScalingMode.WEAK,),
         repeats=2,
+        order=Order.SEQUENTIAL,
     )
 
 
