@@ -5,6 +5,7 @@
     +-- PlanError                 settings that contradict each other or the machine
     +-- StudyError                a study directory that cannot be used
     +-- MatchStudyError           a study that holds a different plan
+    +-- DoctorError               a machine that could not be checked
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
 Every message is one line: what was passed, why it is wrong, what is allowed, what to
@@ -40,3 +41,7 @@ class Interrupted(BaseException):
     def __init__(self, signal_name: str) -> None:
         super().__init__(signal_name)
         self.signal_name = signal_name
+
+
+class DoctorError(HarnessError):
+    """The machine could not be checked."""

@@ -1,7 +1,7 @@
 """Exit codes of the process; scripts and CI branch on them.
 
 1, 3 and 6 belong to verdicts (regression, inconclusive, machine unfit) and are never
-used for anything else.
+used for anything else; 1 and 3 are not used yet.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ SOME_TRIALS_FAILED: Final = 4
 
 NOTHING_MEASURED: Final = 5
 """No trial is ok: there is no result."""
+
+UNFIT: Final = 6
+"""Timings of this machine are unusable as it is now."""
 
 INTERNAL_FAULT: Final = 70
 """An internal error (EX_SOFTWARE); records written before it are kept."""
