@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pydantic
 
-from results import atomic, errors, home_folders, upgrade, variables
+from results import atomic, errors, user_folders, upgrade, variables
 from results.records import Plan, Record, TrialSpec
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ RecordT = TypeVar("RecordT", bound=Record)
 MAX_BYTES = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
-_WITHOUT_HOME_FOLDERS = ("env", "status", "result")
+_WITHOUT_USER_FOLDERS = ("env", "status", "result")
 """A plan and a spec name the data to read, and are what an id is made of."""
 
 
@@ -34,8 +34,8 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     text = _read_text(path)
     if text is None:
         return None
-    if kind in _WITHOUT_HOME_FOLDERS:
-        text = home_folders.shortened(text)
+    if kind in _WITHOUT_USER_FOLDERS:
+        text = user_folders.shortened(text)
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -98,7 +98,7 @@ def write(path: pathlib.Path, record: Record) -> None:
     """
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
-        text = home_folders.shortened(text)
+        text = user_folders.shortened(text)
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from results.home_folders import shortened
+from results.user_folders import shortened
 from results.limits import MAX_LINE
 from results.texts import printable
 

@@ -36,7 +36,7 @@ class Neighbour:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Load:
+class CurrentLoad:
     """What ran in a short span in which this process slept.
 
     Attributes:
@@ -61,7 +61,7 @@ def read_load(
     root: Path,
     *,
     sleep: Callable[[float], None] = time.sleep,
-) -> Load:
+) -> CurrentLoad:
     """Watches the cores for ``SPAN_SEC``.
 
     Args:
@@ -75,7 +75,7 @@ def read_load(
     end, pages_after = _read(cores, root), settings.read_swapped_pages(root)
     span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
     text = machine_state.read_line(root / "proc/loadavg")
-    return Load(
+    return CurrentLoad(
         disturbance=disturbance.between(start, end),
         neighbours=_neighbours(processes, _read_processes(root), span_sec),
         load_average=float(text.split()[0]) if text else None,
@@ -119,7 +119,7 @@ def _neighbours(
     return tuple(sorted(busy, key=lambda n: -n.fraction)[:_MOST_NEIGHBOURS])
 
 
-def check_neighbours(load: Load, num_cores: int) -> Finding:
+def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
     """Processes that use the cores would make turns void."""
     fraction = load.disturbance.foreign_cpu_fraction
     names = ", ".join(f"{n.name} {n.fraction:.0%}" for n in load.neighbours)
@@ -144,7 +144,7 @@ def check_neighbours(load: Load, num_cores: int) -> Finding:
     return ok("neighbours", found)
 
 
-def check_load_average(load: Load, num_cores: int) -> Finding:
+def check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
     """The machine was busy a minute ago, and may be again."""
     if load.load_average is None:
         return ok("load", "not visible from here")
@@ -154,7 +154,7 @@ def check_load_average(load: Load, num_cores: int) -> Finding:
     return caution("load", found, "wait until it is low, or find what runs: top")
 
 
-def check_steal(load: Load) -> Finding:
+def check_steal(load: CurrentLoad) -> Finding:
     """A hypervisor that serves other guests stops this one."""
     fraction = load.disturbance.stolen_cpu_fraction
     if fraction is None:
@@ -169,7 +169,7 @@ def check_steal(load: Load) -> Finding:
     return ok("steal", found)
 
 
-def check_throttling(load: Load) -> Finding:
+def check_throttling(load: CurrentLoad) -> Finding:
     """A quota or heat stopped or slowed the cores, just now or since boot."""
     now = load.disturbance.num_throttled
     if now:
@@ -187,7 +187,7 @@ def check_throttling(load: Load) -> Finding:
     return ok("throttling", "not counted here" if now is None else "none")
 
 
-def check_accounting(load: Load) -> Finding:
+def check_accounting(load: CurrentLoad) -> Finding:
     """The void rule needs the run time of threads."""
     if load.has_thread_times:
         return ok("accounting", "run time of threads in nanoseconds")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.doctor import load
-from harness.doctor.load import Load, Neighbour
+from harness.doctor.load import CurrentLoad, Neighbour
 from harness.machine.core_clock import TICK_SEC
 from harness.machine.disturbance import Disturbance
 
@@ -25,7 +25,7 @@ QUIET = Disturbance(
 )
 
 
-def _load(**fields: Any) -> Load:
+def _load(**fields: Any) -> CurrentLoad:
     """A quiet machine but for some facts."""
     changes = {key: fields.pop(key) for key in [*fields] if hasattr(QUIET, key)}
     defaults: dict[str, Any] = {
@@ -36,7 +36,7 @@ def _load(**fields: Any) -> Load:
         "num_thermal": 0,
         "has_thread_times": True,
     }
-    return Load(**(defaults | fields))
+    return CurrentLoad(**(defaults | fields))
 
 
 def _check(finding: Any, level: str, found: str, advice: str = "") -> None:
