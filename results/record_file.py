@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import reprlib
 import stat
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
-from results import atomic, errors, user_folders, upgrade, variables
+from results import atomic, errors, upgrade, user_folders, variables
 from results.records import Plan, Record, TrialSpec
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ MAX_BYTES = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
 _WITHOUT_USER_FOLDERS = ("env", "status", "result")
-"""A plan and a spec name the data to read, and are what an id is made of."""
+"""A plan and a spec name the data to read, and are what an id is made of; of a plan, the
+command is shown only."""
 
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
@@ -49,12 +50,21 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
             path, f"holds a {type(data).__name__}, must hold an object"
         )
     data = upgrade.upgrade(kind, data, path)
-    if kind == "env":
-        data = variables.without_others(data)
+    data = _cleaned(kind, data)
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
         raise errors.CorruptRecordError(path, first_complaint(error)) from error
+
+
+def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Removes what older versions recorded and may not be published."""
+    if kind == "env":
+        return variables.without_others(data)
+    command = data.get("command") if kind == "plan" else None
+    if isinstance(command, list) and all(isinstance(text, str) for text in command):
+        return {**data, "command": [user_folders.shortened(text) for text in command]}
+    return data
 
 
 def _read_text(path: pathlib.Path) -> str | None:
@@ -96,6 +106,9 @@ def write(path: pathlib.Path, record: Record) -> None:
     Raises:
       WriteStoreError: The file cannot be written.
     """
+    if isinstance(record, Plan):
+        command = tuple(user_folders.shortened(text) for text in record.command)
+        record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
         text = user_folders.shortened(text)

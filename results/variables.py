@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from results.user_folders import shortened
 from results.limits import MAX_LINE
 from results.texts import printable
+from results.user_folders import shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

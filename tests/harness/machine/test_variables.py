@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.run import launch
-from results import user_folders, record_file, variables
+from results import record_file, user_folders, variables
 from results.records import Environment, Failure, Placement, StatusRecord
 from results.store import Store
 
@@ -200,3 +200,22 @@ def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> N
     assert found is not None
     assert found.failure is not None
     assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
+
+
+def test_the_command_of_a_plan_is_without_home_folders(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """It is shown only; the data that a plan names stays as it is."""
+    store = synthetic.make_store(tmp_path / "study", synthetic.Shape(repeats=1))
+    command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
+    plan = store.read_plan().model_copy(
+        update={"command": command, "data_dir": "/home/ada/data"}
+    )
+    store.write_plan(plan)
+    path = store.root / "plan.json"
+    assert "~/runs" in path.read_text()
+    old = json.loads(path.read_text()) | {"command": command}
+    path.write_text(json.dumps(old))
+
+    assert "--runs-dir=~/runs" == store.read_plan().command[-1]
+    assert "/home/ada/data" == store.read_plan().data_dir
