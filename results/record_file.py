@@ -21,8 +21,8 @@ MAX_BYTES = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
 _WITHOUT_USER_FOLDERS = ("env", "status", "result")
-"""A plan and a spec name the data to read, and are what an id is made of; of a plan, the
-command is shown only."""
+"""A plan and a spec name the data to read, and are what an id is made of. The command
+of a plan is only shown."""
 
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
