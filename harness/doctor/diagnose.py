@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.doctor import canaries, gpu, load, settings
-from harness.machine.gpu_state import read_gpu_states
+from harness.doctor.gpu_state import read_gpu_states
 from harness.machine.topology import read_topology
 
 if TYPE_CHECKING:

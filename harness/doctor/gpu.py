@@ -9,7 +9,7 @@ from harness.doctor.finding import Finding, bad, caution, ok
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.machine.gpu_state import GpuState
+    from harness.doctor.gpu_state import GpuState
 
 _NOTABLE_UTILIZATION = 0.05
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from harness.doctor import gpu
-from harness.machine import gpu_state, gpus
-from harness.machine.gpu_state import GpuState
+from harness.doctor import gpu, gpu_state
+from harness.doctor.gpu_state import GpuState
+from harness.machine import gpus
 
 
 def _state(**fields: Any) -> GpuState:

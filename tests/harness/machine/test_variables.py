@@ -202,7 +202,7 @@ def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> N
     assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
 
 
-def test_the_command_of_a_plan_is_without_home_folders(
+def test_the_command_of_a_plan_is_without_user_folders(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:
     """It is shown only; the data that a plan names stays as it is."""
