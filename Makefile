@@ -8,8 +8,9 @@ TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
+STATISTICS_FLAGS ?=
 
-.PHONY: help setup sweep test fuzz check fmt lint types fuzz-records bench lock clean
+.PHONY: help setup sweep test fuzz check fmt lint types fuzz-records statistics bench lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,6 +51,9 @@ lint: setup  ## Check format, lint rules, spelling and import contracts.
 fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command lines (half an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
+
+statistics: setup  ## Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
+	$(BIN)/python tests/statistics/run_simulations.py $(STATISTICS_FLAGS)
 
 types: setup  ## Check types.
 	$(BIN)/mypy

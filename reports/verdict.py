@@ -6,9 +6,9 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports import formats
+from reports import formats, trust
 from reports.view import modes_text
-from results.records import ScalingMode
+from results.records import Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,15 +78,23 @@ def _largest(points: tuple[Point, ...]) -> Point | None:
     return max(fit, key=lambda point: point.num_replicas) if fit else None
 
 
+def _reason(estimate: Estimate, includes: str) -> str:
+    """Returns why an interval excludes nothing: for whom it holds, or what is in it."""
+    if not estimate.has_interval:
+        return "is that of one repetition"
+    if estimate.is_conclusive:
+        return includes
+    return "holds for these processes only (one generation)"
+
+
 def _scaling_finding(point: Point) -> Finding:
     assert point.speedup is not None
     assert point.efficiency is not None
     replicas = formats.count(point.num_replicas, "replica")
     assert point.baseline is not None
     unchanged = point.baseline.spec.num_replicas
-    is_figure_shown = not point.speedup.has_interval or point.speedup.excludes(
-        unchanged
-    )
+    is_figure_shown = point.speedup.excludes(unchanged)
+    reason = _reason(point.speedup, f"includes {unchanged}")
     speedup = f"{formats.times(point.speedup.value)} {interval_text(point.speedup)}"
     if is_figure_shown:
         verb = "reaches" if point.speedup.value > unchanged else "falls to"
@@ -98,7 +106,7 @@ def _scaling_finding(point: Point) -> Finding:
     else:
         sentence = (
             f"Whether {point.backend} gains from {replicas} ({NOUN[point.mode]}) is "
-            f"inconclusive: the speedup {speedup} includes {unchanged}."
+            f"inconclusive: the speedup {speedup} {reason}."
         )
     return Finding(
         figure=formats.times(point.speedup.value) if is_figure_shown else INCONCLUSIVE,
@@ -129,7 +137,7 @@ def compare_text(comparison: Comparison) -> str:
     if not ratio.excludes(1.0):
         return (
             f"The comparison of {first} and {second} {where} is inconclusive: the "
-            f"ratio {figures} includes 1."
+            f"ratio {figures} {_reason(ratio, 'includes 1')}."
         )
     return f"{first} is {figures} as fast as {second} {where}."
 
@@ -217,12 +225,16 @@ def _coverage_unknowns(view: View) -> Iterator[str]:
 
 def _unknowns(view: View) -> Iterator[str]:
     counts = sorted({len(case.ok_entries) for case in view.measured_cases})
+    is_relay = view.study.plan.measuring.order is Order.RELAY
     if counts:
         number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+        what = "generations" if is_relay else "repetitions"
         yield (
-            f"Intervals are 95 % over n = {number} repetitions per case, each in a "
+            f"Intervals are 95 % over n = {number} {what} per case, each in a "
             "separate process; each covers 95 % by itself, not all of them jointly."
         )
+    if is_relay:
+        yield from trust.sentences(view)
     yield from _coverage_unknowns(view)
     for point in view.points:
         if point.throughput and not point.speedup and not point.is_baseline:
@@ -249,7 +261,7 @@ def _unknowns(view: View) -> Iterator[str]:
     disturbed = [
         env.foreign_cpu_fraction or 0.0
         for env in environments
-        if (env.foreign_cpu_fraction or 0.0) > QUIET_FRACTION
+        if (env.foreign_cpu_fraction or 0.0) > QUIET_FRACTION and not is_relay
     ]
     if disturbed:
         yield (
@@ -286,6 +298,15 @@ def judge(view: View) -> Verdict:
     key_findings = [_scaling_finding(point) for point in points]
     key_findings += [_comparison_finding(item) for item in compared]
     in_headline = findings[:1]
+    unfit = trust.why_unfit(view)
+    if unfit:
+        return Verdict(
+            headline=unfit,
+            findings=(),
+            others=(),
+            key_findings=(),
+            unknowns=tuple(_unknowns(view)),
+        )
     if not view.is_anything_measured:
         planned = formats.count(len(view.study.planned), "planned trial")
         headline = f"Nothing was measured: none of {planned} is ok."

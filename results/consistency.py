@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors, identity
-from results.records import TrialStatus
+from results.records import Order, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
@@ -82,6 +82,8 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
       CorruptRecordError: Names what differs, and both numbers.
     """
     num_steps = spec.num_measured_steps
+    if num_steps is None:
+        num_steps = sum(turn.num_steps for turn in result.turns)
     pairs = [
         ("global_batch_size", result.global_batch_size, spec.global_batch_size),
         ("num_measured_steps", result.num_measured_steps, num_steps),
@@ -96,6 +98,35 @@ def _check_result(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> N
             raise errors.CorruptRecordError(
                 path, f"{name} is {found}, the spec of the trial has {wanted}"
             )
+    _check_turns(path, spec, result)
+
+
+def _check_turns(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:
+    """Checks that the turns are those of a relay, each round valid at most once.
+
+    Raises:
+      CorruptRecordError: Says what is wrong.
+    """
+    is_relay = spec.order is Order.RELAY
+    if is_relay != bool(result.turns):
+        raise errors.CorruptRecordError(
+            path, f"has {len(result.turns)} turns, the order is {spec.order.value!r}"
+        )
+    seen: set[tuple[int, int]] = set()
+    for turn in result.turns:
+        if turn.end_ns < turn.start_ns:
+            raise errors.CorruptRecordError(
+                path, f"the turn of round {turn.round_index} ends before it starts"
+            )
+        name = turn.round_index, turn.attempt
+        if name in seen:
+            raise errors.CorruptRecordError(
+                path, f"attempt {name[1]} of round {name[0]} occurs twice"
+            )
+        seen.add(name)
+    rounds = [turn.round_index for turn in result.turns if turn.is_valid]
+    if len(set(rounds)) < len(rounds):
+        raise errors.CorruptRecordError(path, "a round has two valid turns")
 
 
 def _check_curve(path: pathlib.Path, spec: TrialSpec, result: TrialResult) -> None:

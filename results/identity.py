@@ -1,7 +1,7 @@
 """Ids of records from their content: canonical JSON, then BLAKE2b.
 
-A budget of None is omitted, so that trials keep the ids that they had before quality
-runs were added.
+Fields that later versions added are omitted where they have their default, so that
+trials keep the ids that they had before.
 
 Canonical JSON has sorted keys, no white space and ASCII only, so equal specs give the
 same JSON in every process. ``schema_version`` is omitted: it says how a record is
@@ -21,6 +21,7 @@ ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
 
 _NOT_IDENTITY = {"schema_version"}
+_ADDED = ("budget", "order", "control", "allocator", "variables")
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 
@@ -44,8 +45,10 @@ def digest(value: Any) -> str:
 
 def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     fields = spec.model_dump(mode="json", exclude=exclude)
-    if spec.budget is None:
-        del fields["budget"]
+    defaults = type(spec).model_fields
+    for name in _ADDED:
+        if getattr(spec, name) == defaults[name].get_default(call_default_factory=True):
+            del fields[name]
     return fields
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 # pydantic reads these annotations when the module is loaded.
-from results.bounds import Cores, Name  # noqa: TC001
+from results.bounds import Cores, Name
 
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 

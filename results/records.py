@@ -6,6 +6,9 @@ History of ``SCHEMA_VERSION``:
 2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
+4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
+   ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+   ``Environment.machine_state``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -17,21 +20,19 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from results import bounds, limits
 from results.bounds import (
     Amount,
     BatchSize,
     Cores,
-    FileName,
     Fraction,
     GlobalBatchSize,
     Index,
     Line,
     Name,
     OptionValue,
-    PositiveTotal,
     Real,
     Repeats,
     Replicas,
@@ -42,14 +43,39 @@ from results.bounds import (
     Total,
     TrialId,
 )
+from results.machine_record import MachineState
+from results.measuring import (
+    Allocator,
+    Contrast,
+    Control,
+    Measuring,
+    Order,
+    Turn,
+    Turns,
+    geometric_mean,
+    valid_rates,
+)
+from results.quality_records import (
+    Budget,
+    BudgetUnit,
+    Metrics,
+    QualityMetric,
+    QualityPoint,
+)
+from results.record_base import Record
 
 __all__ = [
     "SCHEMA_VERSION",
+    "Allocator",
     "Budget",
     "BudgetUnit",
+    "Contrast",
+    "Control",
     "Environment",
     "Failure",
+    "Measuring",
     "OptionValue",
+    "Order",
     "Phase",
     "Placement",
     "Plan",
@@ -64,9 +90,10 @@ __all__ = [
     "TrialResult",
     "TrialSpec",
     "TrialStatus",
+    "Turn",
 ]
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
@@ -75,13 +102,6 @@ CpuSet = Annotated[
 StepTimes = Annotated[
     tuple[Seconds, ...], Field(min_length=1, max_length=limits.MAX_STEPS)
 ]
-Metrics = Annotated[tuple["QualityMetric", ...], Field(max_length=limits.MAX_METRICS)]
-
-
-class Record(BaseModel):
-    """Base of all records: frozen, closed, bounded."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ScalingMode(str, Enum):
@@ -92,7 +112,10 @@ class ScalingMode(str, Enum):
 
 
 class TrialStatus(str, Enum):
-    """How a trial ended; ``insane`` means that a sanity check failed."""
+    """How a trial ended.
+
+    ``insane``: a sanity check failed. ``void``: the machine disturbed every turn.
+    """
 
     OK = "ok"
     FAILED = "failed"
@@ -100,6 +123,7 @@ class TrialStatus(str, Enum):
     OUT_OF_MEMORY = "out_of_memory"
     INSANE = "insane"
     SKIPPED = "skipped"
+    VOID = "void"
 
 
 class Phase(str, Enum):
@@ -115,29 +139,6 @@ class Phase(str, Enum):
     REPORT = "report"
 
 
-class BudgetUnit(str, Enum):
-    """Unit of a quality run's budget; seconds count its training steps only."""
-
-    SECONDS = "seconds"
-    STEPS = "steps"
-    EXAMPLES = "examples"
-
-
-class Budget(Record):
-    """How long a quality run trains, and how often its quality is measured."""
-
-    amount: float = Field(gt=0, le=limits.MAX_BUDGET)
-    unit: BudgetUnit
-    num_evaluations: int = Field(
-        ge=1,
-        le=limits.MAX_EVALUATIONS,
-        description="evenly spaced, the last at the end",
-    )
-
-    def __str__(self) -> str:
-        return f"{self.amount:g} {self.unit.value}"
-
-
 class TrialSpec(Record):
     """The configuration of one trial; its content hash is the trial's id.
 
@@ -147,7 +148,7 @@ class TrialSpec(Record):
     train.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     workload: Name
     workload_version: Name
     code_digest: Name = Field(description="digest of the measured code")
@@ -160,7 +161,17 @@ class TrialSpec(Record):
     global_batch_size: GlobalBatchSize
     cores_per_replica: Cores
     num_warmup_steps: Steps
-    num_measured_steps: Steps
+    num_measured_steps: Steps | None = Field(
+        description="None in a relay: as many as fit into its turns"
+    )
+    order: Order = Order.SEQUENTIAL
+    control: Control = Control.NONE
+    allocator: Allocator = Allocator.DEFAULT
+    variables: dict[Name, Line] = Field(
+        default_factory=dict,
+        max_length=1_000,
+        description="environment variables that can change the numbers",
+    )
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None
     options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
@@ -180,7 +191,7 @@ class PlannedTrial(Record):
 class Plan(Record):
     """The trials of a study, in execution order."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     study: Name
     created_at: Name = Field(description="RFC 3339, UTC")
     command: tuple[Text, ...] = Field(max_length=10_000)
@@ -191,6 +202,7 @@ class Plan(Record):
     data_dir: Line | None = Field(
         default=None, description="directory of TFDS data sets, if not that of TFDS"
     )
+    measuring: Measuring = Measuring()
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
@@ -213,7 +225,7 @@ class Placement(Record):
 class Environment(Record):
     """Facts about the machine and software of one trial, without the host name."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     fingerprint: Name = Field(
         description="hash of the facts that must match to compare"
     )
@@ -238,6 +250,7 @@ class Environment(Record):
     stolen_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time given to other guests of the hypervisor"
     )
+    machine_state: MachineState | None = None
     placement: Placement
 
 
@@ -253,7 +266,7 @@ class Failure(Record):
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     trial_id: TrialId
     status: TrialStatus
     started_at: Name
@@ -269,40 +282,6 @@ class SanityCheck(Record):
     name: Name
     is_passed: bool
     detail: Text
-
-
-class QualityMetric(Record):
-    """One learning-quality figure with its count and interval."""
-
-    name: Name
-    value: Real
-    unit: Name
-    num_examples: PositiveTotal = Field(description="n")
-    low: Real
-    high: Real
-    confidence: Fraction = 0.95
-    method: Line
-    protocol: Line = Field(
-        default="",
-        description="what else the figure depends on; two protocols share no axis",
-    )
-
-
-class QualityPoint(Record):
-    """Quality at one point of a quality run; counts include all its steps so far."""
-
-    num_steps: PositiveTotal
-    num_examples: PositiveTotal = Field(description="steps times the global batch size")
-    train_time_sec: Amount = Field(
-        description="of all steps except the first, which traces; no evaluation"
-    )
-    num_environment_steps: Total | None = Field(
-        default=None, description="of all actors so far; None without any"
-    )
-    quality: Metrics
-    samples: FileName = Field(
-        default="", description="file in the trial's directory: a picture, as PNG"
-    )
 
 
 class RankTimes(Record):
@@ -325,13 +304,16 @@ class RankTimes(Record):
 class TrialResult(Record):
     """Raw observations of a trial that completed."""
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     trial_id: TrialId
     example_unit: Name
     num_parameters: Total
     global_batch_size: GlobalBatchSize
     num_measured_steps: Steps
-    window_sec: Seconds = Field(description="latest start to latest end over ranks")
+    window_sec: Seconds = Field(
+        description="latest start to latest end over ranks; in a relay, of all turns"
+    )
+    turns: Turns = ()
     ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
     sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
     quality: Metrics = Field(default=(), description="at the end")
@@ -347,5 +329,15 @@ class TrialResult(Record):
 
     @property
     def examples_per_sec(self) -> float:
-        """Throughput: examples of the global batch per second in the window."""
+        """Throughput: examples of the global batch per second in the window.
+
+        In a relay, the geometric mean over valid turns; there is at least one.
+        """
+        if self.turns:
+            return geometric_mean(self.rates)
         return self.global_batch_size * self.num_measured_steps / self.window_sec
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Examples per second of the valid turns, by round; empty without turns."""
+        return valid_rates(self.turns, self.global_batch_size)

@@ -20,13 +20,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from typing import TYPE_CHECKING
 
-from results import errors, statistics
+from results import errors, generations, statistics
 from results.records import ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from results.statistics import Estimate
     from results.study import Case, Entry, Key, Study
@@ -128,11 +129,46 @@ def estimate(
     found = values(case, metric)
     if not found:
         return None
+    if metric is throughput_of and case.is_in_relay:
+        return _over_turns(
+            {entry.key: entry.result.rates for entry in case.ok_entries}, unit=unit
+        )
     return statistics.geometric_mean(list(found.values()), unit=unit)
 
 
+def _over_turns(rates: Mapping[Key, Mapping[int, float]], *, unit: str) -> Estimate:
+    """Estimates a throughput from the rates of turns, by generation and round."""
+    logs = [[math.log(rate) for rate in of.values()] for of in rates.values()]
+    return _from_generations(logs, unit=unit)
+
+
+def _from_generations(logs: Sequence[Sequence[float]], *, unit: str = "") -> Estimate:
+    """Estimates a figure from the logarithms of each generation's rounds."""
+    if len(logs) == 1:
+        return generations.these_processes_only(logs[0], unit=unit)
+    means = [math.fsum(of) / len(of) for of in logs]
+    return generations.over_generations(means, unit=unit)
+
+
+def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
+    """Returns ln(X(first) / X(second)) of each round, by generation that has both."""
+    there = {entry.key: entry.result.rates for entry in second.ok_entries}
+    logs = [
+        generations.log_ratios(entry.result.rates, there[entry.key])
+        for entry in first.ok_entries
+        if entry.key in there
+    ]
+    return [of for of in logs if of]
+
+
 def throughput_ratio(first: Case, second: Case) -> Estimate | None:
-    """Estimates X(first) / X(second), or None if one side has no ok trial."""
+    """Estimates X(first) / X(second), or None if one side has no ok trial.
+
+    In a relay, turns of the same round are compared; None if no round has both.
+    """
+    if first.is_in_relay and second.is_in_relay:
+        logs = turn_logs(first, second)
+        return _from_generations(logs) if logs else None
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
@@ -186,9 +222,11 @@ def _point(
     else:
         _check_mode(case, baseline, mode)
         relative = throughput_ratio(case, baseline)
-        assert relative is not None
-        speedup = relative.scaled(baseline_n)
-        efficiency = relative.scaled(baseline_n / case.spec.num_replicas)
+        if relative is None:
+            reason = "no round has a valid turn of this case and of its baseline"
+        else:
+            speedup = relative.scaled(baseline_n)
+            efficiency = relative.scaled(baseline_n / case.spec.num_replicas)
     return Point(
         case=case,
         mode=mode,

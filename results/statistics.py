@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
 CONFIDENCE = 0.95
+FEWEST_FOR_INTERVAL = 2
 _LARGEST_LOGARITHM = 690.0  # e**690 is 1e299
 NUM_DRAWS = 19_999
 BOOTSTRAP_SEED = 20_190_213
@@ -75,6 +76,8 @@ class Estimate:
       unit: Unit of the three numbers; empty for a ratio.
       method: How the interval was computed, or why there is none.
       confidence: Nominal coverage of the interval.
+      is_conclusive: Whether the interval holds for other processes too. Where it does
+        not, it is shown and never judged: it excludes nothing.
     """
 
     value: float
@@ -84,6 +87,7 @@ class Estimate:
     unit: str
     method: str
     confidence: float = CONFIDENCE
+    is_conclusive: bool = True
 
     @property
     def has_interval(self) -> bool:
@@ -91,8 +95,8 @@ class Estimate:
         return self.low is not None
 
     def excludes(self, value: float) -> bool:
-        """Whether there is an interval and ``value`` lies outside it."""
-        if self.low is None or self.high is None:
+        """Whether there is an interval that may be judged, and not around ``value``."""
+        if not self.is_conclusive or self.low is None or self.high is None:
             return False
         return not self.low <= value <= self.high
 
@@ -121,11 +125,52 @@ def _logs(values: Sequence[float], name: str) -> np.ndarray:
     return np.log(array)
 
 
-def _student_quantile(degrees_of_freedom: int) -> float:
+def finite_logs(logs: Sequence[float], name: str) -> np.ndarray:
+    """Returns logarithms that may be averaged as an array.
+
+    Raises:
+      ResultsError: No number, or one that is not finite.
+    """
+    array = np.asarray(logs, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise errors.ResultsError(
+            f"{name} is {logs!r}, must be a sequence of one or more logarithms"
+        )
+    if not np.isfinite(array).all():
+        raise errors.ResultsError(
+            f"{name} holds {logs!r}, all must be finite; a generation without a valid "
+            "round must be left out"
+        )
+    return array
+
+
+def student_quantile(
+    degrees_of_freedom: int, *, confidence: float = CONFIDENCE
+) -> float:
+    """Returns the half width of Student's t interval in standard errors."""
     from scipy import special  # a tenth of the import time of scipy.stats
 
-    tail = 1 - (1 - CONFIDENCE) / 2
+    tail = 1 - (1 - confidence) / 2
     return float(special.stdtrit(degrees_of_freedom, tail))
+
+
+def half_width(
+    logs: Sequence[float] | np.ndarray, *, confidence: float = CONFIDENCE
+) -> float | None:
+    """Returns the half width of Student's t interval for the mean of ``logs``.
+
+    Args:
+      logs: One finite number per independent observation.
+      confidence: Nominal coverage.
+
+    Returns:
+      A logarithm, or None for fewer than two observations.
+    """
+    array = np.asarray(logs, dtype=np.float64)
+    if array.size < FEWEST_FOR_INTERVAL:
+        return None
+    standard_error = float(array.std(ddof=1)) / math.sqrt(array.size)
+    return student_quantile(array.size - 1, confidence=confidence) * standard_error
 
 
 def _exp(logarithm: float) -> float:
@@ -133,9 +178,27 @@ def _exp(logarithm: float) -> float:
     return math.exp(min(logarithm, _LARGEST_LOGARITHM))
 
 
-def _estimate(
-    centre: float, half_width: float | None, *, n: int, unit: str, method: str
+def from_logs(
+    centre: float,
+    half_width: float | None,
+    *,
+    n: int,
+    unit: str,
+    method: str,
+    confidence: float = CONFIDENCE,
+    is_conclusive: bool = True,
 ) -> Estimate:
+    """Returns the estimate whose logarithm is ``centre`` plus or minus a half width.
+
+    Args:
+      centre: Mean logarithm.
+      half_width: Of the interval, as a logarithm; None where there is none.
+      n: Number of repetitions.
+      unit: Unit of the value; empty for a ratio.
+      method: How the interval was computed, or why there is none.
+      confidence: Nominal coverage of the interval.
+      is_conclusive: Whether the interval may be judged.
+    """
     return Estimate(
         value=_exp(centre),
         low=None if half_width is None else _exp(centre - half_width),
@@ -143,17 +206,20 @@ def _estimate(
         n=n,
         unit=unit,
         method=method,
+        confidence=confidence,
+        is_conclusive=is_conclusive,
     )
 
 
 def _one_group(logs: np.ndarray, *, unit: str, method: str) -> Estimate:
-    n = logs.size
-    centre = float(logs.mean())
-    if n == 1:
-        return _estimate(centre, None, n=1, unit=unit, method=NO_INTERVAL)
-    standard_error = float(logs.std(ddof=1)) / math.sqrt(n)
-    half_width = _student_quantile(n - 1) * standard_error
-    return _estimate(centre, half_width, n=n, unit=unit, method=method)
+    half = half_width(logs)
+    return from_logs(
+        float(logs.mean()),
+        half,
+        n=logs.size,
+        unit=unit,
+        method=NO_INTERVAL if half is None else method,
+    )
 
 
 def geometric_mean(values: Sequence[float], *, unit: str) -> Estimate:
@@ -186,12 +252,12 @@ def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
     centre = float(first.mean() - second.mean())
     n = min(first.size, second.size)
     if n == 1:
-        return _estimate(centre, None, n=1, unit="", method=NO_INTERVAL)
+        return from_logs(centre, None, n=1, unit="", method=NO_INTERVAL)
     variance_first = float(first.var(ddof=1)) / first.size
     variance_second = float(second.var(ddof=1)) / second.size
     standard_error = math.sqrt(variance_first + variance_second)
     if standard_error == 0:
-        return _estimate(centre, 0.0, n=n, unit="", method=TWO_GROUPS)
+        return from_logs(centre, 0.0, n=n, unit="", method=TWO_GROUPS)
     normal_first, normal_second, spread_first, spread_second = _draws(
         first.size, second.size
     )
@@ -205,7 +271,7 @@ def _two_groups(first: np.ndarray, second: np.ndarray) -> Estimate:
     pivots = np.sort(np.abs(errors_drawn / errors_stated))
     # NUM_DRAWS + 1 is a multiple of 20, so this order statistic is the exact rank.
     quantile = float(pivots[round(CONFIDENCE * (NUM_DRAWS + 1)) - 1])
-    return _estimate(centre, quantile * standard_error, n=n, unit="", method=TWO_GROUPS)
+    return from_logs(centre, quantile * standard_error, n=n, unit="", method=TWO_GROUPS)
 
 
 def ratio(

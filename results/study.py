@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.records import TrialStatus
+from results.records import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,6 +88,11 @@ class Case:
         return tuple(entry for entry in self.entries if entry.is_ok)
 
     @property
+    def is_in_relay(self) -> bool:
+        """Whether its trials take turns with those of other cases."""
+        return self.spec.order is Order.RELAY
+
+    @property
     def is_oversubscribed(self) -> bool:
         """Whether any repetition ran with more replicas than cores."""
         return any(
@@ -133,8 +138,19 @@ class Study:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """The planned cases without quality runs, in planned order."""
-        return self._group(entry for entry in self.planned if not entry.spec.budget)
+        """The planned cases without quality runs and controls, in planned order."""
+        return self._group(
+            entry
+            for entry in self.planned
+            if not entry.spec.budget and entry.spec.control is Control.NONE
+        )
+
+    @property
+    def controls(self) -> tuple[Case, ...]:
+        """The planned cases that only explain others, in planned order."""
+        return self._group(
+            entry for entry in self.planned if entry.spec.control is not Control.NONE
+        )
 
     @property
     def quality_runs(self) -> tuple[Case, ...]:

@@ -49,6 +49,7 @@ def _with_version(trial: Any, version: int) -> Any:
 UPGRADERS: dict[int, Upgrader] = {
     1: _with_specs_of(2),  # quality runs
     2: _with_specs_of(3),  # window metrics, environment steps of a point
+    3: _with_specs_of(4),  # relays
 }
 """Version v -> the function that upgrades to v + 1."""
 

@@ -76,6 +76,17 @@ class StepProgram(abc.ABC):
         Called on every process, right before the first measured step.
         """
 
+    def pause(self) -> None:  # noqa: B027 - most programs do nothing between steps
+        """Stops what runs in the background, such as actors, until ``resume``.
+
+        In a relay, every process calls this between its turns, so that a waiting
+        program does not disturb the one that is measured. The time until ``resume``
+        is not part of the window.
+        """
+
+    def resume(self) -> None:  # noqa: B027 - most programs do nothing between steps
+        """Continues what ``pause`` stopped."""
+
     def window_metrics(self) -> tuple[QualityMetric, ...]:
         """Returns further metrics of the steps since ``start_window``.
 

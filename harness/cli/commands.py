@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import os
 import shlex
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,17 +12,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli import exit_codes, progress, study_status
-from harness.errors import Interrupted, StudyError
+from harness.errors import DoesNotFitError, Interrupted, StudyError
 from harness.machine import gpus, topology
-from harness.planning import estimate
+from harness.planning import estimate, extend
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
+from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
-from results import atomic
+from results import atomic, relay, variables
 from results.lock import lock_study
-from results.records import PlannedTrial, TrialStatus
+from results.records import Order, PlannedTrial, TrialStatus
 from results.store import Store
+from results.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -69,15 +73,23 @@ def sweep(
     cpus = topology.read_topology()
     num_gpus = len(gpus.visible_gpus()) if request.device == "gpu" else None
     machine = plan_module.Machine(
-        num_available_cores=cpus.num_available_cores, num_gpus=num_gpus
+        num_available_cores=cpus.num_available_cores,
+        num_gpus=num_gpus,
+        variables=variables.identity_variables(os.environ),
     )
     planned = plan_module.plan_sweep(request, machine)
     name = study or study_module.default_name(planned)
     root = runs_dir / name
+    known = study_module.read_existing_plan(root)
+    is_order_free = request.order is None
+    if is_order_free and known is not None:
+        # It was decided when the study began, maybe by the memory that was free.
+        request = dataclasses.replace(request, order=known.measuring.order)
+        planned = plan_module.plan_sweep(request, machine)
     new = study_module.make_plan(
         planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
     )
-    reconciled = study_module.reconcile(study_module.read_existing_plan(root), new)
+    reconciled = study_module.reconcile(known, new)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
@@ -104,9 +116,28 @@ def sweep(
             is_failed_retried=is_failed_retried,
             are_checkpoints_kept=are_checkpoints_kept,
             data_dir=reconciled.plan.data_dir,
+            measuring=reconciled.plan.measuring,
             **(overrides or {}),
         )
-        return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
+        try:
+            return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
+        except DoesNotFitError as error:
+            if not is_order_free or _is_any_finished(store):
+                raise DoesNotFitError(
+                    f"{error}; free some memory, or use --order sequential, fewer"
+                    " --backends or fewer --replicas"
+                ) from error
+            _note(f"{error}: the trials run in sequence instead")
+            request = dataclasses.replace(request, order=Order.SEQUENTIAL)
+            planned = plan_module.plan_sweep(request, machine)
+            plan = study_module.make_plan(
+                planned, request, study=name, command=new.command
+            )
+            for trial in reconciled.plan.trials:
+                trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
+            store.write_plan(plan)
+            settings = dataclasses.replace(settings, measuring=plan.measuring)
+            return _run(store, plan.trials, settings, runs_dir, is_json=is_json)
 
 
 def resume(
@@ -138,6 +169,7 @@ def resume(
             is_failed_retried=is_failed_retried,
             are_checkpoints_kept=are_checkpoints_kept,
             data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
+            measuring=plan.measuring,
             **(overrides or {}),
         )
         return _run(store, plan.trials, settings, root.parent, is_json=is_json)
@@ -171,6 +203,13 @@ def _run(
     try:
         with run.stop_signals():
             run.run_trials(store, trials, settings, progress.make_progress(), durations)
+            while not _is_done(store):
+                plan = extend.with_next_generation(store.read_plan())
+                store.write_plan(plan)
+                trials = plan.trials
+                run.run_trials(
+                    store, trials, settings, progress.make_progress(), durations
+                )
     except Interrupted as error:
         command = shlex.join(["python", "-m", "harness", "resume", str(store.root)])
         _note(f"interrupted ({error.signal_name}); finished trials are kept")
@@ -184,7 +223,49 @@ def _run(
             f"{num_failed} of {len(statuses)} trials are not ok: see"
             f" 'status {store.root}'; --retry failed runs them again"
         )
-    return exit_code(statuses)
+    code = exit_code(statuses)
+    if code == exit_codes.OK:
+        counts = relay.count_turns(load_study(store))
+        if counts.is_unfit:
+            _note(
+                f"{counts.num_void} of {counts.num_turns} turns are void"
+                f" ({counts.reasons[0][0]}): no verdict; repeat the sweep on a quiet"
+                " machine"
+            )
+            return exit_codes.UNFIT
+    return code
+
+
+def _is_any_finished(store: Store) -> bool:
+    return any(trial.status is not None for trial in store.trials())
+
+
+def _is_done(store: Store) -> bool:
+    """Whether a relay has reached its target, or has used its time."""
+    study = load_study(store)
+    measuring = study.plan.measuring
+    if measuring.target is None or measuring.minutes is None:
+        return True
+    if relay.is_precise_enough(study):
+        return True
+    if not any(entry.is_ok for entry in study.planned):
+        return True
+    used_sec = sum(
+        entry.trial.status.duration_sec
+        for entry in study.planned
+        if entry.spec.order is Order.RELAY
+        and entry.trial is not None
+        and entry.trial.status is not None
+    )
+    generation_sec = used_sec / study.plan.repeats
+    is_time_over = used_sec + generation_sec > measuring.minutes * 60
+    if is_time_over:
+        _note(
+            f"the target of {measuring.target:.2%} is not reached after"
+            f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"
+            " --minutes to go on"
+        )
+    return is_time_over
 
 
 def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:

@@ -1,7 +1,7 @@
 """Exit codes of the process; scripts and CI branch on them.
 
-1, 3 and 6 belong to verdicts (regression, inconclusive, machine unfit) and are never
-used for anything else; 1 and 3 are not used yet.
+1 and 3 belong to verdicts (regression, inconclusive) and are never used for anything
+else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING_MEASURED: Final = 5
 """No trial is ok: there is no result."""
 
 UNFIT: Final = 6
-"""Timings of this machine are unusable as it is now."""
+"""The machine disturbs a measurement, or did, too much for any verdict."""
 
 INTERNAL_FAULT: Final = 70
 """An internal error (EX_SOFTWARE); records written before it are kept."""

@@ -9,7 +9,7 @@ import sys
 from typing import TYPE_CHECKING, TextIO
 
 from harness.planning.estimate import format_duration
-from results.records import TrialStatus
+from results.records import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
     from harness.run.listener import Progress
@@ -21,10 +21,12 @@ def describe_trial(trial: PlannedTrial) -> str:
     spec = trial.spec
     modes = "+".join(mode.value for mode in trial.modes)
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
+    control = "" if spec.control is Control.NONE else f", control {spec.control.value}"
+    repeat = "generation" if spec.order is Order.RELAY else "repetition"
     return (
         f"{spec.backend} x{spec.num_replicas} {modes}, batch"
-        f" {spec.num_replicas}x{spec.per_replica_batch_size}, repetition"
-        f" {spec.repetition_index}{budget}"
+        f" {spec.num_replicas}x{spec.per_replica_batch_size}, {repeat}"
+        f" {spec.repetition_index}{control}{budget}"
     )
 
 
@@ -33,7 +35,12 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
     duration = format_duration(status.duration_sec)
     if status.status is TrialStatus.OK and result is not None:
         rate = f"{result.examples_per_sec:.1f} {result.example_unit}/s"
-        return f"ok, {rate}, took {duration}"
+        turns = ""
+        if result.turns:
+            num_void = sum(not turn.is_valid for turn in result.turns)
+            void = f" ({num_void} void)" if num_void else ""
+            turns = f" in {len(result.turns)} turns{void}"
+        return f"ok, {rate}{turns}, took {duration}"
     text = f"{status.status.value}, took {duration}"
     if status.failure is not None:
         text += f" - {status.failure.phase.value}: {status.failure.reason}"
@@ -47,6 +54,7 @@ class PlainProgress:
         self._stream = sys.stderr if stream is None else stream
         self._num_trials = 0
         self._number = 0
+        self._is_in_rounds = False
 
     def begin(self, num_trials: int, num_finished: int) -> None:
         """Prints the number of trials."""
@@ -61,13 +69,26 @@ class PlainProgress:
         left = "" if eta_sec is None else f" ({format_duration(eta_sec)} left)"
         self.note(f"[{self._number}/{self._num_trials}] {describe_trial(trial)}{left}")
 
+    def stage(self, text: str, eta_sec: float | None) -> None:
+        """Prints what a relay does now; of the rounds, only the first one."""
+        is_round = ": round " in text
+        if is_round and self._is_in_rounds:
+            return
+        self._is_in_rounds = is_round
+        left = "" if eta_sec is None else f" ({format_duration(eta_sec)} left)"
+        self.note(f"{text}{left}")
+
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
     ) -> None:
         """Prints how it ended."""
-        del trial
+        name = ""
+        if trial.spec.order is Order.RELAY:
+            self._number += 1
+            name = f"{describe_trial(trial)}: "
         self.note(
-            f"[{self._number}/{self._num_trials}]   {describe_end(status, result)}"
+            f"[{self._number}/{self._num_trials}]   "
+            f"{name}{describe_end(status, result)}"
         )
 
     def note(self, text: str) -> None:
@@ -119,6 +140,11 @@ class RichProgress:
         self._bar.update(
             self._task, description=describe_trial(trial), eta=eta, refresh=True
         )
+
+    def stage(self, text: str, eta_sec: float | None) -> None:
+        """Shows what a relay does now beside the bar."""
+        eta = "" if eta_sec is None else f"{format_duration(eta_sec)} left"
+        self._bar.update(self._task, description=text, eta=eta, refresh=True)
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None

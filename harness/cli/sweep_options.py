@@ -11,7 +11,7 @@ import click
 
 from harness.errors import ParseError
 from harness.planning import defaults
-from harness.planning.ranges import parse_counts, parse_names
+from harness.planning.ranges import parse_counts, parse_names, parse_percent
 from results import limits
 
 if TYPE_CHECKING:
@@ -85,9 +85,42 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--repeats",
                 type=click.IntRange(1, limits.MAX_SEED),
-                default=defaults.REPEATS,
-                show_default=True,
-                help="Repetitions of each case, in separate processes.",
+                help="Repetitions of each case, in separate processes; the generations"
+                f" of a relay.  [default: {defaults.GENERATIONS} in a relay,"
+                f" {defaults.REPEATS} in sequence]",
+            ),
+            click.option(
+                "--order",
+                type=click.Choice(["relay", "sequential"]),
+                help="Whether all cases are alive at once and take turns, or run one"
+                " after the other.  [default: relay on CPUs, if they fit into memory]",
+            ),
+            click.option(
+                "--minutes",
+                type=_FiniteRange(min=0, min_open=True, max=limits.MAX_SEC),
+                metavar="MINUTES",
+                help="Time for a relay, start-up included."
+                f"  [default: {defaults.MINUTES:g}; with --target"
+                f" {defaults.MINUTES_TO_TARGET:g}]",
+            ),
+            click.option(
+                "--rounds",
+                "max_rounds",
+                type=click.IntRange(1, limits.MAX_STEPS),
+                help="The most rounds of each generation of a relay."
+                f"  [default: {defaults.MAX_ROUNDS}]",
+            ),
+            click.option(
+                "--target",
+                metavar="PERCENT",
+                help="Go on until the interval of the primary contrast is at most this"
+                " wide to either side, such as 3%; needs 5 generations or more.",
+            ),
+            click.option(
+                "--allocator",
+                type=click.Choice(["default", "keep"]),
+                help="Whether glibc keeps freed memory.  [default: keep where backends"
+                " are compared]",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"
@@ -199,8 +232,11 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
       ParseError: An option cannot be parsed.
     """
     from harness.planning.request import SweepRequest
+    from results.records import Allocator, Order
 
     backends, replicas = settings.pop("backends"), settings.pop("replicas")
+    order, allocator = settings.pop("order"), settings.pop("allocator")
+    target = settings.pop("target")
     return SweepRequest(
         backends=(
             defaults.BACKENDS
@@ -211,6 +247,9 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
         if replicas is None
         else parse_counts(replicas, what="--replicas"),
         modes=_parse_modes(settings.pop("modes")),
+        order=None if order is None else Order(order),
+        allocator=None if allocator is None else Allocator(allocator),
+        target=None if target is None else parse_percent(target, what="--target"),
         options=_parse_options(settings.pop("options")),
         **settings,
     )

@@ -49,8 +49,8 @@ def read_environment(
       gpus: Product names of the GPUs it uses.
       inherited: The variables of the user; those that move performance are part of
         the fingerprint. What the harness sets for a trial belongs to its case.
-      state: Settings of kernel and firmware, which are part of the fingerprint; the
-        commit of the source code is not.
+      state: Recorded; settings of kernel and firmware are part of the fingerprint,
+        the commit of the source code is not.
       root: The file system root; tests pass a fake one.
     """
     import psutil
@@ -86,6 +86,7 @@ def read_environment(
         packages=packages,
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
+        machine_state=state,
         placement=placement,
     )
 

@@ -7,6 +7,10 @@ from typing import Final
 BACKENDS: Final = ("in_graph", "tf_mirrored")
 MODES: Final = ("weak", "strong")
 REPEATS: Final = 3
+GENERATIONS: Final = 4
+MINUTES: Final = 9.0
+MINUTES_TO_TARGET: Final = 30.0
+MAX_ROUNDS: Final = 23
 QUALITY_REPEATS: Final = 1
 DEVICE: Final = "cpu"
 SEED: Final = 0

@@ -10,7 +10,8 @@ Definitions:
 - Quality runs come last: cases with a budget, in strong scaling where it was requested,
   so that all of them do the same updates.
 - Repetitions are blocks; even blocks run the cases forward, odd ones in reverse (ABBA),
-  so that a linear drift of the machine affects every case equally.
+  so that a linear drift of the machine affects every case equally. In a relay, a block
+  is a generation (``harness/planning/design.py``).
 """
 
 from __future__ import annotations
@@ -27,14 +28,21 @@ from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
-from harness.planning import batches, code_digest, plan_count, quality_runs
+from harness.planning import batches, code_digest, design, plan_count, quality_runs
 from harness.planning.quality_runs import PlannedCase
 from results import identity
 from results.record_file import first_complaint
-from results.records import PlannedTrial, ScalingMode, TrialSpec
+from results.records import (
+    Control,
+    Measuring,
+    Order,
+    PlannedTrial,
+    ScalingMode,
+    TrialSpec,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.catalog import BackendInfo, PresetInfo
@@ -51,10 +59,12 @@ class Machine:
     Attributes:
       num_available_cores: Logical CPUs that can be busy at once.
       num_gpus: GPUs, or None when the plan does not use them.
+      variables: Environment variables that can change the numbers.
     """
 
     num_available_cores: int
     num_gpus: int | None = None
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,18 +76,35 @@ class PlannedSweep:
       baseline_num_replicas: The smallest replica count.
       notes: Defaults that were chosen for the user, one line each.
       preset: The preset's name.
+      repeats: Repetitions of each case.
+      measuring: How long they are measured, and what for.
     """
 
     trials: tuple[PlannedTrial, ...]
     baseline_num_replicas: int
     notes: tuple[str, ...]
     preset: str
+    repeats: int
+    measuring: Measuring
 
     @property
     def digest(self) -> str:
-        """Content digest of the set of trials: the same request has the same."""
-        ids = sorted(trial.trial_id for trial in self.trials)
-        return identity.digest(ids)
+        """Content digest of the set of trials: the same request has the same.
+
+        It leaves out the order, which can depend on the memory that is free, and the
+        repetitions, so that more of them extend the same study.
+        """
+        by_order = {
+            "order": Order.SEQUENTIAL,
+            "num_measured_steps": None,
+            "is_evaluated": True,
+        }
+        ids = {
+            identity.trial_id(trial.spec.model_copy(update=by_order))
+            for trial in self.trials
+            if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
+        }
+        return identity.digest(sorted(ids))
 
 
 def trial_seed(sweep_seed: int, repetition_index: int) -> int:
@@ -141,9 +168,13 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
+        "allocator": design.choose_allocator(request),
+        "variables": dict(machine.variables),
     }
+    order = design.choose_order(request)
+    repeats = design.choose_repeats(request, order)
     plan_count.check(
-        plan_count.num_cases(backends, replicas, sizes, request.modes) * request.repeats
+        plan_count.num_cases(backends, replicas, sizes, request.modes) * repeats
     )
     cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
     catalog.check_machine(
@@ -161,8 +192,15 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     if learning is not None:
         num_quality_runs = len(learning.cases) * request.quality_repeats
         notes.append(learning.note)
-    plan_count.check(len(cases) * request.repeats + num_quality_runs)
-    trials = _trials(cases, request.repeats, request.seed, common)
+    timed = design.with_twin(cases, machine.num_available_cores, order)
+    plan_count.check(len(timed) * repeats + num_quality_runs)
+    measured = (
+        {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
+    )
+    trials = _trials(timed, repeats, request.seed, measured)
+    measuring = design.make_measuring(
+        request, order, trials, machine.num_available_cores
+    )
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
         trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
@@ -170,8 +208,10 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
-        notes=(*notes, *backend_notes),
+        notes=(*notes, *backend_notes, *design.notes(measuring, repeats)),
         preset=preset_name,
+        repeats=repeats,
+        measuring=measuring,
     )
 
 
@@ -202,6 +242,7 @@ def _trials(
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,
+                control=case.control,
                 repetition_index=repetition,
                 seed=repetition_seed,
             )

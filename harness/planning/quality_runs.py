@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.planning import budgets
-from results.records import BudgetUnit, ScalingMode
+from results.records import BudgetUnit, Control, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +29,7 @@ class PlannedCase:
     num_replicas: int
     per_replica_batch_size: int
     modes: tuple[ScalingMode, ...]
+    control: Control = Control.NONE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

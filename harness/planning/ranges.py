@@ -14,6 +14,7 @@ _ALLOWED = (
 )
 MAX_COUNT = MAX_REPLICAS
 """Larger counts are typing errors, and a range to them would be very long."""
+_MOST_PERCENT = 100
 _MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
@@ -77,6 +78,21 @@ def _read(digits: str) -> int:
     """Returns the number; one with too many digits is replaced by one too large."""
     number = int(digits.lstrip("+-0")[: _MOST_DIGITS + 1] or "0")
     return -number if digits.startswith("-") else number
+
+
+def parse_percent(text: str, *, what: str) -> float:
+    """Returns the fraction that a percentage names: 0.03 for ``3%``.
+
+    Raises:
+      ParseError: ``text`` is not a percentage above 0 and up to 100.
+    """
+    match = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
+    if match is None or not 0 < float(match["number"]) <= _MOST_PERCENT:
+        raise ParseError(
+            f"{what}: {text!r} is not a percentage; allowed are numbers above 0 and up"
+            " to 100 with a percent sign, such as 3%"
+        )
+    return float(match["number"]) / _MOST_PERCENT
 
 
 def parse_names(text: str, *, what: str) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from harness.planning import defaults
-from results.records import OptionValue, ScalingMode
+from results.records import Allocator, OptionValue, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,15 @@ class SweepRequest:
       replicas: Replica counts, ascending; by default powers of two up to the cores
         (or GPUs), at most 8, those by which the global batch is divisible.
       modes: Scaling modes.
-      repeats: Repetitions of each case.
+      repeats: Repetitions of each case, in a relay its generations; by default 4 in a
+        relay, 3 in sequence.
+      order: Whether cases take turns or run in sequence; by default a relay on CPUs.
+      minutes: Time for a relay, start-up included.
+      max_rounds: The most rounds of a generation.
+      target: Half width of the primary contrast's interval at which a relay ends, as a
+        fraction; None for a fixed number of generations.
+      allocator: What glibc does with freed memory; by default it keeps it where
+        backends are compared.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
@@ -48,7 +56,12 @@ class SweepRequest:
     backends: tuple[str, ...] = defaults.BACKENDS
     replicas: tuple[int, ...] | None = None
     modes: tuple[ScalingMode, ...] = tuple(map(ScalingMode, defaults.MODES))
-    repeats: int = defaults.REPEATS
+    repeats: int | None = None
+    order: Order | None = None
+    minutes: float | None = None
+    max_rounds: int | None = None
+    target: float | None = None
+    allocator: Allocator | None = None
     preset: str | None = None
     data: str | None = None
     data_dir: Path | None = None

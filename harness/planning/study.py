@@ -12,7 +12,7 @@ from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import code_digest
 from harness.planning.plan import refusing_bounds
-from results.records import Plan, PlannedTrial, ScalingMode
+from results.records import Order, Plan, PlannedTrial, ScalingMode
 from results.store import PLAN_NAME, Store
 
 if TYPE_CHECKING:
@@ -29,8 +29,11 @@ _VARYING = {
     "backend",
     "budget",
     "code_digest",
+    "control",
     "is_evaluated",
+    "num_measured_steps",
     "num_replicas",
+    "order",
     "per_replica_batch_size",
     "global_batch_size",
     "repetition_index",
@@ -88,12 +91,13 @@ def make_plan(
             created_at=now_text(),
             command=tuple(command),
             baseline_num_replicas=sweep.baseline_num_replicas,
-            repeats=request.repeats,
+            repeats=sweep.repeats,
             seed=request.seed,
             timeout_sec=request.timeout_sec,
             data_dir=(
                 None if request.data_dir is None else str(request.data_dir.absolute())
             ),
+            measuring=sweep.measuring,
             trials=sweep.trials,
         )
 
@@ -154,6 +158,7 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
     if existing is None:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
     _check_same_settings(existing, new)
+    _check_same_cases(existing, new)
     check_code(existing)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:
@@ -166,6 +171,14 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
         update={
             "command": new.command if num_added else existing.command,
             "repeats": max(existing.repeats, new.repeats),
+            "measuring": existing.measuring.model_copy(
+                update={
+                    "minutes": new.measuring.minutes,
+                    "generation_sec": new.measuring.generation_sec,
+                    "max_rounds": new.measuring.max_rounds,
+                    "target": new.measuring.target,
+                }
+            ),
             "timeout_sec": new.timeout_sec,
             "data_dir": new.data_dir,
             "trials": tuple(known.values()),
@@ -198,6 +211,30 @@ def _check_same_settings(existing: Plan, new: Plan) -> None:
             )
 
 
+def _check_same_cases(existing: Plan, new: Plan) -> None:
+    """Checks that a relay is extended by generations only.
+
+    Its cases are compared turn by turn: one that was not there cannot be added.
+
+    Raises:
+      MatchStudyError: Names a case that would be added.
+    """
+    if new.measuring.order is not Order.RELAY:
+        return
+    known = {trial.case_id for trial in existing.trials if not trial.spec.budget}
+    if not known:
+        return
+    for trial in new.trials:
+        if trial.case_id not in known and trial.spec.budget is None:
+            spec = trial.spec
+            raise MatchStudyError(
+                f"study {existing.study!r} is a relay without {spec.backend}"
+                f" x{spec.num_replicas} at batch {spec.per_replica_batch_size} per"
+                " replica, so it has no turns beside the others; a relay is extended by"
+                " --repeats only: choose another --study"
+            )
+
+
 def _settings(plan: Plan) -> dict[str, Any]:
     if not plan.trials:
         return {"seed": plan.seed}
@@ -207,6 +244,8 @@ def _settings(plan: Plan) -> dict[str, Any]:
     by_kind = {trial.spec.budget is not None: trial.spec for trial in plan.trials}
     if False in by_kind:
         settings["is_evaluated"] = by_kind[False].is_evaluated
+        settings["num_measured_steps"] = by_kind[False].num_measured_steps
+        settings["order"] = by_kind[False].order.value
     if True in by_kind:
         settings["budget"] = str(by_kind[True].budget)
     settings["baseline_num_replicas"] = plan.baseline_num_replicas

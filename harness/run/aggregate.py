@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.launch import TrialExit
-    from results.records import TrialSpec
+    from results.records import TrialSpec, Turn
 
 CONSEQUENCE_TYPES = ("WorkerLostError",)
 OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
@@ -56,6 +56,7 @@ def conclude(
     trial_exit: TrialExit,
     *,
     num_ranks: int = 1,
+    turns: Sequence[Turn] = (),
 ) -> Conclusion:
     """Reads the rank files of a finished trial and determines its status.
 
@@ -73,7 +74,7 @@ def conclude(
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
         silent = [log for log in logs if log.failure is None] or logs
         return _died(_furthest_behind(silent), trial_exit, trial_dir)
-    return _complete(trial_id, spec, logs)
+    return _complete(trial_id, spec, logs, turns)
 
 
 def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
@@ -92,9 +93,11 @@ def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | No
     return None if trial_exit.exit_code < 0 or not failed else failed[0]
 
 
-def _complete(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Conclusion:
+def _complete(
+    trial_id: str, spec: TrialSpec, logs: Sequence[RankLog], turns: Sequence[Turn]
+) -> Conclusion:
     try:
-        result = make_result(trial_id, spec, logs)
+        result = make_result(trial_id, spec, logs, turns)
     except (ValueError, KeyError, TypeError) as error:
         return _failed(
             Phase.REPORT,
@@ -109,27 +112,48 @@ def _complete(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Conclu
             phase=Phase.SANITY, reason=one_line(f"{check.name}: {check.detail}")
         )
         return Conclusion(status=TrialStatus.INSANE, failure=failure, result=result)
+    if turns and not result.rates:
+        failure = Failure(
+            phase=Phase.MEASURE,
+            reason=one_line(
+                f"all {len(turns)} turns are void; the last one:"
+                f" {turns[-1].void_reason}"
+            ),
+        )
+        return Conclusion(status=TrialStatus.VOID, failure=failure, result=result)
     return Conclusion(status=TrialStatus.OK, failure=None, result=result)
 
 
-def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> TrialResult:
+def make_result(
+    trial_id: str,
+    spec: TrialSpec,
+    logs: Sequence[RankLog],
+    turns: Sequence[Turn] = (),
+) -> TrialResult:
     """Returns the result record of complete rank files.
 
     Raises:
-      ValueError: A rank does not have the steps that the spec requires.
+      ValueError: A rank does not have the steps that the spec, or its turns, require.
     """
-    ranks = tuple(_rank_times(spec, log) for log in logs)
+    num_measured_steps = spec.num_measured_steps
+    if num_measured_steps is None:
+        num_measured_steps = sum(turn.num_steps for turn in turns)
+    ranks = tuple(_rank_times(spec, log, num_measured_steps) for log in logs)
     # From the latest start on, all ranks were measuring.
     start_ns = max(rank.window_start_ns for rank in ranks)
     end_ns = max(rank.window_end_ns for rank in ranks)
+    window_sec = (end_ns - start_ns) / 1e9
+    if turns:
+        window_sec = sum(turn.time_sec for turn in turns)
     facts = logs[0].facts
     return TrialResult(
         trial_id=trial_id,
         example_unit=facts["example_unit"],
         num_parameters=facts["num_parameters"],
         global_batch_size=facts["global_batch_size"],
-        num_measured_steps=spec.num_measured_steps,
-        window_sec=(end_ns - start_ns) / 1e9,
+        num_measured_steps=num_measured_steps,
+        window_sec=window_sec,
+        turns=tuple(turns),
         ranks=ranks,
         sanity=tuple(
             SanityCheck.model_validate(check) for log in logs for check in log.sanity
@@ -145,9 +169,9 @@ def make_result(trial_id: str, spec: TrialSpec, logs: Sequence[RankLog]) -> Tria
     )
 
 
-def _rank_times(spec: TrialSpec, log: RankLog) -> RankTimes:
+def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankTimes:
     indices = [step.index for step in log.steps]
-    num_steps = spec.num_warmup_steps + spec.num_measured_steps
+    num_steps = spec.num_warmup_steps + num_measured_steps
     if spec.budget is not None:
         num_steps = max(num_steps, len(indices))
     if indices != list(range(num_steps)):
@@ -155,10 +179,10 @@ def _rank_times(spec: TrialSpec, log: RankLog) -> RankTimes:
             f"rank {log.rank} has steps {indices}, expected 0 to {num_steps - 1}"
         )
     measured = [step for step in log.steps if step.phase is Phase.MEASURE]
-    if len(measured) != spec.num_measured_steps:
+    if len(measured) != num_measured_steps or not measured:
         raise ValueError(
             f"rank {log.rank} measured {len(measured)} steps, expected"
-            f" {spec.num_measured_steps}"
+            f" {num_measured_steps or 'at least 1'}"
         )
     if log.time_to_first_step_sec is None:
         raise ValueError(f"rank {log.rank} has no time to first step")

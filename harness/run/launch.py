@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 
 from harness.machine.gpus import NO_GPU
 from harness.run import process_tree
+from harness.trial.turns import ADDRESS_VARIABLE
+from results.records import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,6 +33,7 @@ _THREAD_VARIABLES = (
 )
 # Job systems and shells set these for other processes; a trial must not inherit them.
 _DROPPED_VARIABLES = (
+    ADDRESS_VARIABLE,
     "GOMP_CPU_AFFINITY",
     "KMP_AFFINITY",
     "OMP_PLACES",
@@ -39,6 +42,17 @@ _DROPPED_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 )
+_KEEP_BYTES = str(2**34)
+# glibc gives memory back above its thresholds, so that a large buffer of every step is
+# mapped, cleared and faulted in again; see docs/measuring.md.
+_ALLOCATOR_VARIABLES: Mapping[Allocator, Mapping[str, str]] = {
+    Allocator.DEFAULT: {},
+    Allocator.KEEP: {
+        "MALLOC_MMAP_THRESHOLD_": _KEEP_BYTES,
+        "MALLOC_TOP_PAD_": str(2**26),
+        "MALLOC_TRIM_THRESHOLD_": _KEEP_BYTES,
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +111,93 @@ def trial_variables(
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
+        **_ALLOCATOR_VARIABLES[spec.allocator],
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
+
+
+class ProcessTree:
+    """A trial's running processes; use it in a ``with`` statement.
+
+    None of them remains after the block, however it is left.
+
+    Attributes:
+      process: The first process.
+      start_sec: When it was started, on the monotonic clock.
+    """
+
+    process: subprocess.Popen[bytes]
+
+    def __init__(
+        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+    ) -> None:
+        """Plans the tree; ``start`` starts it.
+
+        Args:
+          trial_dir: Where the output and the observations go.
+          variables: The environment variables.
+          command: The worker; the trial directory is appended.
+        """
+        self._trial_dir = trial_dir
+        self._variables = dict(variables)
+        self._command = (*command, str(trial_dir))
+        self._marker = variables[process_tree.MARKER]
+        self._oom_kills_before: int | None = None
+        self.start_sec = 0.0
+
+    def __enter__(self) -> ProcessTree:  # noqa: PYI034 (Self needs Python 3.11)
+        self.start()
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        """Starts the first process."""
+        self._oom_kills_before = read_oom_kills()
+        self.start_sec = time.monotonic()
+        with (
+            (self._trial_dir / "stdout.log").open("wb") as stdout,
+            (self._trial_dir / "stderr.log").open("wb") as stderr,
+        ):
+            self.process = subprocess.Popen(
+                self._command,
+                # Kept open, never written: end-of-file means that the harness has
+                # exited.
+                stdin=subprocess.PIPE,
+                stdout=stdout,
+                stderr=stderr,
+                env=self._variables,
+                # Ctrl-C in the terminal must reach only the harness.
+                start_new_session=True,
+            )
+
+    def kill(self) -> None:
+        """Ends every process of the tree; harmless if there is none."""
+        # The marker finds the tree even if an interrupt came while it was starting.
+        process = getattr(self, "process", None)
+        process_tree.kill_tree(self._marker, None if process is None else process.pid)
+
+    def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
+        """Ends every process of the tree, and returns how the first one ended."""
+        duration_sec = time.monotonic() - self.start_sec
+        # Also after success: no helper of one trial may disturb the next.
+        self.kill()
+        exit_code = self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        oom_kills_after = read_oom_kills()
+        return TrialExit(
+            exit_code=exit_code,
+            is_timed_out=is_timed_out,
+            timeout_sec=timeout_sec,
+            duration_sec=duration_sec,
+            num_oom_kills=(
+                None
+                if self._oom_kills_before is None or oom_kills_after is None
+                else oom_kills_after - self._oom_kills_before
+            ),
+        )
 
 
 def run_tree(
@@ -118,56 +217,13 @@ def run_tree(
       timeout_sec: Time limit.
       command: The worker; the trial directory is appended.
     """
-    marker = variables[process_tree.MARKER]
-    oom_kills_before = read_oom_kills()
-    start = time.monotonic()
-    process: subprocess.Popen[bytes] | None = None
-    is_timed_out = False
-    try:
-        process = _start(trial_dir, variables, command)
-        process.wait(timeout=timeout_sec)
-    except subprocess.TimeoutExpired:
-        is_timed_out = True
-    finally:
-        duration_sec = time.monotonic() - start
-        # Also after success: no helper of one trial may disturb the next. The
-        # marker finds the tree even if the interrupt came while it was starting.
-        process_tree.kill_tree(marker, None if process is None else process.pid)
-    assert process is not None
-    exit_code = process.wait()
-    assert process.stdin is not None
-    process.stdin.close()
-    oom_kills_after = read_oom_kills()
-    return TrialExit(
-        exit_code=exit_code,
-        is_timed_out=is_timed_out,
-        timeout_sec=timeout_sec,
-        duration_sec=duration_sec,
-        num_oom_kills=(
-            None
-            if oom_kills_before is None or oom_kills_after is None
-            else oom_kills_after - oom_kills_before
-        ),
-    )
-
-
-def _start(
-    trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
-) -> subprocess.Popen[bytes]:
-    with (
-        (trial_dir / "stdout.log").open("wb") as stdout,
-        (trial_dir / "stderr.log").open("wb") as stderr,
-    ):
-        return subprocess.Popen(
-            [*command, str(trial_dir)],
-            # Kept open, never written: end-of-file means that the harness has exited.
-            stdin=subprocess.PIPE,
-            stdout=stdout,
-            stderr=stderr,
-            env=dict(variables),
-            # Ctrl-C in the terminal must reach only the harness.
-            start_new_session=True,
-        )
+    with ProcessTree(trial_dir, variables, command) as tree:
+        is_timed_out = False
+        try:
+            tree.process.wait(timeout=timeout_sec)
+        except subprocess.TimeoutExpired:
+            is_timed_out = True
+        return tree.end(timeout_sec=timeout_sec, is_timed_out=is_timed_out)
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:

@@ -17,6 +17,9 @@ class Progress(Protocol):
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """A trial starts; ``eta_sec`` is the time to the end of the sweep."""
 
+    def stage(self, text: str, eta_sec: float | None) -> None:
+        """A relay does something else now; ``eta_sec`` as in ``trial_started``."""
+
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
     ) -> None:

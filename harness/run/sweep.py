@@ -1,14 +1,18 @@
-"""The sweep loop: runs the missing trials of a plan, one at a time."""
+"""The sweep loop: runs what is missing of a plan, a trial or a generation at a time."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import signal
+import time
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import Interrupted
+from harness.planning import defaults
+from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import run_trial
-from results.records import TrialStatus
+from results.records import Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -16,7 +20,7 @@ if TYPE_CHECKING:
     from harness.planning.estimate import Durations
     from harness.run.listener import Progress
     from harness.run.trial_runner import RunSettings
-    from results.records import PlannedTrial
+    from results.records import PlannedTrial, StatusRecord
     from results.store import Store
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,7 +50,8 @@ def missing_trials(
     """Returns the trials that are to run, in order.
 
     A trial is finished when its status is recorded; a failure is finished too, unless
-    failures are retried.
+    failures are retried. A generation of a relay is finished when all its trials are:
+    it is repeated as a whole, since its trials are compared turn by turn.
     """
     finished = {
         trial.trial_id
@@ -54,7 +59,20 @@ def missing_trials(
         if trial.status is not None
         and (trial.status.status is TrialStatus.OK or not is_failed_retried)
     }
-    return [trial for trial in trials if trial.trial_id not in finished]
+    missing = [trial for trial in trials if trial.trial_id not in finished]
+    generations = {
+        trial.spec.repetition_index for trial in missing if _is_in_relay(trial)
+    }
+    return [
+        trial
+        for trial in trials
+        if trial.trial_id not in finished
+        or (_is_in_relay(trial) and trial.spec.repetition_index in generations)
+    ]
+
+
+def _is_in_relay(trial: PlannedTrial) -> bool:
+    return trial.spec.order is Order.RELAY
 
 
 def run_trials(
@@ -74,19 +92,85 @@ def run_trials(
       durations: Earlier durations, for the time remaining; new ones are added.
 
     Raises:
-      Interrupted: By a signal; the current trial is killed and gets no status.
+      Interrupted: By a signal; the current trials are killed and get no status.
+      DoesNotFitError: The processes of a relay do not fit into memory.
     """
     missing = missing_trials(
         store, trials, is_failed_retried=settings.is_failed_retried
     )
     progress.begin(len(trials), len(trials) - len(missing))
+
+    def end(trial: PlannedTrial, status: StatusRecord) -> None:
+        durations.add(trial.spec, status.duration_sec)
+        progress.trial_ended(trial, status, store.read_trial(trial.trial_id).result)
+
     try:
-        for index, trial in enumerate(missing):
-            specs = [other.spec for other in missing[index:]]
-            progress.trial_started(trial, durations.remaining_sec(specs))
-            status = run_trial(store, trial, settings)
-            durations.add(trial.spec, status.duration_sec)
-            result = store.read_trial(trial.trial_id).result
-            progress.trial_ended(trial, status, result)
+        while missing:
+            together = _next_together(missing)
+            later = missing[len(together) :]
+            if _is_in_relay(together[0]):
+                statuses = _run_generation(
+                    store, together, later, settings, progress, durations
+                )
+            else:
+                specs = [trial.spec for trial in missing]
+                progress.trial_started(together[0], durations.remaining_sec(specs))
+                statuses = [run_trial(store, together[0], settings)]
+            for trial, status in zip(together, statuses, strict=True):
+                end(trial, status)
+            missing = later
     finally:
         progress.end()
+
+
+def _next_together(missing: Sequence[PlannedTrial]) -> list[PlannedTrial]:
+    """Returns the first trials: all of a generation, or one that runs alone."""
+    first = missing[0]
+    if not _is_in_relay(first):
+        return [first]
+
+    def is_of_same_generation(trial: PlannedTrial) -> bool:
+        return (
+            _is_in_relay(trial)
+            and trial.spec.repetition_index == first.spec.repetition_index
+        )
+
+    return list(itertools.takewhile(is_of_same_generation, missing))
+
+
+def _run_generation(
+    store: Store,
+    trials: Sequence[PlannedTrial],
+    later: Sequence[PlannedTrial],
+    settings: RunSettings,
+    progress: Progress,
+    durations: Durations,
+) -> list[StatusRecord]:
+    plan = store.read_plan()
+    measuring = settings.measuring
+    duration_sec = measuring.generation_sec
+    generation = Generation(
+        trials=trials,
+        index=trials[0].spec.repetition_index,
+        duration_sec=duration_sec,
+        max_rounds=measuring.max_rounds or defaults.MAX_ROUNDS,
+        seed=plan.seed,
+    )
+    num_later = len(
+        {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
+    )
+    alone = [trial.spec for trial in later if not _is_in_relay(trial)]
+    label = f"generation {generation.index + 1} of {plan.repeats}"
+    started = time.monotonic()
+
+    def stage(text: str, left_sec: float | None) -> None:
+        eta_sec = None
+        rest_sec = durations.remaining_sec(alone)
+        if left_sec is None and duration_sec is not None:
+            left_sec = max(duration_sec - (time.monotonic() - started), 0.0)
+        if left_sec is not None and rest_sec is not None:
+            per_generation = duration_sec or (time.monotonic() - started + left_sec)
+            eta_sec = left_sec + num_later * per_generation + rest_sec
+        progress.stage(f"{label}: {text}", eta_sec)
+
+    return run_generation(store, generation, settings, stage)

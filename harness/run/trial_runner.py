@@ -1,5 +1,7 @@
 """Runs one trial: places it, starts its processes, and records the outcome.
 
+A relay (``harness/run/relay.py``) prepares and records its trials with the same code.
+
 Whatever this module imports may change a trial's numbers, and is part of the trial's
 code digest (``harness/planning/code_digest.py``); planning, listing and showing are
 elsewhere.
@@ -8,6 +10,7 @@ elsewhere.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import time
@@ -16,19 +19,21 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError, StudyError
-from harness.machine import canary, environment, foreign_load, gpus
+from harness.machine import canary, environment, foreign_load, gpus, machine_state
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
 from harness.run import aggregate, launch, process_tree
 from harness.trial import checkpoints
-from results.records import StatusRecord, TrialStatus
+from results.records import Measuring, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from results.records import PlannedTrial
+    from harness.placement.processes import Processes
+    from harness.run.launch import TrialExit
+    from results.records import Environment, PlannedTrial, Turn
     from results.store import Store
 
 
@@ -45,6 +50,7 @@ class RunSettings:
       are_checkpoints_kept: Whether the last checkpoint of a completed quality run is
         kept; that of a failed one is always kept.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
+      measuring: How long a relay measures.
     """
 
     timeout_sec: float
@@ -54,18 +60,50 @@ class RunSettings:
     canary: Callable[[int | None], float] = canary.run_canary
     are_checkpoints_kept: bool = False
     data_dir: str | None = None
+    measuring: Measuring = dataclasses.field(default_factory=Measuring)
 
 
-def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
-    """Runs one trial and records it: spec, environment, result, and status last.
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """A trial whose directory is ready and whose processes can be started.
+
+    Attributes:
+      trial: The trial.
+      trial_dir: Its directory.
+      processes: The processes that it has.
+      command: What starts them; the directory is appended.
+      variables: Their environment variables.
+      env: The environment record so far.
+      started_at: Time of day.
+      start_sec: The same, on the monotonic clock.
+    """
+
+    trial: PlannedTrial
+    trial_dir: Path
+    processes: Processes
+    command: tuple[str, ...]
+    variables: dict[str, str]
+    env: Environment
+    started_at: str
+    start_sec: float
+
+    @property
+    def core(self) -> int:
+        """The first core of the trial, on which the canary runs."""
+        return self.env.placement.cpusets[0][0]
+
+
+def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepared:
+    """Cleans the directory of a trial, places it, and writes spec and environment.
 
     Raises:
-      Interrupted: By a signal; the tree is killed, and no status is written.
+      PlanError: The machine does not have what the trial needs.
+      StudyError: The directory cannot be cleaned.
     """
     spec, trial_id = trial.spec, trial.trial_id
     trial_dir = store.trial_dir(trial_id)
     clean_trial_dir(trial_dir)
-    started_at, start = now_text(), time.monotonic()
+    started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
     processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
     place = placement.place(
@@ -83,45 +121,110 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         spec, place, trial_dir, gpu_ids=gpu_ids, data_dir=settings.data_dir
     )
     env = environment.read_environment(
-        place, variables, gpus=gpus.gpu_names() if gpu_ids else ()
-    )
-    core = place.cpusets[0][0]
-    env = env.model_copy(update={"canary_before_sec": settings.canary(core)})
-    store.write_env(trial_id, env)
-    clock = foreign_load.read_clock()
-    trial_exit = launch.run_tree(
-        trial_dir,
+        place,
         variables,
-        timeout_sec=settings.timeout_sec,
-        command=command,
+        gpus=gpus.gpu_names() if gpu_ids else (),
+        inherited=os.environ,
+        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
     )
-    load = foreign_load.between(clock, foreign_load.read_clock(), env.num_logical_cores)
+    prepared = Prepared(
+        trial=trial,
+        trial_dir=trial_dir,
+        processes=processes,
+        command=command,
+        variables=variables,
+        env=env,
+        started_at=started_at,
+        start_sec=start_sec,
+    )
+    env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
+    store.write_env(trial_id, env)
+    return dataclasses.replace(prepared, env=env)
+
+
+def record(
+    store: Store,
+    prepared: Prepared,
+    trial_exit: TrialExit,
+    settings: RunSettings,
+    *,
+    disturbance: Mapping[str, float | None],
+    turns: Sequence[Turn] = (),
+    duration_sec: float | None = None,
+) -> StatusRecord:
+    """Records the outcome of a trial: environment, result, and status last.
+
+    Args:
+      store: The study.
+      prepared: The trial.
+      trial_exit: How its processes ended.
+      settings: How it was run.
+      disturbance: Fields of ``Environment`` about the load of the machine.
+      turns: Those that it took; none for a trial that ran alone.
+      duration_sec: The time that it took; by default since it was prepared.
+    """
+    spec, trial_id = prepared.trial.spec, prepared.trial.trial_id
     after = {
-        "foreign_cpu_fraction": load.foreign_fraction,
-        "stolen_cpu_fraction": load.stolen_fraction,
+        **disturbance,
         "load_average_after": os.getloadavg()[0],
-        "canary_after_sec": settings.canary(core),
+        "canary_after_sec": settings.canary(prepared.core),
     }
-    store.write_env(trial_id, env.model_copy(update=after))
+    store.write_env(trial_id, prepared.env.model_copy(update=after))
     conclusion = aggregate.conclude(
-        trial_id, spec, trial_dir, trial_exit, num_ranks=processes.num_ranks
+        trial_id,
+        spec,
+        prepared.trial_dir,
+        trial_exit,
+        num_ranks=prepared.processes.num_ranks,
+        turns=turns,
     )
     is_ok = conclusion.status is TrialStatus.OK
     if is_ok and not settings.are_checkpoints_kept:
-        checkpoints.remove(trial_dir)
+        checkpoints.remove(prepared.trial_dir)
     if conclusion.result is not None:
         store.write_result(trial_id, conclusion.result)
+    if duration_sec is None:
+        duration_sec = time.monotonic() - prepared.start_sec
     status = StatusRecord(
         trial_id=trial_id,
         status=conclusion.status,
-        started_at=started_at,
+        started_at=prepared.started_at,
         ended_at=now_text(),
-        duration_sec=time.monotonic() - start,
+        duration_sec=duration_sec,
         exit_code=trial_exit.exit_code,
         failure=conclusion.failure,
     )
     store.write_status(trial_id, status)
     return status
+
+
+def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
+    """Runs one trial alone and records it.
+
+    Raises:
+      Interrupted: By a signal; the tree is killed, and no status is written.
+    """
+    prepared = prepare(store, trial, settings)
+    clock = foreign_load.read_clock()
+    trial_exit = launch.run_tree(
+        prepared.trial_dir,
+        prepared.variables,
+        timeout_sec=settings.timeout_sec,
+        command=prepared.command,
+    )
+    load = foreign_load.between(
+        clock, foreign_load.read_clock(), prepared.env.num_logical_cores
+    )
+    return record(
+        store,
+        prepared,
+        trial_exit,
+        settings,
+        disturbance={
+            "foreign_cpu_fraction": load.foreign_fraction,
+            "stolen_cpu_fraction": load.stolen_fraction,
+        },
+    )
 
 
 def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:

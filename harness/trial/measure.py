@@ -18,7 +18,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.trial import checkpoints, training
+from harness.trial import checkpoints, training, turns
 from harness.trial.rank_file import one_line
 from results.records import Phase
 
@@ -56,6 +56,12 @@ class StepProgram(Protocol):
 
     def start_window(self) -> None:
         """Starts the window that ``window_metrics`` describes."""
+
+    def pause(self) -> None:
+        """Stops whatever runs in the background, until ``resume``."""
+
+    def resume(self) -> None:
+        """Continues what ``pause`` stopped."""
 
     def window_metrics(self) -> Any:
         """Returns what the program counted since ``start_window``."""
@@ -108,6 +114,8 @@ def measure_trial(
     example_unit: str,
     memory: MemoryProbe,
     clock: Callable[[], int] = time.monotonic_ns,
+    channel: turns.TurnChannel | None = None,
+    count_traces: Callable[[], int] = lambda: 0,
 ) -> None:
     """Runs one trial in this process and writes all observations.
 
@@ -120,11 +128,16 @@ def measure_trial(
       example_unit: Plural unit of an example.
       memory: Peak memory probe.
       clock: Nanoseconds, monotonic.
+      channel: The connection to the harness in a relay; None for a trial that runs
+        alone, with one contiguous window.
+      count_traces: How many functions TensorFlow has traced so far.
 
     Raises:
       ValueError: The program's batch sizes differ from the spec's.
       Exception: Whatever the program raises.
     """
+    if channel is not None:
+        channel.ask("imported")
     writer.enter(Phase.BUILD)
     build_start_ns = clock()
     program = build()
@@ -160,9 +173,19 @@ def measure_trial(
     with quiet_collector():
         memory.start()
         program.start_window()
-        for _ in range(spec.num_measured_steps):
-            steps.run()
-            memory.sample()
+        if channel is None:
+            _run_window(steps, spec, memory)
+        else:
+            turns.take_turns(
+                program,
+                steps.run,
+                steps.progress.step_time_sec,
+                channel,
+                writer,
+                memory,
+                clock=clock,
+                count_traces=count_traces,
+            )
         peak_memory_bytes = memory.peak_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
     _write_all(writer, "window_metric", program.window_metrics())
@@ -188,6 +211,13 @@ def measure_trial(
         for fields in quality:
             writer.write("quality", **fields)
     writer.write("done", ns=clock())
+
+
+def _run_window(steps: _Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
+    assert spec.num_measured_steps is not None
+    for _ in range(spec.num_measured_steps):
+        steps.run()
+        memory.sample()
 
 
 class _Steps:

@@ -8,6 +8,8 @@ which all processes of a machine share.
 - ``explain``: ``collectives``, the backend's description of them.
 - ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
   string such as ``nan``). The index counts over all phases from 0.
+- ``turn``: of a relay, after its steps: ``round_index``, ``attempt``, ``start_ns``,
+  ``end_ns``, ``num_steps``, and what the process used in it.
 - ``first_step_done``: ``time_to_first_step_sec``.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
@@ -19,7 +21,9 @@ which all processes of a machine share.
 - ``done``: ``ns``. The process completed.
 
 Lines are flushed as they are written and synced to disk at the end of a phase, so a
-killed process leaves its lines so far; only the last one can be incomplete.
+killed process leaves its lines so far; only the last one can be incomplete. Steps of
+the measured window are written with the next other line, a heartbeat at the latest:
+writing one takes about 0.1 ms, which would be part of the window.
 """
 
 from __future__ import annotations
@@ -71,6 +75,7 @@ class RankWriter:
         self._file = path.open("x", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
         self._clock = clock
+        self._measured_steps: list[str] = []
         self.phase = Phase.LAUNCH
         self.write("phase", phase=self.phase.value, ns=clock())
 
@@ -83,8 +88,15 @@ class RankWriter:
         """Appends one line."""
         line = json.dumps({"kind": kind, **fields}, allow_nan=False)
         with self._lock:
+            self._write_measured_steps()
             if not self._file.closed:
                 self._file.write(line + "\n")
+
+    def _write_measured_steps(self) -> None:
+        """Writes the steps that were held back; needs the lock."""
+        lines, self._measured_steps = self._measured_steps, []
+        if lines and not self._file.closed:
+            self._file.write("".join(lines))
 
     def enter(self, phase: Phase) -> None:
         """Ends the current phase, synced to disk, and starts the next."""
@@ -94,14 +106,19 @@ class RankWriter:
 
     def step(self, index: int, start_ns: int, end_ns: int, loss: float) -> None:
         """Appends one step of the current phase."""
-        self.write(
-            "step",
-            phase=self.phase.value,
-            index=index,
-            start_ns=start_ns,
-            end_ns=end_ns,
-            loss=loss if math.isfinite(loss) else repr(loss),
-        )
+        fields = {
+            "phase": self.phase.value,
+            "index": index,
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "loss": loss if math.isfinite(loss) else repr(loss),
+        }
+        if self.phase is Phase.MEASURE:
+            line = json.dumps({"kind": "step", **fields}, allow_nan=False)
+            with self._lock:
+                self._measured_steps.append(line + "\n")
+        else:
+            self.write("step", **fields)
 
     def attach(self, name: str, content: bytes) -> None:
         """Writes a file beside that of rank 0; other ranks have the same content."""
@@ -111,6 +128,7 @@ class RankWriter:
     def sync(self) -> None:
         """Syncs all lines so far to disk, to survive a power failure."""
         with self._lock:
+            self._write_measured_steps()
             self._file.flush()
             os.fsync(self._file.fileno())
 
@@ -244,5 +262,5 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         log.collectives = fields["collectives"]
     elif kind == "done":
         log.is_done = True
-    elif kind != "heartbeat":
+    elif kind not in ("heartbeat", "turn"):
         raise ValueError(f"unknown kind {kind!r}")

@@ -23,6 +23,7 @@ from harness.placement.processes import processes_of
 from harness.trial import die_with_parent, measure
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
+from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
 from results.records import Environment, TrialSpec
 
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
-        measure_spec(spec, env.placement, writer)
+        measure_spec(spec, env.placement, writer, TurnChannel.from_environment(rank))
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         measure.write_failure(writer, error)
         return 1
@@ -112,8 +113,13 @@ def _serve(placement: Placement) -> int:
     return 0
 
 
-def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> None:
-    """Prepares TensorFlow, then measures.
+def measure_spec(
+    spec: TrialSpec,
+    placement: Placement,
+    writer: RankWriter,
+    channel: TurnChannel | None = None,
+) -> None:
+    """Prepares TensorFlow, then measures; in a relay, when the harness says so.
 
     Raises:
       Exception: Whatever TensorFlow, the replicator or the workload raises.
@@ -130,6 +136,7 @@ def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> N
     tf.keras.utils.set_random_seed(spec.seed)
 
     import replicator
+    from replicator._tf.dispatch import count_functions
     from workloads.catalog import WORKLOADS
 
     workload: Any = importlib.import_module(WORKLOADS[spec.workload].module).WORKLOAD
@@ -154,6 +161,8 @@ def measure_spec(spec: TrialSpec, placement: Placement, writer: RankWriter) -> N
         writer,
         example_unit=workload.example_unit,
         memory=_memory_probe(spec) if is_gpu else ResidentMemory(),
+        channel=channel,
+        count_traces=count_functions,
     )
 
 

@@ -167,3 +167,11 @@ _UNOPTIMIZED_CALLS = {
     is_soft: eager_context.FunctionCallOptions(config_proto=config)
     for is_soft, config in _UNOPTIMIZED.items()
 }
+
+
+def count_functions() -> int:
+    """Returns how many functions this process has given to the runtime so far.
+
+    Tracing adds some, running a traced program does not (test_dispatch).
+    """
+    return len(eager_context.context().list_function_names())

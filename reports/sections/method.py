@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import page
-from results import statistics
+from results import relay, statistics
+from results.records import Order
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -23,5 +24,7 @@ def render(view: View) -> Markup:
         "method",
         view=view,
         spec=planned[0].spec if planned else None,
+        is_relay=view.study.plan.measuring.order is Order.RELAY,
+        relay=relay,
         statistics=statistics,
     )

@@ -109,7 +109,7 @@ def render(view: View) -> Markup:
     ]
     steps = sorted(
         {
-            entry.spec.num_warmup_steps + entry.spec.num_measured_steps
+            entry.spec.num_warmup_steps + entry.result.num_measured_steps
             for cases in found.values()
             for quality in cases
             for entry, _ in quality.trials

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 from typing import TYPE_CHECKING, Any
@@ -168,6 +169,35 @@ def test_overlap_with_one_is_inconclusive(
     assert re.search(r"Whether in_graph gains .* is inconclusive: the", findings)
     shown = verdict_section.render(view.view_store(store))
     assert "inconclusive</b>" in shown
+
+
+def test_one_generation_is_shown_and_not_judged(complete: Store) -> None:
+    """Its intervals exclude "no difference", but only for its own processes."""
+    seen = view.view_store(complete)
+    own = {"is_conclusive": False}
+    seen = dataclasses.replace(
+        seen,
+        points=tuple(
+            dataclasses.replace(
+                point,
+                speedup=point.speedup and dataclasses.replace(point.speedup, **own),
+            )
+            for point in seen.points
+        ),
+        comparisons=tuple(
+            dataclasses.replace(
+                item, ratio=item.ratio and dataclasses.replace(item.ratio, **own)
+            )
+            for item in seen.comparisons
+        ),
+    )
+    judged = verdict.judge(seen)
+
+    assert len(judged.findings) > 1
+    for finding in judged.findings:
+        assert finding.figure == "inconclusive"
+        assert "holds for these processes only (one generation)." in finding.sentence
+        assert "includes" not in finding.sentence
 
 
 def test_oversubscribed_points_are_no_part_of_the_verdict(

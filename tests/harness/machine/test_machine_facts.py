@@ -63,6 +63,8 @@ def test_what_moves_performance_is_in_the_fingerprint() -> None:
     def fingerprint(**fields: Any) -> str:
         return environment.read_environment(PLACE, {}, **fields).fingerprint
 
+    state = MachineState(transparent_huge_pages="never")
+    assert state == environment.read_environment(PLACE, {}, state=state).machine_state
     plain = fingerprint(state=MachineState(cpu_governor="performance"))
     code = MachineState(cpu_governor="performance", git_commit="a" * 40)
     slow = MachineState(cpu_governor="powersave")

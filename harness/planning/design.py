@@ -1,0 +1,197 @@
+"""Chooses the design of the measurement: order, repetitions, twin, primary contrast.
+
+- A *relay* is the default on CPUs: all cases are alive at once and take turns. GPUs are
+  exclusive, so there trials run in sequence.
+- Every relay has a *twin* of one case: the same program again. Their ratio shows what
+  the design resolves; its interval must include 1.
+- The *primary contrast* is what the study is planned for; it is named before anything
+  is measured. With two backends or more: the first over the second. With one: the
+  largest number of replicas over the baseline. Both in the first mode that has them, at
+  the most replicas that are not oversubscribed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import PlanError
+from harness.planning import defaults
+from results.records import Allocator, Contrast, Control, Measuring, Order
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.planning.quality_runs import PlannedCase
+    from harness.planning.request import SweepRequest
+    from results.records import PlannedTrial
+
+FEWEST_TO_STOP = 5
+"""Generations before a relay may end because its target is reached."""
+
+
+def choose_order(request: SweepRequest) -> Order:
+    """Returns the requested order, or the default one.
+
+    Raises:
+      PlanError: An option does not apply to that order.
+    """
+    default = Order.RELAY if request.device == "cpu" else Order.SEQUENTIAL
+    order = request.order or default
+    if order is Order.RELAY:
+        if request.device != "cpu":
+            raise PlanError(
+                f"--order relay with --device {request.device}: a device belongs to one"
+                " trial at a time; use --order sequential"
+            )
+        return order
+    for name, value in (
+        ("--minutes", request.minutes),
+        ("--rounds", request.max_rounds),
+        ("--target", request.target),
+    ):
+        if value is not None:
+            raise PlanError(
+                f"{name} {value:g} has no effect with order sequential, whose trials"
+                " have a fixed number of steps; use --repeats and"
+                " --num-measured-steps, or --order relay"
+            )
+    return order
+
+
+def choose_repeats(request: SweepRequest, order: Order) -> int:
+    """Returns the repetitions of each case.
+
+    Raises:
+      PlanError: Too few for a target.
+    """
+    default = {
+        Order.SEQUENTIAL: defaults.REPEATS,
+        Order.RELAY: defaults.GENERATIONS if request.target is None else FEWEST_TO_STOP,
+    }[order]
+    repeats = default if request.repeats is None else request.repeats
+    if request.target is not None and repeats < FEWEST_TO_STOP:
+        raise PlanError(
+            f"--repeats {repeats} with --target {request.target:.2%}: a relay ends on"
+            f" its width from {FEWEST_TO_STOP} generations on; use at least that many,"
+            " or leave --target out"
+        )
+    return repeats
+
+
+def choose_allocator(request: SweepRequest) -> Allocator:
+    """Returns the requested allocator; by default it keeps memory for comparisons.
+
+    A peer is shown at its best: ``tf_mirrored`` gains up to a half when glibc keeps
+    what was freed (``docs/benchmarks``).
+    """
+    if request.allocator is not None:
+        return request.allocator
+    is_comparison = len(request.backends) > 1
+    return Allocator.KEEP if is_comparison else Allocator.DEFAULT
+
+
+def relay_fields(request: SweepRequest) -> dict[str, Any]:
+    """Returns the fields of a relay's specs; quality runs measure quality."""
+    return {
+        "order": Order.RELAY,
+        "num_measured_steps": None,
+        "is_evaluated": bool(request.is_evaluated),
+    }
+
+
+def with_twin(
+    cases: Sequence[PlannedCase], num_cores: int, order: Order
+) -> list[PlannedCase]:
+    """Returns the cases of a relay with the twin of one of them."""
+    if order is not Order.RELAY:
+        return list(cases)
+    backend = cases[0].backend
+    own = [case for case in cases if case.backend == backend]
+    fitting = [case for case in own if case.num_replicas <= num_cores] or own[:1]
+    twin = max(fitting, key=lambda case: case.num_replicas)
+    return [*cases, dataclasses.replace(twin, control=Control.TWIN)]
+
+
+def make_measuring(
+    request: SweepRequest,
+    order: Order,
+    trials: Sequence[PlannedTrial],
+    num_cores: int,
+) -> Measuring:
+    """Returns how the trials are measured."""
+    primary = _primary(trials, num_cores)
+    if order is not Order.RELAY:
+        return Measuring(order=order, primary=primary)
+    if request.target is not None and primary is None:
+        raise PlanError(
+            f"--target {request.target:.2%} needs a primary contrast, but the sweep has"
+            " one case only; add a backend or a replica count"
+        )
+    minutes = request.minutes
+    if request.target is None:
+        minutes = minutes or defaults.MINUTES
+        generation_sec = minutes * 60 / choose_repeats(request, order)
+    else:
+        minutes = minutes or defaults.MINUTES_TO_TARGET
+        usual_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
+        generation_sec = min(minutes * 60 / FEWEST_TO_STOP, usual_sec)
+    return Measuring(
+        order=order,
+        minutes=minutes,
+        generation_sec=generation_sec,
+        max_rounds=request.max_rounds or defaults.MAX_ROUNDS,
+        target=request.target,
+        primary=primary,
+    )
+
+
+def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
+    first_repetition = [
+        trial
+        for trial in trials
+        if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
+    ]
+    mode = first_repetition[0].modes[0]
+    usable = [
+        trial
+        for trial in first_repetition
+        if mode in trial.modes and trial.spec.num_replicas <= num_cores
+    ]
+    by_key = {(t.spec.backend, t.spec.num_replicas): t for t in usable}
+    backends = list(dict.fromkeys(trial.spec.backend for trial in first_repetition))
+    sizes = sorted({trial.spec.num_replicas for trial in usable}, reverse=True)
+    for size in sizes:
+        pair = [by_key.get((backend, size)) for backend in backends[:2]]
+        if len(pair) == 2 and None not in pair:  # noqa: PLR2004 - a pair
+            text = f"{backends[0]} / {backends[1]}, {mode.value} scaling, x{size}"
+            return _contrast(pair[0], pair[1], text)
+    own = [by_key[backends[0], n] for n in sizes if (backends[0], n) in by_key]
+    if len(own) > 1:
+        most, fewest = own[0].spec.num_replicas, own[-1].spec.num_replicas
+        text = f"{backends[0]}, {mode.value} scaling, x{most} / x{fewest}"
+        return _contrast(own[0], own[-1], text)
+    return None
+
+
+def _contrast(
+    first: PlannedTrial | None, second: PlannedTrial | None, text: str
+) -> Contrast:
+    assert first is not None
+    assert second is not None
+    return Contrast(
+        first_case_id=first.case_id, second_case_id=second.case_id, text=text
+    )
+
+
+def notes(measuring: Measuring, repeats: int) -> list[str]:
+    """Returns what was chosen for the user, one line each."""
+    found = []
+    if measuring.order is Order.RELAY:
+        found.append(
+            f"relay: {repeats} generations of at most {measuring.max_rounds} rounds, in"
+            f" at most about {measuring.minutes:g} min; the twin shows what it resolves"
+        )
+    if measuring.primary is not None:
+        found.append(f"primary contrast: {measuring.primary.text}")
+    return found

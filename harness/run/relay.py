@@ -1,0 +1,285 @@
+"""A relay: the processes of all cases of a generation take turns, round after round.
+
+Noise of a shared machine lasts for seconds. Cases that are measured within the same
+second see the same noise, so their ratio does not; cases measured a minute apart do
+not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation:
+
+1. Each case starts a fresh process. They import TensorFlow side by side; then they
+   build and warm up one at a time, with the machine to themselves, since the time to
+   the first step is measured.
+2. In every round each case has one turn, in an order shuffled by the seed: one step
+   or more, at least ``MIN_TURN_SEC``. A turn that others disturbed is void, and is
+   repeated up to twice.
+3. All check, record and exit.
+
+Whatever happens to one trial does not end the generation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import DoesNotFitError
+from harness.machine import core_clock, disturbance
+from harness.machine.free_memory import read_free_memory
+from harness.run import trial_runner
+from harness.run.resident import Resident, ResidentEndedError, latest, total
+from results.measuring import MAX_ATTEMPTS, Turn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from harness.run.trial_runner import RunSettings
+    from results.records import PlannedTrial, StatusRecord
+    from results.store import Store
+
+    # Receives what the relay does now, and the seconds to the generation's end.
+    Stage = Callable[[str, float | None], None]
+
+MIN_TURN_SEC: Final = 0.3
+"""Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
+MIN_ROUNDS: Final = 5
+"""Rounds of a generation, however little time is left for them."""
+_HEADROOM = 1.2
+"""Factor on the largest resident so far, when asking whether one more fits."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """One generation of a relay.
+
+    Attributes:
+      trials: Its trials, one per case.
+      index: Its index, from 0.
+      duration_sec: The time for all of it; None for no limit.
+      max_rounds: The most rounds.
+      seed: Determines the order of the turns.
+    """
+
+    trials: Sequence[PlannedTrial]
+    index: int
+    duration_sec: float | None
+    max_rounds: int
+    seed: int
+
+
+def run_generation(
+    store: Store,
+    generation: Generation,
+    settings: RunSettings,
+    stage: Stage,
+    free_memory: Callable[[], int] = read_free_memory,
+) -> list[StatusRecord]:
+    """Runs the trials of a generation in turns, and records all of them.
+
+    Args:
+      store: The study.
+      generation: What to run.
+      settings: How to run it.
+      stage: Receives what is going on.
+      free_memory: Returns the bytes that are free now.
+
+    Returns:
+      The status of each trial, in planned order.
+
+    Raises:
+      DoesNotFitError: The processes do not fit into memory at once; nothing of this
+        generation is recorded.
+      Interrupted: By a signal; all processes are killed, no status is written.
+    """
+    start_sec = time.monotonic()
+    deadline = None
+    if generation.duration_sec is not None:
+        deadline = start_sec + generation.duration_sec
+    with _residents(store, generation, settings) as residents:
+        _import_side_by_side(residents, stage)
+        _warm_up(residents, stage, free_memory)
+        _take_rounds(residents, generation, deadline, stage)
+        stage("checking and recording", None)
+        _finish(residents)
+        return [_record(store, resident, settings) for resident in residents]
+
+
+@contextlib.contextmanager
+def _residents(
+    store: Store, generation: Generation, settings: RunSettings
+) -> Iterator[list[Resident]]:
+    """Prepares all trials; kills every process at the end, however the block ends."""
+    residents: list[Resident] = []
+    try:
+        for trial in generation.trials:
+            prepared = trial_runner.prepare(store, trial, settings)
+            residents.append(Resident(prepared, timeout_sec=settings.timeout_sec))
+        yield residents
+    finally:
+        for resident in residents:
+            resident.kill()
+
+
+def _name(resident: Resident) -> str:
+    spec = resident.prepared.trial.spec
+    control = "" if spec.control.value == "none" else f" ({spec.control.value})"
+    return f"{spec.backend} x{spec.num_replicas}{control}"
+
+
+def _import_side_by_side(residents: Sequence[Resident], stage: Stage) -> None:
+    """Starts all processes; as many import at once as there are cores."""
+    num_cores = len({core for resident in residents for core in resident.cores})
+    for first in range(0, len(residents), num_cores):
+        batch = residents[first : first + num_cores]
+        stage(f"starting {', '.join(map(_name, batch))}", None)
+        started = time.monotonic()
+        for resident in batch:
+            resident.start()
+        for resident in batch:
+            with contextlib.suppress(ResidentEndedError):
+                resident.receive("imported")
+        for resident in batch:
+            resident.busy_sec += (time.monotonic() - started) / len(batch)
+
+
+def _warm_up(
+    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
+) -> None:
+    """Lets one after the other build and warm up, alone."""
+    largest = 0
+    for number, resident in enumerate(residents, start=1):
+        if not resident.is_alive:
+            continue
+        _check_memory(residents, number - 1, largest, free_memory)
+        stage(f"warming up {_name(resident)} ({number} of {len(residents)})", None)
+        started = time.monotonic()
+        resident.send("build")
+        with contextlib.suppress(ResidentEndedError):
+            answers = resident.receive("ready")
+            resident.step_time_sec = max(a["step_time_sec"] for a in answers)
+            largest = max(largest, resident.resident_bytes())
+        resident.busy_sec += time.monotonic() - started
+
+
+def _check_memory(
+    residents: Sequence[Resident],
+    num_warm: int,
+    largest: int,
+    free_memory: Callable[[], int],
+) -> None:
+    """Raises if one more warm process may not fit beside those that are warm."""
+    needed, free = round(_HEADROOM * largest), free_memory()
+    if not num_warm or needed <= free:
+        return
+    used = sum(resident.resident_bytes() for resident in residents)
+    raise DoesNotFitError(
+        f"{len(residents)} processes do not fit into memory at once: with {num_warm} of"
+        f" them warm they occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
+        f" free, and the next one may need {needed / 2**30:.1f} GiB"
+    )
+
+
+def _take_rounds(
+    residents: Sequence[Resident],
+    generation: Generation,
+    deadline: float | None,
+    stage: Stage,
+) -> None:
+    generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
+    longest_round_sec = 0.0
+    for round_index in range(generation.max_rounds):
+        alive = [resident for resident in residents if resident.is_alive]
+        now = time.monotonic()
+        left = None if deadline is None else deadline - now
+        if not alive or (
+            left is not None and round_index >= MIN_ROUNDS and left < longest_round_sec
+        ):
+            return
+        expected = (generation.max_rounds - round_index) * longest_round_sec
+        if left is not None:
+            expected = min(expected, left) if longest_round_sec else left
+        stage(f"round {round_index + 1}", max(expected, 0.0))
+        generator.shuffle(alive)
+        for resident in alive:
+            started = time.monotonic()
+            _take_turn(resident, round_index)
+            resident.busy_sec += time.monotonic() - started
+        longest_round_sec = max(longest_round_sec, time.monotonic() - now)
+
+
+def _take_turn(resident: Resident, round_index: int) -> None:
+    """Gives one turn, and repeats it while it is void."""
+    num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
+    for attempt in range(MAX_ATTEMPTS):
+        pids = [process.pid for process in resident.processes()]
+        before = core_clock.read(resident.cores, pids)
+        resident.send(
+            "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
+        )
+        try:
+            answers = resident.receive("turn")
+        except ResidentEndedError:
+            return
+        after = core_clock.read(resident.cores, pids)
+        load = disturbance.between(before, after)
+        num_retraces = int(total(answers, "num_retraces"))
+        turn = Turn(
+            round_index=round_index,
+            attempt=attempt,
+            start_ns=latest(answers, "start_ns"),
+            end_ns=latest(answers, "end_ns"),
+            num_steps=num_steps,
+            foreign_cpu_fraction=load.foreign_cpu_fraction,
+            stolen_cpu_fraction=load.stolen_cpu_fraction,
+            run_delay_sec=load.run_delay_sec,
+            user_sec=total(answers, "user_sec"),
+            system_sec=total(answers, "system_sec"),
+            minor_faults=int(total(answers, "minor_faults")),
+            major_faults=int(total(answers, "major_faults")),
+            involuntary_switches=int(total(answers, "involuntary_switches")),
+            num_throttled=load.num_throttled,
+            num_retraces=num_retraces,
+            void_reason=disturbance.void_reason(load, num_retraces),
+        )
+        resident.turns.append(turn)
+        if turn.is_valid:
+            return
+
+
+def _finish(residents: Sequence[Resident]) -> None:
+    """Lets all check and record side by side; nothing is timed any more."""
+    alive = [resident for resident in residents if resident.is_alive]
+    started = time.monotonic()
+    for resident in alive:
+        resident.send("finish")
+    for resident in alive:
+        resident.wait()
+    for resident in alive:
+        resident.busy_sec += (time.monotonic() - started) / len(alive)
+
+
+def _record(store: Store, resident: Resident, settings: RunSettings) -> StatusRecord:
+    assert resident.exit is not None
+    valid = [turn for turn in resident.turns if turn.is_valid]
+    return trial_runner.record(
+        store,
+        resident.prepared,
+        resident.exit,
+        settings,
+        disturbance={
+            name: _mean_over_time(valid or resident.turns, name)
+            for name in ("foreign_cpu_fraction", "stolen_cpu_fraction")
+        },
+        turns=resident.turns,
+        duration_sec=resident.busy_sec,
+    )
+
+
+def _mean_over_time(turns: Sequence[Turn], name: str) -> float | None:
+    """Returns a fraction of the time of all turns; None where it was not read."""
+    known = [turn for turn in turns if getattr(turn, name) is not None]
+    if not known:
+        return None
+    duration_sec = sum(turn.time_sec for turn in known)
+    return float(sum(getattr(t, name) * t.time_sec for t in known) / duration_sec)

@@ -1,0 +1,211 @@
+"""One trial of a relay, seen from the harness: a process tree that waits for turns.
+
+The other end is ``harness/trial/turns.py``. Every rank connects on its own; a command
+goes to all of them, and is done when all have answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import select
+import socket
+import struct
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from harness.run.launch import ProcessTree
+from harness.trial.turns import ADDRESS_VARIABLE, native_address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.run.launch import TrialExit
+    from harness.run.trial_runner import Prepared
+    from results.records import Turn
+
+_POLL_SEC = 0.25
+_GRACE_SEC = 30.0
+"""For the other processes of a trial, after one of them has closed its connection."""
+
+
+class ResidentEndedError(RuntimeError):
+    """The processes of a trial have ended, or one did not answer in time."""
+
+
+class Resident:
+    """A trial that is alive and waits for its turns.
+
+    Attributes:
+      prepared: The trial.
+      turns: The turns that it has taken, void ones included.
+      exit: How its processes ended; None while they run.
+      step_time_sec: The duration of a warm step.
+      busy_sec: The time in which this trial had the machine.
+    """
+
+    def __init__(self, prepared: Prepared, *, timeout_sec: float) -> None:
+        """Plans the trial; ``start`` starts it.
+
+        Args:
+          prepared: The trial.
+          timeout_sec: Time limit of its start, and of each of its turns.
+        """
+        self.prepared = prepared
+        self.turns: list[Turn] = []
+        self.exit: TrialExit | None = None
+        self.step_time_sec = 0.0
+        self.busy_sec = 0.0
+        self._timeout_sec = timeout_sec
+        name = f"replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
+        self._address = f"@{name}"
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._connections: dict[socket.socket, bytes] = {}
+        self._tree = ProcessTree(
+            prepared.trial_dir,
+            {**prepared.variables, ADDRESS_VARIABLE: self._address},
+            prepared.command,
+        )
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can take turns."""
+        return self.exit is None
+
+    @property
+    def cores(self) -> tuple[int, ...]:
+        """All cores of its processes."""
+        cpusets = self.prepared.env.placement.cpusets
+        return tuple(sorted({core for cpuset in cpusets for core in cpuset}))
+
+    def start(self) -> None:
+        """Starts its processes."""
+        self._listener.bind(native_address(self._address))
+        self._listener.listen()
+        self._tree.start()
+
+    def processes(self) -> list[psutil.Process]:
+        """Returns its processes that run now."""
+        try:
+            root = psutil.Process(self._tree.process.pid)
+            return [root, *root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return []
+
+    def resident_bytes(self) -> int:
+        """Returns the memory that its processes occupy now."""
+        total = 0
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        return total
+
+    def send(self, command: str, **fields: Any) -> None:
+        """Gives a command to all ranks; ``receive`` notices one that has ended."""
+        line = json.dumps({"command": command, **fields}).encode("ascii") + b"\n"
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.sendall(line)
+
+    def receive(self, state: str) -> list[dict[str, Any]]:
+        """Waits until every rank has reached a state; returns their messages.
+
+        Raises:
+          ResidentEndedError: Its processes ended, or the time limit has passed;
+            ``exit`` says how.
+        """
+        deadline = time.monotonic() + self._timeout_sec
+        answers: dict[int, dict[str, Any]] = {}
+        while len(answers) < self.prepared.processes.num_ranks:
+            if self._tree.process.poll() is not None:
+                self._end(is_timed_out=False)
+            if time.monotonic() > deadline:
+                self._end(is_timed_out=True)
+            for message in self._read():
+                if message["state"] != state:
+                    raise AssertionError(f"expected state {state!r}, got {message}")
+                answers[message["rank"]] = message
+        return [answers[rank] for rank in sorted(answers)]
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Returns the messages that arrive within the next moment."""
+        sources = [self._listener, *self._connections]
+        readable, _, _ = select.select(sources, [], [], _POLL_SEC)
+        messages = []
+        for source in readable:
+            if source is self._listener:
+                connection, _ = self._listener.accept()
+                if _user_of(connection) == os.getuid():
+                    self._connections[connection] = b""
+                else:
+                    connection.close()
+                continue
+            received = source.recv(65536)
+            if not received:  # a rank has ended: the others follow
+                del self._connections[source]
+                source.close()
+                self.wait(_GRACE_SEC)
+                raise ResidentEndedError
+            *lines, rest = (self._connections[source] + received).split(b"\n")
+            self._connections[source] = rest
+            messages += [json.loads(line) for line in lines]
+        return messages
+
+    def wait(self, timeout_sec: float | None = None) -> TrialExit:
+        """Waits until its processes have exited by themselves, then ends the rest."""
+        limit = self._timeout_sec if timeout_sec is None else timeout_sec
+        is_timed_out = False
+        if self.exit is None:
+            try:
+                self._tree.process.wait(limit)
+            except subprocess.TimeoutExpired:
+                is_timed_out = True
+            self.end(is_timed_out=is_timed_out)
+        assert self.exit is not None
+        return self.exit
+
+    def _end(self, *, is_timed_out: bool) -> None:
+        self.end(is_timed_out=is_timed_out)
+        raise ResidentEndedError
+
+    def end(self, *, is_timed_out: bool = False) -> None:
+        """Ends its processes; harmless if they have ended."""
+        if self.exit is None:
+            self.exit = self._tree.end(
+                timeout_sec=self._timeout_sec, is_timed_out=is_timed_out
+            )
+        self.close()
+
+    def kill(self) -> None:
+        """Kills its processes, whatever state they are in; records nothing."""
+        self._tree.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Closes all sockets."""
+        for connection in (self._listener, *self._connections):
+            connection.close()
+        self._connections.clear()
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Returns the user id of the process at the other end."""
+    size = struct.calcsize("3i")
+    data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _, user, _ = struct.unpack("3i", data)
+    return int(user)
+
+
+def latest(answers: Sequence[dict[str, Any]], name: str) -> int:
+    """Returns the largest value over ranks."""
+    return max(int(answer[name]) for answer in answers)
+
+
+def total(answers: Sequence[dict[str, Any]], name: str) -> float:
+    """Returns the sum over ranks."""
+    return float(sum(answer[name] for answer in answers))

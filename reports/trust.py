@@ -1,0 +1,68 @@
+"""How far a relay can be trusted: its twin, its void turns, its primary contrast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports import formats
+from results import relay
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reports.view import View
+
+
+def why_unfit(view: View) -> str:
+    """Returns the headline of a study that the machine disturbed too much, or ""."""
+    counts = relay.count_turns(view.study)
+    if not counts.is_unfit:
+        return ""
+    return (
+        f"No verdict: {formats.percent(counts.void_fraction)} of the turns are void "
+        f"({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); at most "
+        f"{formats.percent(relay.MOST_VOID)} may be. Repeat the sweep on a quiet "
+        "machine."
+    )
+
+
+def sentences(view: View) -> Iterator[str]:
+    """Yields what limits the figures of a relay, one sentence each."""
+    primary = view.study.plan.measuring.primary
+    if primary is not None:
+        yield (
+            f"The study was planned for one contrast: {primary.text}. All other "
+            "ratios are secondary."
+        )
+    twin = relay.twin_of(view.study)
+    if twin is None:
+        yield "The twin, one case measured twice, has no result."
+    else:
+        low, high = twin.ratio.low, twin.ratio.high
+        figures = formats.times(twin.ratio.value)
+        if low is not None and high is not None:
+            figures += f" {formats.interval(low, high, formats.ratio)}"
+        verdict = "must include 1, and does"
+        if twin.ratio.excludes(1.0):
+            verdict = (
+                "must include 1, and does not: small differences between backends here "
+                "may be chance"
+            )
+        elif not twin.ratio.is_conclusive or not twin.ratio.has_interval:
+            verdict = "one generation decides nothing"
+        yield (
+            f"{twin.case.label} was measured twice to check the design: the ratio "
+            f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
+        )
+    counts = relay.count_turns(view.study)
+    if counts.num_void:
+        yield (
+            f"{counts.num_void} of {counts.num_turns} turns "
+            f"({formats.percent(counts.void_fraction)}) are void and were repeated: "
+            f"{_main_reason(counts)}."
+        )
+
+
+def _main_reason(counts: relay.TurnCounts) -> str:
+    reason, number = counts.reasons[0]
+    return f"in {number} of them {reason}"

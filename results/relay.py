@@ -1,0 +1,113 @@
+"""What a relay says about itself: its primary contrast, its twin, its void turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results import generations, scaling
+from results.records import Control, Order
+
+if TYPE_CHECKING:
+    from results.statistics import Estimate
+    from results.study import Case, Study
+
+MOST_VOID = 0.3
+"""With a larger fraction of void turns, the machine is unfit and nothing is judged."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TurnCounts:
+    """The turns of a study.
+
+    Attributes:
+      num_turns: All turns, repeated ones included.
+      num_void: Those that do not count.
+      reasons: How often each reason occurs, the most frequent first; digits of a reason
+        are left out, so that equal causes are counted together.
+    """
+
+    num_turns: int
+    num_void: int
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def void_fraction(self) -> float:
+        """Void turns of all turns."""
+        return self.num_void / self.num_turns if self.num_turns else 0.0
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether the machine disturbed too many turns for any verdict."""
+        return self.void_fraction > MOST_VOID
+
+
+def count_turns(study: Study) -> TurnCounts:
+    """Counts the turns of all planned trials that have a result."""
+    turns = [
+        turn
+        for entry in study.planned
+        if entry.trial is not None and entry.trial.result is not None
+        for turn in entry.trial.result.turns
+    ]
+    void = [turn for turn in turns if not turn.is_valid]
+    counts: dict[str, int] = {}
+    for turn in void:
+        reason = " ".join(
+            word for word in turn.void_reason.split() if not word[:1].isdigit()
+        )
+        counts[reason] = counts.get(reason, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return TurnCounts(num_turns=len(turns), num_void=len(void), reasons=tuple(ordered))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Twin:
+    """A case that was measured twice: how far apart two equal programs are.
+
+    Attributes:
+      case: The case.
+      ratio: X(twin) / X(case); 1 is the truth.
+    """
+
+    case: Case
+    ratio: Estimate
+
+
+def twin_of(study: Study) -> Twin | None:
+    """Returns the twin and its case, or None where there is none with turns."""
+    for control in study.controls:
+        if control.spec.control is not Control.TWIN:
+            continue
+        wanted = _without_control(control)
+        for case in study.cases:
+            if _without_control(case) == wanted:
+                ratio = scaling.throughput_ratio(control, case)
+                return None if ratio is None else Twin(case=case, ratio=ratio)
+    return None
+
+
+def _without_control(case: Case) -> dict[str, object]:
+    excluded = {"control", "repetition_index", "seed"}
+    return case.spec.model_dump(mode="json", exclude=excluded)
+
+
+def primary_logs(study: Study) -> list[float]:
+    """Returns d_g of the primary contrast, by generation; empty without any."""
+    primary = study.plan.measuring.primary
+    cases = {case.case_id: case for case in study.cases}
+    if primary is None or study.plan.measuring.order is not Order.RELAY:
+        return []
+    first = cases.get(primary.first_case_id)
+    second = cases.get(primary.second_case_id)
+    if first is None or second is None:
+        return []
+    return [sum(of) / len(of) for of in scaling.turn_logs(first, second)]
+
+
+def is_precise_enough(study: Study) -> bool:
+    """Returns whether the primary contrast has reached the target of the plan."""
+    target = study.plan.measuring.target
+    if target is None:
+        return True
+    return generations.is_precise_enough(primary_logs(study), target)

@@ -1,0 +1,209 @@
+"""Ratios of a relay: over rounds, over generations, and of one generation alone."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results import errors, generations
+
+LOGS = [0.50, 0.54, 0.47, 0.52]
+
+
+def _interval(logs: list[float]) -> tuple[float, float]:
+    """Student's t interval of the mean, by another library."""
+    return stats.t.interval(
+        0.95, len(logs) - 1, loc=np.mean(logs), scale=stats.sem(logs)
+    )
+
+
+def test_rounds_are_paired_by_index_and_unpaired_ones_left_out() -> None:
+    """Round 3 is void on one side, round 4 on the other; their order is no matter."""
+    first = {0: 2.0, 2: 8.0, 3: 1000.0}
+    second = {4: 1000.0, 2: 2.0, 0: 1.0}
+
+    assert pytest.approx((math.log(2.0), math.log(4.0))) == generations.log_ratios(
+        first, second
+    )
+    assert generations.mean_log_ratio(first, second) == pytest.approx(
+        (math.log(2.0) + math.log(4.0)) / 2
+    )
+
+
+def test_without_a_common_round_there_is_no_ratio() -> None:
+    """Every round is void on one side or the other."""
+    assert generations.mean_log_ratio({0: 2.0}, {1: 1.0}) is None
+    assert generations.mean_log_ratio({}, {}) is None
+
+
+def test_swapped_cases_give_the_inverse() -> None:
+    """The log changes its sign only."""
+    first, second = {0: 2.0, 1: 3.0}, {0: 1.0, 1: 0.7}
+    forward = generations.mean_log_ratio(first, second)
+    backward = generations.mean_log_ratio(second, first)
+
+    assert forward == pytest.approx(-backward)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_turn_that_is_no_measurement_is_refused(value: float) -> None:
+    """The message names the side and the round."""
+    with pytest.raises(
+        errors.ResultsError,
+        match=r"second has the value \S+ in round 7, must be positive and finite;",
+    ):
+        generations.mean_log_ratio({0: 1.0}, {7: value})
+
+
+def test_interval_over_generations_is_students() -> None:
+    """Each generation counts once."""
+    estimate = generations.over_generations(LOGS, unit="images/s")
+    low, high = _interval(LOGS)
+
+    assert math.exp(np.mean(LOGS)) == pytest.approx(estimate.value)
+    assert math.exp(low) == pytest.approx(estimate.low)
+    assert math.exp(high) == pytest.approx(estimate.high)
+    assert (4, "images/s", True) == (
+        estimate.n,
+        estimate.unit,
+        estimate.is_conclusive,
+    )
+    assert "over generations" in estimate.method
+    assert estimate.excludes(1.0)
+
+
+def test_one_generation_has_no_interval_over_generations() -> None:
+    """And the method says why."""
+    estimate = generations.over_generations([0.5])
+
+    assert (None, None, 1) == (estimate.low, estimate.high, estimate.n)
+    assert "one generation says nothing about the spread" in estimate.method
+
+
+def test_an_interval_that_decided_when_to_stop_is_wider() -> None:
+    """By the factor that restores its coverage, and the method says so."""
+    logs = [*LOGS, 0.49, 0.51]
+    planned = generations.over_generations(logs)
+    stopped = generations.over_generations(logs, is_stopped_on_width=True)
+    half_widths = [math.log(e.high / e.low) / 2 for e in (planned, stopped)]
+
+    assert pytest.approx(1.10) == half_widths[1] / half_widths[0]
+    assert planned.value == stopped.value
+    assert "widened by 10 % because measuring stopped on its width" in stopped.method
+
+
+def test_an_interval_that_stops_at_the_first_look_is_as_planned() -> None:
+    """At five generations nothing was decided by the width of any before."""
+    logs = [*LOGS, 0.49]
+
+    assert generations.over_generations(logs) == generations.over_generations(
+        logs, is_stopped_on_width=True
+    )
+
+
+def test_interval_of_one_generation_is_over_batches_of_rounds() -> None:
+    """Twenty-three rounds: ten batches of two or three."""
+    logs = np.random.default_rng(1).normal(0.5, 0.1, 23)
+    means = [batch.mean() for batch in np.array_split(logs, 10)]
+    estimate = generations.these_processes_only(logs.tolist())
+    low, high = _interval(means)
+
+    assert math.exp(logs.mean()) == pytest.approx(estimate.value)
+    assert (high - low) == pytest.approx(math.log(estimate.high / estimate.low))
+    assert estimate.n == 1
+
+
+def test_one_generation_gives_no_verdict() -> None:
+    """However far its interval is from a value, it excludes none, scaled or not."""
+    estimate = generations.these_processes_only([0.5, 0.51] * 10)
+
+    assert estimate.low > 1.6
+    assert not estimate.is_conclusive
+    assert not estimate.excludes(1.0)
+    assert not estimate.scaled(0.5, "x").excludes(1.0)
+    assert "these processes only: one generation says nothing" in estimate.method
+
+
+def test_noise_that_lasts_for_rounds_widens_the_interval_of_one_generation() -> None:
+    """The same values, sorted: neighbours depend on each other."""
+    logs = np.random.default_rng(2).normal(0.0, 0.1, 100).tolist()
+    independent = generations.these_processes_only(logs)
+    dependent = generations.these_processes_only(sorted(logs))
+
+    assert math.log(dependent.high) > 2 * math.log(independent.high)
+
+
+@pytest.mark.parametrize(
+    ("num_rounds", "expected"),
+    [
+        (1, 0),
+        (3, 0),
+        (4, 2),
+        (19, 9),
+        (20, 10),
+        (100, 10),
+        (192, 13),
+        (900, 30),
+        (5000, 30),
+    ],
+)
+def test_number_of_batches(num_rounds: int, expected: int) -> None:
+    """From 10 to 30 where a batch can have two rounds, else fewer, else none."""
+    assert expected == generations.num_batches(num_rounds)
+
+
+def test_three_rounds_have_no_interval() -> None:
+    """They give no two batches; the estimate still carries no verdict."""
+    estimate = generations.these_processes_only([0.5, 0.6, 0.7])
+
+    assert math.exp(0.6) == pytest.approx(estimate.value)
+    assert not estimate.has_interval
+    assert not estimate.is_conclusive
+    assert "too few rounds" in estimate.method
+
+
+def test_measuring_stops_only_from_five_generations_on() -> None:
+    """Four that agree to the last digit are not enough."""
+    assert not generations.is_precise_enough([], 0.03)
+    assert not generations.is_precise_enough([0.5] * 4, 0.03)
+    assert generations.is_precise_enough([0.5] * 5, 0.03)
+
+
+@pytest.mark.parametrize("more", [[], [0.51, 0.50]])
+def test_measuring_stops_where_the_reported_interval_reaches_the_target(
+    more: list[float],
+) -> None:
+    """Half of it is within ln(1 + target), and not a little more."""
+    logs = [*LOGS, 0.49, *more]
+    estimate = generations.over_generations(logs, is_stopped_on_width=True)
+    reached = estimate.high / estimate.value - 1
+
+    assert generations.is_precise_enough(logs, reached * 1.001)
+    assert not generations.is_precise_enough(logs, reached * 0.999)
+
+
+@pytest.mark.parametrize("target", [0.0, -0.03, float("nan"), float("inf")])
+def test_a_target_that_no_interval_reaches_is_refused(target: float) -> None:
+    """With what is allowed."""
+    with pytest.raises(
+        errors.ResultsError, match=r"target is \S+, must be a positive ratio, such as 0"
+    ):
+        generations.is_precise_enough(LOGS, target)
+
+
+@pytest.mark.parametrize(
+    ("logs", "message"),
+    [
+        ([], r"logs is \[\], must be a sequence of one or more logarithms"),
+        ([0.1, float("nan")], r"logs holds \[0\.1, nan\], all must be finite; a gener"),
+    ],
+)
+def test_generations_that_measured_nothing_are_refused(
+    logs: list[float], message: str
+) -> None:
+    """No generation, or one without a number."""
+    with pytest.raises(errors.ResultsError, match=message):
+        generations.over_generations(logs)

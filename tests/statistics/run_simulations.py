@@ -1,0 +1,151 @@
+"""Simulates sweeps of every design and gates, thousands each: ``make statistics``.
+
+Prints what the intervals of each design are worth. Exits with 1 if one of the designs
+that the harness uses is not worth what the documents claim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
+
+import simulated_designs as designs
+
+from results import judge, power
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.97
+WIDEST_MEDIAN = 0.06
+EFFECTS = (0.0, 0.02, 0.05, 0.08, 0.10)
+# Of a share of gates against the calculation: four standard errors of the simulation.
+STANDARD_ERRORS = 4
+
+# What the harness does, and therefore has to be right: the name, and how to run it.
+USED: dict[str, Callable[[int, int], designs.Coverage]] = {
+    "four generations": lambda n, seed: designs.fixed(n, seed, num_generations=4),
+    "target 6 %": lambda n, seed: designs.sequential(n, seed, target=0.06),
+    "target 3 %": lambda n, seed: designs.sequential(n, seed, target=0.03),
+}
+# What it does not do, and why.
+OTHERS: tuple[Callable[[int, int], designs.Coverage], ...] = (
+    lambda n, seed: designs.fresh_processes(n, seed, num_repetitions=3, num_steps=16),
+    lambda n, seed: designs.fresh_processes(n, seed, num_repetitions=4, num_steps=6),
+    lambda n, seed: designs.one_generation(n, seed, is_truth_of_processes=False),
+    lambda n, seed: designs.one_generation(n, seed, is_truth_of_processes=True),
+    lambda n, seed: designs.fixed(n, seed, num_generations=3),
+    lambda n, seed: designs.fixed(n, seed, num_generations=4, steps_per_turn=4),
+)
+
+
+def write(line: str) -> None:
+    """Prints a line at once: a run takes minutes."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def row(found: designs.Coverage) -> str:
+    """Returns a row of the table of designs."""
+    low, high = found.interval
+    return (
+        f"{found.design:<46} {found.median_sec:>6.0f} {found.mean_generations:>6.1f} "
+        f"{found.share:>9.3f} [{low:.3f}, {high:.3f}] {found.median_half_width:>8.4f}"
+    )
+
+
+def claims_broken(name: str, found: designs.Coverage) -> Iterator[str]:
+    """Yields what is claimed about a design and does not hold."""
+    if not LEAST_COVERAGE <= found.share <= MOST_COVERAGE:
+        yield (
+            f"{name}: coverage {found.share:.3f} is outside {LEAST_COVERAGE} to "
+            f"{MOST_COVERAGE}"
+        )
+    if found.median_half_width > WIDEST_MEDIAN:
+        yield (
+            f"{name}: median half width {found.median_half_width:.4f} is above "
+            f"{WIDEST_MEDIAN}"
+        )
+
+
+def run_designs(num_sweeps: int, seed: int) -> list[str]:
+    """Prints the table of designs; returns the claims that do not hold."""
+    write(
+        f"{num_sweeps} simulated sweeps of six cases each; half widths are logarithms\n"
+    )
+    write(
+        f"{'design':<46} {'median':>6} {'mean':>6} {'coverage':>9} {'of 95 %':>14} "
+        f"{'median half':>8}\n{'':<46} {'sec':>6} {'gens':>6} {'':>24} {'width':>8}"
+    )
+    for design in OTHERS:
+        write(row(design(num_sweeps, seed)))
+    broken: list[str] = []
+    for name, design in USED.items():
+        found = design(num_sweeps, seed)
+        write(row(found))
+        broken += claims_broken(name, found)
+    return broken
+
+
+def run_gates(num_gates: int, seed: int) -> list[str]:
+    """Prints what gates decide; returns where the calculation differs."""
+    write(
+        f"\n{num_gates} simulated gates each: relays of two cases, four generations, "
+        f"delta {judge.DEFAULT_DELTA:.0%}; calculated from the spread in parentheses\n"
+    )
+    heads = "".join(f" {name:>15}" for name in ("pass", "regress", "inconclusive"))
+    write(f"{'slowdown':>8} {'spread':>7}{heads}")
+    broken = []
+    for effect in EFFECTS:
+        found = designs.gates(num_gates, seed, effect=effect)
+        (expected,) = power.operating_points(
+            found.spread, 4, judge.DEFAULT_DELTA, [effect]
+        )
+        pairs = {
+            "pass": (found.passes, expected.passes),
+            "regress": (found.regresses, expected.regresses),
+            "inconclusive": (
+                found.shares[judge.Verdict.INCONCLUSIVE],
+                expected.inconclusive,
+            ),
+        }
+        cells = " ".join(
+            f"{f'{share:.3f} ({exact:.3f})':>15}" for share, exact in pairs.values()
+        )
+        write(f"{effect:>8.0%} {found.spread:>7.4f} {cells}")
+        for verdict, (share, exact) in pairs.items():
+            error = (max(exact * (1 - exact), 1 / num_gates) / num_gates) ** 0.5
+            if abs(share - exact) > STANDARD_ERRORS * error:
+                broken.append(
+                    f"gate at {effect:.0%}: {verdict} in {share:.3f} of the simulated "
+                    f"gates, {exact:.3f} by calculation"
+                )
+    return broken
+
+
+def main() -> int:
+    """Runs the simulations; the exit status is 1 if a claim does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweeps", type=int, default=4000)
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    broken = run_designs(arguments.sweeps, arguments.seed)
+    broken += run_gates(arguments.sweeps, arguments.seed)
+    write("")
+    for claim in broken:
+        write(f"FAILED: {claim}")
+    if not broken:
+        write(
+            f"Coverage of what the harness uses is {LEAST_COVERAGE} to "
+            f"{MOST_COVERAGE}, its median half width at most {WIDEST_MEDIAN}, and "
+            "gates decide as calculated."
+        )
+    return int(bool(broken))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""How often the intervals of each design hold the truth, in simulated sweeps.
+
+The designs differ in what is measured when (``simulated_sweeps``); every interval, rule
+and verdict is that of ``results``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import stats
+from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
+
+from results import generations, judge, statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.statistics import Estimate
+
+LOG_RATIO = math.log(1.5)
+"""The true ratio of cases 1 and 0."""
+
+SWEEP_SEC = 540.0
+IDLE_SEC = 7.0
+"""A trial of the former default sweep took 26 s: 13 to start, 6.5 for its window."""
+
+MOST_GENERATIONS = 40
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """What the intervals of a design are worth.
+
+    Attributes:
+      design: What was measured, in words.
+      num_sweeps: Simulated sweeps.
+      num_covered: Those whose interval held the truth.
+      median_half_width: As a logarithm.
+      median_sec: Time of a sweep.
+      mean_generations: Generations, or repetitions, of a sweep.
+    """
+
+    design: str
+    num_sweeps: int
+    num_covered: int
+    median_half_width: float
+    median_sec: float
+    mean_generations: float
+
+    @property
+    def share(self) -> float:
+        """The coverage."""
+        return self.num_covered / self.num_sweeps
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the coverage (Clopper and Pearson, Biometrika 26, 1934)."""
+        test = stats.binomtest(self.num_covered, self.num_sweeps)
+        found = test.proportion_ci(confidence_level=0.95, method="exact")
+        return float(found.low), float(found.high)
+
+
+def _coverage(
+    design: str,
+    estimates: Sequence[Estimate],
+    truths: np.ndarray,
+    end_sec: np.ndarray,
+    num_generations: Sequence[int],
+) -> Coverage:
+    lows = np.log([estimate.low for estimate in estimates])
+    highs = np.log([estimate.high for estimate in estimates])
+    return Coverage(
+        design=design,
+        num_sweeps=len(estimates),
+        num_covered=int(((lows <= truths) & (truths <= highs)).sum()),
+        median_half_width=float(np.median(highs - lows) / 2),
+        median_sec=float(np.median(end_sec)),
+        mean_generations=float(np.mean(num_generations)),
+    )
+
+
+def logs_of(measured: Sequence[Generation], sweep: int) -> list[float]:
+    """Returns d_g of cases 1 and 0 in one sweep, by generation."""
+    logs = [
+        generations.mean_log_ratio(one.turns(1, sweep), one.turns(0, sweep))
+        for one in measured
+    ]
+    return [log for log in logs if log is not None]
+
+
+def fresh_processes(
+    num_sweeps: int, seed: int, *, num_repetitions: int, num_steps: int
+) -> Coverage:
+    """The design before the relay: each trial alone, pairs by repetition."""
+    sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
+    measured = sequence(sweeps, num_repetitions, num_steps, idle_sec=IDLE_SEC)
+    estimates = [
+        statistics.ratio(
+            {index: rates[1, sweep] for index, rates in enumerate(measured)},
+            {index: rates[0, sweep] for index, rates in enumerate(measured)},
+        )
+        for sweep in range(num_sweeps)
+    ]
+    return _coverage(
+        f"sequence of {num_repetitions} fresh processes x {num_steps} steps",
+        estimates,
+        np.full(num_sweeps, LOG_RATIO),
+        sweeps.clock_sec,
+        [num_repetitions],
+    )
+
+
+def one_generation(
+    num_sweeps: int, seed: int, *, is_truth_of_processes: bool
+) -> Coverage:
+    """A relay of one generation, whose interval is for its own processes.
+
+    Args:
+      num_sweeps: Number of sweeps.
+      seed: Of their noise.
+      is_truth_of_processes: Whether the truth is the ratio of these processes, and not
+        that of the two programs.
+    """
+    sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
+    (measured,) = relay(sweeps, 1, SWEEP_SEC)
+    estimates = [
+        generations.these_processes_only(
+            generations.log_ratios(measured.turns(1, sweep), measured.turns(0, sweep))
+        )
+        for sweep in range(num_sweeps)
+    ]
+    truths = np.full(num_sweeps, LOG_RATIO)
+    words = "the programs"
+    if is_truth_of_processes:
+        truths += measured.of_processes[0] - measured.of_processes[1]
+        words = "its processes"
+    design = f"relay, one generation, of {words}"
+    return _coverage(design, estimates, truths, sweeps.clock_sec, [1])
+
+
+def fixed(
+    num_sweeps: int,
+    seed: int,
+    *,
+    num_generations: int,
+    duration_sec: float = SWEEP_SEC,
+    steps_per_turn: int = 1,
+) -> Coverage:
+    """A relay of a fixed number of generations."""
+    sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
+    measured = relay(
+        sweeps, num_generations, duration_sec, steps_per_turn=steps_per_turn
+    )
+    estimates = [
+        generations.over_generations(logs_of(measured, sweep))
+        for sweep in range(num_sweeps)
+    ]
+    turns = "" if steps_per_turn == 1 else f", turns of {steps_per_turn} steps"
+    return _coverage(
+        f"relay, {num_generations} generations{turns}",
+        estimates,
+        np.full(num_sweeps, LOG_RATIO),
+        sweeps.clock_sec,
+        [num_generations],
+    )
+
+
+def sequential(
+    num_sweeps: int,
+    seed: int,
+    *,
+    target: float,
+    generation_sec: float = SWEEP_SEC / generations.FEWEST_TO_STOP,
+) -> Coverage:
+    """A relay that stops when its interval is short enough."""
+    sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
+    measured: list[Generation] = []
+    logs: list[list[float]] = [[] for _ in range(num_sweeps)]
+    end_sec = np.full(num_sweeps, np.nan)
+    while np.isnan(end_sec).any() and len(measured) < MOST_GENERATIONS:
+        measured += relay(sweeps, 1, generation_sec)
+        for sweep in np.flatnonzero(np.isnan(end_sec)):
+            logs[sweep] += logs_of(measured[-1:], sweep)
+            if generations.is_precise_enough(logs[sweep], target):
+                end_sec[sweep] = measured[-1].end_sec[sweep]
+    end_sec = np.where(np.isnan(end_sec), sweeps.clock_sec, end_sec)
+    return _coverage(
+        f"relay, stops when within {100 * target:g} %",
+        [
+            generations.over_generations(found, is_stopped_on_width=True)
+            for found in logs
+        ],
+        np.full(num_sweeps, LOG_RATIO),
+        end_sec,
+        [len(found) for found in logs],
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gates:
+    """What gates said about one true slowdown.
+
+    Attributes:
+      effect: The slowdown as a ratio.
+      spread: Standard deviation of the log slowdown over generations.
+      shares: Of each verdict.
+    """
+
+    effect: float
+    spread: float
+    shares: dict[judge.Verdict, float]
+
+    @property
+    def passes(self) -> float:
+        """The share of pass and improve."""
+        return sum(share for verdict, share in self.shares.items() if verdict.is_pass)
+
+    @property
+    def regresses(self) -> float:
+        """The share of regress."""
+        return self.shares[judge.Verdict.REGRESS]
+
+
+def gates(
+    num_gates: int,
+    seed: int,
+    *,
+    effect: float,
+    num_generations: int = 4,
+    delta: float = judge.DEFAULT_DELTA,
+) -> Gates:
+    """Relays of two cases, the change (case 0) and the baseline (case 1)."""
+    machine = Machine(num_cases=2)
+    slowdown = math.log1p(effect)
+    sweeps = Sweeps(num_gates, seed, log_slowdown=slowdown, machine=machine)
+    measured = relay(sweeps, num_generations, SWEEP_SEC)
+    logs = [logs_of(measured, gate) for gate in range(num_gates)]
+    counts = collections.Counter(
+        judge.judge(found, delta=delta).verdict for found in logs
+    )
+    return Gates(
+        effect=effect,
+        spread=float(np.sqrt(np.mean(np.var(logs, axis=1, ddof=1)))),
+        shares={verdict: counts[verdict] / num_gates for verdict in judge.Verdict},
+    )
