@@ -6,6 +6,7 @@
     +-- StudyError                a study directory that cannot be used
     +-- MatchStudyError           a study that holds a different plan
     +-- DoesNotFitError           processes that do not fit into memory at once
+    +-- DoctorError               a machine that could not be checked
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
 Every message is one line: what was passed, why it is wrong, what is allowed, what to
@@ -45,3 +46,7 @@ class Interrupted(BaseException):
     def __init__(self, signal_name: str) -> None:
         super().__init__(signal_name)
         self.signal_name = signal_name
+
+
+class DoctorError(HarnessError):
+    """The machine could not be checked."""

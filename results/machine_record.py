@@ -6,7 +6,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-# pydantic reads these annotations when the module is loaded.
 from results.bounds import Cores, Name
 from results.record_base import Record
 

@@ -7,7 +7,8 @@ History of ``SCHEMA_VERSION``:
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
-   ``TrialResult.turns``; ``Plan.measuring``; the status ``void``.
+   ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+   ``Environment.machine_state``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -236,7 +237,6 @@ class Environment(Record):
     kernel: Name
     python_version: Name
     packages: dict[Name, Name] = Field(max_length=1_000)
-    machine: MachineState | None = None
     environment_variables: dict[Name, Text] = Field(
         default_factory=dict, max_length=1_000
     )
@@ -250,6 +250,7 @@ class Environment(Record):
     stolen_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time given to other guests of the hypervisor"
     )
+    machine_state: MachineState | None = None
     placement: Placement
 
 

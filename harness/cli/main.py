@@ -44,7 +44,8 @@ class _Group(click.Group):
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
         "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
-        " 70 internal error, 130 interrupted (run the same command to resume)."
+        " 6 machine unfit, 70 internal error, 130 interrupted (run the same command to"
+        " resume)."
     ),
 )
 def cli() -> None:
@@ -197,6 +198,19 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
     from harness.cli import commands
 
     return commands.report(study, runs_dir=runs_dir, output=output, is_json=is_json)
+
+
+@cli.command()
+@json_option
+def doctor(*, is_json: bool) -> int:
+    """Checks whether this machine can be timed, and says what to do.
+
+    Looks for neighbours, throttling, swap and settings, and measures what a core does
+    when all are busy. Takes about 15 s. Exit code 6 if timings would be unusable.
+    """
+    from harness.cli import doctor_verb
+
+    return doctor_verb.doctor(is_json=is_json)
 
 
 def main(

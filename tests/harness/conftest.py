@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_root import FakeRoot
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -66,6 +67,12 @@ def _spec(**fields: Any) -> TrialSpec:
 def make_spec() -> Any:
     """Returns a function that makes a spec from the fields that matter."""
     return _spec
+
+
+@pytest.fixture
+def fake_root(tmp_path: Path) -> FakeRoot:
+    """Returns an empty file system in place of that of the kernel."""
+    return FakeRoot(tmp_path / "root")
 
 
 @pytest.fixture

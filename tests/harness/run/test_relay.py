@@ -259,7 +259,7 @@ def test_little_time_still_gives_the_fewest_rounds(
 
 
 def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> None:
-    """One twin per generation; the contrast is that of the backends at most replicas."""
+    """The contrast is that of the backends at the most replicas; one twin each."""
     twins = [t for t in relay_plan.trials if t.spec.control is Control.TWIN]
     measuring = relay_plan.measuring
 
