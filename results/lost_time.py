@@ -27,7 +27,7 @@ one replica as well: without it, this time would be counted twice. The same hold
 exposed communication; ``imbalance`` is what one process takes longer in all steps.
 
 With 4 generations, 3 % between generations and 2 % between processes, nominal 95 %
-intervals hold the truth in 0.94 to 0.96 of 2,000 simulated studies
+intervals hold the truth in 0.94 to 0.97 of 2,000 simulated studies
 (tests/statistics/test_lost_time.py repeats a smaller version).
 """
 
