@@ -130,7 +130,7 @@ class InputModeError(ReplicatorError):
 
 
 class MeasuringControlError(ReplicatorError):
-    """A replicator without communication was asked for what only training needs."""
+    """Training with a replicator whose replicas do not communicate."""
 
 
 class CollectiveTypeError(ReplicatorError):

@@ -1,8 +1,8 @@
 """A mirrored strategy whose replicas do not communicate (test_without_communication).
 
-A strategy reduces in three private methods of its ``extended``, also where Keras asks
-for it. Here they return what a reduction would if all replicas held the same value:
-the own value for a mean, R times the own value for a sum.
+A strategy and Keras reduce by three private methods of its ``extended``. Here they
+return what a reduction would if all replicas held the same value: the own value for a
+mean, R times the own value for a sum.
 """
 
 from __future__ import annotations
