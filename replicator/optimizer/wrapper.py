@@ -310,6 +310,17 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self._apply(self._all_reduce(grads, "mean"), variables)
 
 
+class LocalOptimizer(ReplicatedOptimizer):
+    """The same update without communication, for measuring controls.
+
+    The fast path would multiply each own gradient by R, as the sum, and divide by R in
+    the kernel; the mean is the own gradient without an operation.
+    """
+
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
+        self._apply(self._all_reduce(grads, "mean"), variables)
+
+
 class _Clips(threading.local):
     def __init__(self) -> None:
         self.found: dict[str, float] = {}

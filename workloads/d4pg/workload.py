@@ -95,7 +95,8 @@ class D4PGProgram(ReplicatedProgram):
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         count = self.per_replica_batch_size
-        if self._name is None or self._evaluator is None:
+        # A control that reads one batch needs no actors, which would take its cores.
+        if self._name is None or self._evaluator is None or self.reuses_batch:
             transitions = synthetic.make_transitions(
                 self._spec,
                 discount=self._config.discount,

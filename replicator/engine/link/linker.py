@@ -31,7 +31,10 @@ class Linker:
 
     Attributes:
       results: By marker name, the result on each replica.
+      awaited: Nodes that the step waits for besides its outputs and effects: none.
     """
+
+    awaited: Sequence[str] = ()
 
     def __init__(
         self, topology: Topology, prefix: str, workers: CrossWorker | None = None

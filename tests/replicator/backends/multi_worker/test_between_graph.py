@@ -85,6 +85,17 @@ def test_several_steps_in_one_dispatch_are_the_same(two_workers):
     assert single[1]["losses"][3::4] == several[1]["losses"]
 
 
+def test_workers_of_a_control_do_not_wait_for_each_other(two_workers):
+    """One runs one step, the other three; each trains alone, and is not compared."""
+    first, second = two_workers.values("without communication")
+
+    assert first["losses"] == pytest.approx([2.0])
+    assert second["losses"] == pytest.approx([4.0, 3.2, 2.4])
+    for worker in (first, second):
+        assert "Nothing is communicated" in worker["explained"]
+        assert "assert_in_sync() does not work with" in worker["message"]
+
+
 def test_workers_know_their_place(two_workers):
     """Replica ids count over the job; worker 0 is the chief."""
     first, second = two_workers.values("topology")
