@@ -100,6 +100,6 @@ def test_without_the_coordination_service_connections_tell(reports):
         (tf.errors.ResourceExhaustedError(None, None, "OOM"), False),
     ],
 )
-def test_failures_of_others_are_told_by_their_status_code(error, is_others):
+def test_failures_of_others_are_recognized_by_their_status_code(error, is_others):
     """The message counts only where ordinary ops have the same code."""
     assert failures.is_collective_failure(error) is is_others

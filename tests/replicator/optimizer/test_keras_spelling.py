@@ -152,7 +152,7 @@ def test_keras_says_what_to_write_instead(in_graph, entry):
 
 
 def test_it_is_named_in_short(in_graph):
-    """The lesson is in str(), for Keras; repr() is for people who print it."""
+    """The message is in str(), for Keras; repr() is for people who print it."""
     _, optimizer = _made(in_graph)
 
     assert "<ReplicatedOptimizer of SGD>" == repr(optimizer)

@@ -43,7 +43,7 @@ def test_accumulated_gradients_cross_in_steps_that_update(client, cases):
     assert_same(expected, client.value("accumulation"))
 
 
-def test_several_steps_in_one_dispatch_are_the_same_steps(client, reference):
+def test_steps_per_execution_in_one_dispatch_are_the_same_steps(client, reference):
     """The loop runs over remote devices; its runs return the last step's loss."""
     actual = client.value("input_modes")["loop"]
 
