@@ -159,6 +159,30 @@ def test_it_is_named_in_short(in_graph):
     assert str(optimizer).startswith("<ReplicatedOptimizer of SGD>, which Keras' comp")
 
 
+class _LabelledOptimizer(replicator.ReplicatedOptimizer):
+    """A subclass with an attribute of its own."""
+
+    def __init__(self, optimizer):
+        self.label = "first"
+        super().__init__(optimizer, num_replicas=1)
+
+
+def test_attributes_belong_to_who_defined_them():
+    """What a constructor sets stays with the wrapper; the rest reaches Keras."""
+    inner = keras.optimizers.SGD(0.5)
+    optimizer = _LabelledOptimizer(inner)
+    own = dict(vars(optimizer))
+
+    optimizer.label = "second"
+    optimizer.uses_fused_update = True
+    optimizer.learning_rate = 0.25
+
+    assert own | {"label": "second", "uses_fused_update": True} == vars(optimizer)
+    assert not hasattr(inner, "label")
+    assert not hasattr(inner, "uses_fused_update")
+    assert 0.25 == float(inner.learning_rate)
+
+
 def test_wrapping_twice_is_refused():
     """Whichever replicator wrapped it first."""
     first = replicator.create("single").wrap_optimizer(keras.optimizers.SGD(0.5))
