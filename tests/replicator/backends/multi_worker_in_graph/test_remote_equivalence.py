@@ -54,7 +54,7 @@ def test_workers_of_a_control_train_alone(client):
     assert "sends nothing but inputs to other workers" in actual["explained"]
 
 
-def test_several_steps_in_one_dispatch_are_the_same_steps(client, reference):
+def test_steps_per_execution_in_one_dispatch_are_the_same_steps(client, reference):
     """The loop runs over remote devices; its runs return the last step's loss."""
     actual = client.value("input_modes")["loop"]
 
