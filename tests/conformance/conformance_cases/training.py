@@ -92,16 +92,7 @@ def _embedding():
     )
 
 
-def train(
-    repl,
-    make_model,
-    optimizers,
-    features,
-    *,
-    num_steps=NUM_STEPS,
-    builds_first=True,
-    **options,
-):
+def train(repl, make_model, optimizers, features, *, num_steps=NUM_STEPS, **options):
     """Trains one copy of a model per optimizer side by side, so that one trace serves.
 
     Args:
@@ -110,16 +101,12 @@ def train(
       optimizers: Name -> function that makes an optimizer.
       features: What every step takes the next examples of.
       num_steps: Global batches.
-      builds_first: Whether optimizers are built before the first step; otherwise it
-        does that, and ``tf.function`` traces it twice on stock strategies.
       **options: Of ``wrap_optimizer``.
 
     Returns:
       Per optimizer the loss of every step, the final weights and the number of updates.
     """
     training = _Training(repl, make_model, optimizers, options)
-    if builds_first:
-        training.build(repl)
     inputs = repl.make_input_iterator(
         split_in_order(GLOBAL_BATCH_SIZE, features, _labels())
     )
@@ -151,12 +138,6 @@ class _Training:
                 self.models[name] = make_model()
                 self.optimizers[name] = repl.wrap_optimizer(make_optimizer(), **options)
 
-    def build(self, repl):
-        """Makes the state of all optimizers."""
-        with repl.context():
-            for name, optimizer in self.optimizers.items():
-                optimizer.build(self.models[name].trainable_variables)
-
     def step(self, batch):
         """One step on one device."""
         x, y = batch
@@ -184,7 +165,7 @@ LIKE_ONE = {
 @case("synchronous_training", **LIKE_ONE)
 def trains_dense(repl):
     """A dense net with SGD, momentum and Adam: 20 losses, weights, updates."""
-    return train(repl, dense_net, OPTIMIZERS, normal_features(6), builds_first=False)
+    return train(repl, dense_net, OPTIMIZERS, normal_features(6))
 
 
 @case("synchronous_training", **LIKE_ONE)
@@ -241,14 +222,7 @@ class _Perceptron(tf.Module):
 def trains_a_plain_module(repl):
     """A tf.Module with bare variables, no Keras layer."""
     optimizers = {"adam": OPTIMIZERS["adam"]}
-    return train(
-        repl,
-        _Perceptron,
-        optimizers,
-        normal_features(6),
-        num_steps=10,
-        builds_first=False,
-    )
+    return train(repl, _Perceptron, optimizers, normal_features(6), num_steps=10)
 
 
 def _mixed_precision():
