@@ -119,7 +119,11 @@ def make_measuring(
     """Returns how the trials are measured."""
     primary = _primary(trials, num_cores)
     if order is not Order.RELAY:
-        return Measuring(order=order, primary=primary)
+        return Measuring(
+            order=order,
+            primary=primary,
+            efficiency_target=request.efficiency_target,
+        )
     if request.target is not None and primary is None:
         raise PlanError(
             f"--target {request.target:.2%} needs a primary contrast, but the sweep has"
@@ -140,6 +144,7 @@ def make_measuring(
         max_rounds=request.max_rounds or defaults.MAX_ROUNDS,
         target=request.target,
         primary=primary,
+        efficiency_target=request.efficiency_target,
     )
 
 
