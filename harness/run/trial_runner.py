@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.placement.processes import Processes
+    from harness.planning.source_tree import SourceTree
     from harness.run.launch import TrialExit
     from results.records import Environment, PlannedTrial, Turn
     from results.store import Store
@@ -50,6 +51,7 @@ class RunSettings:
         kept; that of a failed one is always kept.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
       measuring: How long a relay measures.
+      trees: Sources of other revisions, by the name that specs have.
     """
 
     timeout_sec: float
@@ -60,6 +62,7 @@ class RunSettings:
     are_checkpoints_kept: bool = False
     data_dir: str | None = None
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
+    trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,9 +118,18 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     command = tuple(settings.worker_command)
     if processes.is_cluster:
         command = (*launch.CLUSTER_COMMAND, *command)
+    source_root = launch.SOURCE_ROOT
+    if spec.revision:
+        tree = settings.trees[spec.revision]
+        command, source_root = launch.with_python(command, tree.python), tree.root
     gpu_ids = _gpu_ids(spec.num_replicas) if spec.device == "gpu" else ()
     variables = launch.trial_variables(
-        spec, place, trial_dir, gpu_ids=gpu_ids, data_dir=settings.data_dir
+        spec,
+        place,
+        trial_dir,
+        gpu_ids=gpu_ids,
+        data_dir=settings.data_dir,
+        source_root=source_root,
     )
     env = environment.read_environment(
         place, variables, gpus=gpus.gpu_names() if gpu_ids else ()
