@@ -9,11 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors
+from results.study import MISSING, Entry, Study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
-    from results.study import Case, Study
+    from results.records import PlannedTrial
+    from results.study import Case
 
     # Backend, replicas, batch per replica.
     CaseKey = tuple[str, int, int]
@@ -45,6 +47,40 @@ def key_of(case: Case) -> CaseKey:
     """Returns what a case is within a study, whatever its revision."""
     spec = case.spec
     return spec.backend, spec.num_replicas, spec.per_replica_batch_size
+
+
+def planned_differences(
+    trials: Sequence[PlannedTrial], stored: Study, fingerprint: str
+) -> tuple[str, ...]:
+    """Returns what would differ from a stored study, before anything is measured.
+
+    Args:
+      trials: Those that are planned.
+      stored: The study.
+      fingerprint: Of this machine.
+
+    Raises:
+      ResultsError: The workloads differ, or no case is in both.
+    """
+    entries = [
+        Entry(
+            trial_id=trial.trial_id,
+            case_id=trial.case_id,
+            modes=trial.modes,
+            spec=trial.spec,
+            trial=None,
+            state=MISSING,
+            reason="not started",
+        )
+        for trial in trials
+    ]
+    plan = stored.plan.model_copy(update={"study": "this tree"})
+    planned = Study(plan=plan, entries=tuple(entries), problems=())
+    found = [*_machine_difference({fingerprint}, fingerprints(stored))]
+    found += _case_differences(planned, stored)
+    for case, other in pairs(planned, stored):
+        found += settings(case, other)
+    return tuple(dict.fromkeys(found))
 
 
 def pairs(first: Study, second: Study) -> list[tuple[Case, Case]]:
@@ -84,13 +120,17 @@ def _names(study: Study) -> str:
 
 def differences(first: Study, second: Study) -> tuple[str, ...]:
     """Returns what must be equal and is not, one line each."""
-    return tuple(dict.fromkeys(_differences(first, second)))
+    found = [*_machine_difference(fingerprints(first), fingerprints(second))]
+    found += _case_differences(first, second)
+    return tuple(dict.fromkeys(found))
 
 
-def _differences(first: Study, second: Study) -> Iterator[str]:
-    here, there = fingerprints(first), fingerprints(second)
+def _machine_difference(here: set[str], there: set[str]) -> Iterator[str]:
     if here != there:
         yield f"machine fingerprint: {_listed(here)} / {_listed(there)}"
+
+
+def _case_differences(first: Study, second: Study) -> Iterator[str]:
     for case, other in pairs(first, second):
         if case.spec.workload_version != other.spec.workload_version:
             yield (

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
     from results.records import Plan
@@ -67,6 +68,7 @@ def sweep(
     overrides: Mapping[str, Any] | None = None,
     conclude: Conclude | None = None,
     name_prefix: str = "",
+    check: Callable[[PlannedSweep], None] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
@@ -82,6 +84,7 @@ def sweep(
       conclude: Shows what was measured and returns the exit code; by default the
         report and summary of a sweep.
       name_prefix: Of a name that is derived from the request.
+      check: Receives the plan before anything is written; raises if it cannot be used.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
@@ -98,6 +101,7 @@ def sweep(
         variables=variables.identity_variables(os.environ),
     )
     planned = plan_module.plan_sweep(request, machine)
+    (check or _accept)(planned)
     name = study or name_prefix + study_module.default_name(planned)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
@@ -120,8 +124,7 @@ def sweep(
             runs_dir=runs_dir,
             is_json=is_json,
         )
-    if conclude is None:
-        conclude = functools.partial(_conclude_sweep, is_json=is_json)
+    conclude = conclude or functools.partial(_conclude_sweep, is_json=is_json)
     store = Store.create(root)
     with lock_study(root):
         # Read it again under the lock: another harness may just have written it.
@@ -161,6 +164,10 @@ def sweep(
             store.write_plan(plan)
             settings = dataclasses.replace(settings, measuring=plan.measuring)
             return _run(store, plan.trials, settings, runs_dir, conclude)
+
+
+def _accept(_planned: PlannedSweep) -> None:
+    """Any plan can be run."""
 
 
 def _trees(request: SweepRequest) -> dict[str, SourceTree]:
