@@ -7,6 +7,7 @@
     +-- MatchStudyError           a study that holds a different plan
     +-- RevisionError             a revision that cannot be measured
     +-- DoesNotFitError           processes that do not fit into memory at once
+    +-- DoctorError               a machine that could not be checked
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
 Every message is one line: what was passed, why it is wrong, what is allowed, what to
@@ -50,3 +51,7 @@ class Interrupted(BaseException):
     def __init__(self, signal_name: str) -> None:
         super().__init__(signal_name)
         self.signal_name = signal_name
+
+
+class DoctorError(HarnessError):
+    """The machine could not be checked."""

@@ -87,6 +87,7 @@ class BackendInfo:
       lacks: Missing capability -> reason; see ``CAPABILITIES``.
       processes: How replicas are spread over processes; one of the constants above.
       not_swept_because: Why the harness cannot start it, or empty.
+      no_control_because: Why it cannot run without communication, or empty.
     """
 
     name: str
@@ -97,6 +98,7 @@ class BackendInfo:
     lacks: Mapping[str, str] = dataclasses.field(default_factory=dict)
     processes: str = ONE_PROCESS
     not_swept_because: str = ""
+    no_control_because: str = ""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.lacks) - set(CAPABILITIES))
@@ -158,6 +160,11 @@ _TPU_HAS = ("model_parallelism", "whole_steps")
 
 _OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
 
+_SERVED_VARIABLES = (
+    "workers read and update the variables of parameter servers: without communication "
+    "they have no model"
+)
+
 # What asynchronous workers cannot do.
 _ASYNC_LACKS = {
     "batches_outside_steps": (
@@ -185,6 +192,7 @@ BACKENDS: dict[str, BackendInfo] = {
             "baseline",
             kind="baseline",
             max_replicas=1,
+            no_control_because="one replica does not communicate anyway",
             lacks={
                 "control_flow_check": (
                     "every collective is the identity, in control flow as well"
@@ -226,6 +234,7 @@ BACKENDS: dict[str, BackendInfo] = {
             target="replicator.backends.asynchronous:MultiWorkerAsyncReplicator",
             description="asynchronous workers with parameter servers",
             kind="ours",
+            no_control_because=_SERVED_VARIABLES,
             lacks={
                 **_ASYNC_LACKS,
                 "unsynchronized_update_check": (
@@ -244,6 +253,10 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="tf_multi_worker",
+            no_control_because=(
+                "its strategy communicates where it makes variables and reads inputs "
+                "as well, and takes no other collectives"
+            ),
             target=(
                 "replicator.backends.tf_multi_worker:MultiWorkerMirroredReplicator"
             ),
@@ -262,6 +275,7 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="tpu",
+            no_control_because="the TPU compiler places the collectives",
             target="replicator.backends.tpu:TpuReplicator",
             description="tf.distribute.TPUStrategy behind the same contract",
             kind="ours",
@@ -274,6 +288,7 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="tf_parameter_server",
+            no_control_because=_SERVED_VARIABLES,
             target="replicator.backends.parameter_server:ParameterServerReplicator",
             description="tf.distribute.ParameterServerStrategy behind the same "
             "contract",
@@ -295,6 +310,7 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="horovod",
+            no_control_because="Horovod's library communicates, not the graph",
             target="replicator.backends.horovod:HorovodReplicator",
             description="Horovod behind the same contract, if it is installed",
             kind="peer",

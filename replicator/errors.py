@@ -19,6 +19,7 @@ ReplicatorError
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
++-- MeasuringControlError      training with a replicator that does not communicate
 +-- CollectiveTypeError        a type that cannot be sent between worker processes
 +-- ClusterError               a failure of the processes of a cluster
     +-- ClusterConfigError     TF_CONFIG is missing, incomplete or wrong
@@ -126,6 +127,10 @@ class RetraceWarning(UserWarning):
 
 class InputModeError(ReplicatorError):
     """An input replication mode that the backend does not support."""
+
+
+class MeasuringControlError(ReplicatorError):
+    """Training with a replicator whose replicas do not communicate."""
 
 
 class CollectiveTypeError(ReplicatorError):

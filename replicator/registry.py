@@ -7,11 +7,16 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from replicator.catalog import BACKENDS, MAX_REPLICAS
-from replicator.errors import DeviceError, UnknownBackendError
+from replicator.errors import (
+    DeviceError,
+    MeasuringControlError,
+    UnknownBackendError,
+)
 from replicator.validation.arguments import is_one_of, shown
 from replicator.validation.integers import is_integer
 
 if TYPE_CHECKING:
+    from replicator.catalog import BackendInfo
     from replicator.contract.base import Replicator
 
 
@@ -20,12 +25,22 @@ def backend_names() -> tuple[str, ...]:
     return tuple(sorted(BACKENDS))
 
 
-def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator:
+def create(
+    backend: str,
+    *,
+    num_replicas: int = 1,
+    without_communication: bool = False,
+    **options: Any,
+) -> Replicator:
     """Creates the replicator of a backend.
 
     Args:
       backend: One of ``backend_names()``.
       num_replicas: Number of replicas.
+      without_communication: Makes a measuring control, whose replicas diverge: every
+        collective of a step is replaced by the replica's own value, so what is left is
+        the step without communication. Never train with it; ``assert_in_sync``,
+        checkpoints and sharded updates raise errors.
       **options: Keyword arguments of the backend's class, such as ``devices``.
 
     Returns:
@@ -34,6 +49,7 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
     Raises:
       UnknownBackendError: No such backend; the message lists the backends.
       DeviceError: The backend cannot run that many replicas.
+      MeasuringControlError: The backend has no such control; the message says why.
       TypeError: The backend has no such option; the message lists its options.
     """
     if not is_one_of(backend, BACKENDS):
@@ -50,11 +66,24 @@ def create(backend: str, *, num_replicas: int = 1, **options: Any) -> Replicator
             f"backend {backend!r} cannot run num_replicas={shown(num_replicas)}; it "
             f"runs {allowed}"
         )
+    if without_communication:
+        _check_control(info)
+        options["without_communication"] = True
     module, _, name = info.target.partition(":")
     kind = getattr(importlib.import_module(module), name)
     _check_options(backend, kind, options)
     replicator: Replicator = kind(num_replicas=num_replicas, **options)
     return replicator
+
+
+def _check_control(info: BackendInfo) -> None:
+    """Rejects a measuring control that a backend does not have."""
+    if info.no_control_because:
+        names = [n for n, other in BACKENDS.items() if not other.no_control_because]
+        raise MeasuringControlError(
+            f"backend {info.name!r} has no control without communication: "
+            f"{info.no_control_because}; use one of {', '.join(sorted(names))}"
+        )
 
 
 def _check_options(backend: str, kind: Any, options: dict[str, Any]) -> None:

@@ -81,9 +81,9 @@ def text(found: Power) -> str:
     lines += [
         "",
         (
-            f"in {minutes:.1f} min ({found.num_generations} generations): half of all 95 %"
-            f" intervals are within +-{found.half_width:.1%}; the smallest slowdown found in"
-            f" {power.DEFAULT_POWER:.0%} of gates: {smallest}"
+            f"in {minutes:.1f} min ({found.num_generations} generations): half"
+            f" of all 95 % intervals are within +-{found.half_width:.1%}; the smallest"
+            f" slowdown found in {power.DEFAULT_POWER:.0%} of gates: {smallest}"
         ),
     ]
     return "\n".join(lines)

@@ -108,9 +108,9 @@ def quality_lines(view: View) -> list[str]:
 
 
 def _seed_lines(view: View) -> list[str]:
-    """Returns the interquartile mean of every case with several runs."""
+    """Returns the robust mean of every case with several runs."""
     return [
-        f"{_name(found.case)}, {found.score.n} runs: interquartile mean of {name} "
+        f"{_name(found.case)}, {found.score.n} runs: {found.score.statistic}, {name} "
         + " ".join(formats.run_score(found.score, runs[0].points[-1][1].unit)).strip()
         for name, runs in learning.collect(view).items()
         for found in seeds.collect(runs)

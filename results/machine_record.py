@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-# pydantic reads these annotations when the module is loaded.
 from results.bounds import Cores, Name
+from results.record_base import Record
 
 Commit = Annotated[str, Field(pattern=r"^[0-9a-f]{40}([0-9a-f]{24})?$")]
 
 
-class MachineState(BaseModel):
+class MachineState(Record):
     """Settings of kernel and firmware, and the source code. None: cannot be read."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     glibc_version: Name | None = None
     transparent_huge_pages: Name | None = Field(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import reprlib
 import stat
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pydantic
 
-from results import atomic, errors, home_folders, upgrade, variables
+from results import atomic, errors, upgrade, user_folders, variables
 from results.records import Plan, Record, TrialSpec
 
 if TYPE_CHECKING:
@@ -20,8 +20,9 @@ RecordT = TypeVar("RecordT", bound=Record)
 MAX_BYTES = 2**28
 """Larger files are not records: a million steps of several processes fit."""
 _MOST_OF_PLACE = 200
-_WITHOUT_HOME_FOLDERS = ("env", "status", "result")
-"""A plan and a spec name the data to read, and are what an id is made of."""
+_WITHOUT_USER_FOLDERS = ("env", "status", "result")
+"""A plan and a spec name the data to read, and are what an id is made of. The command
+of a plan is only shown."""
 
 
 def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
@@ -34,8 +35,8 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
     text = _read_text(path)
     if text is None:
         return None
-    if kind in _WITHOUT_HOME_FOLDERS:
-        text = home_folders.shortened(text)
+    if kind in _WITHOUT_USER_FOLDERS:
+        text = user_folders.shortened(text)
     try:
         data = json.loads(text)
     except ValueError as error:
@@ -49,12 +50,21 @@ def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
             path, f"holds a {type(data).__name__}, must hold an object"
         )
     data = upgrade.upgrade(kind, data, path)
-    if kind == "env":
-        data = variables.without_others(data)
+    data = _cleaned(kind, data)
     try:
         return model.model_validate(data)
     except pydantic.ValidationError as error:
         raise errors.CorruptRecordError(path, first_complaint(error)) from error
+
+
+def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Removes what older versions recorded and may not be published."""
+    if kind == "env":
+        return variables.without_others(data)
+    command = data.get("command") if kind == "plan" else None
+    if isinstance(command, list) and all(isinstance(text, str) for text in command):
+        return {**data, "command": [user_folders.shortened(text) for text in command]}
+    return data
 
 
 def _read_text(path: pathlib.Path) -> str | None:
@@ -96,9 +106,12 @@ def write(path: pathlib.Path, record: Record) -> None:
     Raises:
       WriteStoreError: The file cannot be written.
     """
+    if isinstance(record, Plan):
+        command = tuple(user_folders.shortened(text) for text in record.command)
+        record = record.model_copy(update={"command": command})
     text = record.model_dump_json(indent=1) + "\n"
     if not isinstance(record, (Plan, TrialSpec)):
-        text = home_folders.shortened(text)
+        text = user_folders.shortened(text)
     try:
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True)

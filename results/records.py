@@ -7,7 +7,8 @@ History of ``SCHEMA_VERSION``:
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
-   ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``.
+   ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+   ``Environment.machine_state``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -42,6 +43,7 @@ from results.bounds import (
     Total,
     TrialId,
 )
+from results.machine_record import MachineState
 from results.measuring import (
     Allocator,
     Contrast,
@@ -251,6 +253,7 @@ class Environment(Record):
     stolen_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time given to other guests of the hypervisor"
     )
+    machine_state: MachineState | None = None
     placement: Placement
 
 

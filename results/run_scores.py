@@ -1,29 +1,39 @@
 """Aggregates the results of training runs with several seeds (Agarwal et al. 2021).
 
 Returns of reinforcement learning are bounded and skewed, and runs sometimes fail
-altogether, so neither a log-normal nor a normal model fits. The interquartile mean
-drops a quarter of the runs at either end: as robust as a median, it uses more runs.
-Intervals come from the stratified bootstrap: runs are resampled within each stratum
-(the environments of a benchmark), and percentiles of the resampled means are the ends.
+altogether, so neither a log-normal nor a normal model fits. Robust means drop the
+extremes:
 
-With few runs the bootstrap interval is too short. Measured coverage of nominal 95 %
-intervals of the interquartile mean, one stratum (2,000 simulated studies each;
-tests/statistics repeats a smaller version):
+- Below ten runs, the mean without a fifth of the runs at either end, and the interval
+  of Tukey and McLaughlin (1963), which Yuen (1974) extended to two groups: Student's t
+  of the winsorized variance. Of three or four runs none is dropped.
+- From ten runs on, and with several strata (the environments of a benchmark), the
+  interquartile mean, which drops a quarter at either end, and the stratified bootstrap:
+  runs are resampled within each stratum, and percentiles are the ends.
 
-==========================  =====  =====  ======  ======
-runs                        n = 3  n = 5  n = 10  n = 20
-==========================  =====  =====  ======  ======
-normal                       0.76   0.90    0.94    0.93
-one in five fails            0.77   0.89    0.93    0.95
-exponential                  0.75   0.89    0.93    0.93
-==========================  =====  =====  ======  ======
+Measured coverage of nominal 95 % intervals, one stratum (40,000 simulated studies for
+the trimmed t, 2,000 for the bootstrap; tests/statistics repeats a smaller version). The
+bootstrap below ten runs is what the trimmed t replaced:
 
-Fewer than ``FEWEST_RUNS`` runs get no interval.
+==================  =====  =====  =====  =====  ======  ======
+                    trimmed t            bootstrap
+------------------  -------------------  ---------------------
+runs                n = 3  n = 5  n = 8  n = 5  n = 10  n = 20
+==================  =====  =====  =====  =====  ======  ======
+normal               0.95   0.94   0.94   0.90    0.94    0.93
+one in five fails    0.96   0.94   0.95   0.89    0.93    0.95
+exponential          0.93   0.91   0.93   0.89    0.93    0.93
+==================  =====  =====  =====  =====  ======  ======
+
+Fewer than ``FEWEST_RUNS`` runs get no interval. The shares of a performance profile
+have exact binomial intervals (Clopper and Pearson 1934), which hold at any number of
+runs at least as often as stated.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,16 +46,22 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 NUM_DRAWS = 4_000
 BOOTSTRAP_SEED = 20_211_029
-FEWEST_RUNS = 5
+FEWEST_RUNS = 3
+FEWEST_RESAMPLED = 10
 _TRIMMED = 0.25
+_TRIMMED_OF_FEW = 0.2
 
 METHOD = "percentile bootstrap over runs, stratified"
+TRIMMED_T = "trimmed t (Yuen): Student's t of the winsorized variance over runs"
+INTERQUARTILE_MEAN = "interquartile mean"
+TRIMMED_MEAN = "mean without a fifth of the runs at either end"
+MEAN = "mean"
 TOO_FEW = f"no interval: fewer than {FEWEST_RUNS} runs say too little about the spread"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RunScore:
-    """The interquartile mean of runs.
+    """A robust mean of runs.
 
     Attributes:
       value: In the unit of the quality figure.
@@ -53,6 +69,7 @@ class RunScore:
       high: Upper end of the interval, or None where there is none.
       n: Runs.
       method: How the interval was computed, or why there is none.
+      statistic: Which mean it is, in words.
       confidence: Nominal coverage.
     """
 
@@ -61,6 +78,7 @@ class RunScore:
     high: float | None
     n: int
     method: str
+    statistic: str = INTERQUARTILE_MEAN
     confidence: float = CONFIDENCE
 
 
@@ -71,8 +89,8 @@ class Profile:
     Attributes:
       thresholds: Ascending.
       shares: From 0 to 1, one per threshold.
-      lows: Lower ends of pointwise intervals, or empty where there are none.
-      highs: Upper ends of pointwise intervals, or empty where there are none.
+      lows: Lower ends of exact pointwise intervals, or empty where there are none.
+      highs: Upper ends, or empty where there are none.
       n: Runs.
     """
 
@@ -96,7 +114,7 @@ def interquartile_mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
-    """Returns the interquartile mean of all runs, with its interval.
+    """Returns a robust mean of all runs, with its interval.
 
     Args:
       strata: The result of each run, by environment or whatever else was fixed when
@@ -108,6 +126,8 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
     """
     arrays = _checked(strata)
     everything = np.concatenate(arrays)
+    if len(arrays) == 1 and everything.size < FEWEST_RESAMPLED:
+        return _trimmed_t(everything)
     value = float(_trimmed_means(everything[None])[0])
     if everything.size < FEWEST_RUNS:
         return RunScore(
@@ -116,6 +136,34 @@ def score(strata: Mapping[Hashable, Sequence[float]]) -> RunScore:
     low, high = _ends(_trimmed_means(_resampled(arrays)))
     return RunScore(
         value=value, low=float(low), high=float(high), n=everything.size, method=METHOD
+    )
+
+
+def _trimmed_t(values: np.ndarray) -> RunScore:
+    """The trimmed mean of a few runs, and its interval."""
+    n = values.size
+    cut = int(_TRIMMED_OF_FEW * n)
+    num_kept = n - 2 * cut
+    ordered = np.sort(values)
+    mean = float(ordered[cut : n - cut].mean())
+    statistic = TRIMMED_MEAN if cut else MEAN
+    if n < FEWEST_RUNS:
+        return RunScore(
+            value=mean, low=None, high=None, n=n, method=TOO_FEW, statistic=statistic
+        )
+    from scipy import special  # a tenth of the import time of scipy.stats
+
+    winsorized = np.clip(ordered, ordered[cut], ordered[n - cut - 1])
+    squares = float(((winsorized - winsorized.mean()) ** 2).sum())
+    standard_error = math.sqrt(squares / (num_kept * (num_kept - 1)))
+    quantile = float(special.stdtrit(num_kept - 1, (1 + CONFIDENCE) / 2))
+    return RunScore(
+        value=mean,
+        low=mean - quantile * standard_error,
+        high=mean + quantile * standard_error,
+        n=n,
+        method=TRIMMED_T,
+        statistic=statistic,
     )
 
 
@@ -138,10 +186,9 @@ def profile(
     lows: tuple[float, ...] = ()
     highs: tuple[float, ...] = ()
     if everything.size >= FEWEST_RUNS:
-        drawn = _resampled(arrays)
-        ends = [_ends((drawn >= level).mean(axis=1)) for level in levels]
-        lows = tuple(float(low) for low, _ in ends)
-        highs = tuple(float(high) for _, high in ends)
+        lows, highs = _clopper_pearson(
+            (everything[:, None] >= levels).sum(axis=0), everything.size
+        )
     return Profile(
         thresholds=tuple(levels.tolist()),
         shares=tuple(shares.tolist()),
@@ -149,6 +196,21 @@ def profile(
         highs=highs,
         n=everything.size,
     )
+
+
+def _clopper_pearson(
+    counts: np.ndarray, n: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Exact intervals of shares; with several strata they are longer than needed."""
+    from scipy import special  # a tenth of the import time of scipy.stats
+
+    tail = (1 - CONFIDENCE) / 2
+    with np.errstate(invalid="ignore"):  # where all or no runs reached the level
+        lows = special.betaincinv(counts, n - counts + 1, tail)
+        highs = special.betaincinv(counts + 1, n - counts, 1 - tail)
+    lows = np.where(counts == 0, 0.0, lows)
+    highs = np.where(counts == n, 1.0, highs)
+    return tuple(lows.tolist()), tuple(highs.tolist())
 
 
 def _checked(

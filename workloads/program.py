@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from workloads import reused_batch
 from workloads.catalog import SYNTHETIC
 from workloads.data import audit, pipeline
 from workloads.data.sources import open_source
@@ -103,7 +104,7 @@ class ImageProgram(ReplicatedProgram):
         self._num_steps += num_steps
         num_consumed = self._num_steps * self.global_batch_size
         is_first = not self._consumed
-        if self.source is not None and (
+        if (self.source is not None and not self.reuses_batch) and (
             is_first or num_consumed <= self._first_epoch_size(self.source)
         ):
             self._consumed.append((num_consumed, outputs["example_id"]))
@@ -114,7 +115,11 @@ class ImageProgram(ReplicatedProgram):
         checks = [*super().sanity()]
         if self.source is not None:
             checks.append(audit.check_shards(self.source, self._contexts))
-            checks.append(self._check_consumed(self.source))
+            checks.append(
+                reused_batch.not_checked(audit.CONSUMED)
+                if self.reuses_batch
+                else self._check_consumed(self.source)
+            )
         return tuple(checks)
 
     def _check_consumed(self, source: Source) -> SanityCheck:

@@ -10,6 +10,7 @@ import numpy as np
 
 import replicator
 from workloads import catalog
+from workloads.reused_batch import ReusingReplicator
 from workloads.spec import SanityCheck, StepProgram, Workload
 
 if TYPE_CHECKING:
@@ -29,7 +30,11 @@ class CatalogWorkload(Workload):
 
 
 class ReplicatedProgram(StepProgram):
-    """Base of programs on a replicator: agreement, explanation, sanity checks."""
+    """Base of programs on a replicator: agreement, explanation, sanity checks.
+
+    Attributes:
+      reuses_batch: Whether every step gets the first batch again: a measuring control.
+    """
 
     def __init__(
         self, repl: replicator.Replicator, *, per_replica_batch_size: int
@@ -46,6 +51,7 @@ class ReplicatedProgram(StepProgram):
         self.per_replica_batch_size = per_replica_batch_size
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
         self._repl = repl
+        self.reuses_batch = isinstance(repl, ReusingReplicator)
         self._num_steps = 0
         self._last_loss = math.nan
         # Those of this process's replicas; they stay on their devices until requested.
@@ -110,6 +116,13 @@ class ReplicatedProgram(StepProgram):
 
     def _check_sync(self) -> SanityCheck:
         count = self._repl.num_replicas
+        if self._repl.without_communication:
+            return SanityCheck(
+                name="replicas_in_sync",
+                is_passed=True,
+                detail=f"not checked: this control keeps its {count} replicas from "
+                "communicating, so their variables differ",
+            )
         try:
             self._repl.assert_in_sync()
         except replicator.ReplicatorError as error:

@@ -28,7 +28,7 @@ NOTHING_MEASURED: Final = 5
 """No trial is ok: there is no result."""
 
 UNFIT: Final = 6
-"""The machine disturbed the measurement too much for any verdict."""
+"""The machine disturbs a measurement, or did, too much for any verdict."""
 
 INTERNAL_FAULT: Final = 70
 """An internal error (EX_SOFTWARE); records written before it are kept."""

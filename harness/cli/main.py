@@ -201,6 +201,19 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
     return commands.report(study, runs_dir=runs_dir, output=output, is_json=is_json)
 
 
+@cli.command()
+@json_option
+def doctor(*, is_json: bool) -> int:
+    """Checks whether this machine can be timed, and says what to do.
+
+    Looks for neighbours, throttling, swap and settings, and measures what a core does
+    when all are busy. Takes about 15 s. Exit code 6 if timings would be unusable.
+    """
+    from harness.cli import doctor_verb
+
+    return doctor_verb.doctor(is_json=is_json)
+
+
 for _verb in VERBS:
     cli.add_command(_verb)
 

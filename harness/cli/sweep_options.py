@@ -11,7 +11,7 @@ import click
 
 from harness.errors import ParseError
 from harness.planning import defaults
-from harness.planning.ranges import parse_counts, parse_names, parse_percent
+from harness.planning.ranges import parse_counts, parse_names, parse_percentage
 from results import limits
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
         modes=_parse_modes(settings.pop("modes")),
         order=None if order is None else Order(order),
         allocator=None if allocator is None else Allocator(allocator),
-        target=None if target is None else parse_percent(target, what="--target"),
+        target=None if target is None else parse_percentage(target, what="--target"),
         options=_parse_options(settings.pop("options")),
         **settings,
     )

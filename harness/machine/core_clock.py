@@ -188,13 +188,13 @@ def _read_process_sec(pid: int, root: Path) -> float | None:
     # The name, in parentheses, can contain anything.
     _, _, text = _read_text(root / f"proc/{pid}/stat").rpartition(")")
     fields = text.split()
-    if len(fields) <= _STIME:
+    if len(fields) <= STIME:
         return None
-    return (int(fields[_UTIME]) + int(fields[_STIME])) * TICK_SEC
+    return (int(fields[UTIME]) + int(fields[STIME])) * TICK_SEC
 
 
 # Fields of /proc/<pid>/stat after the name.
-_UTIME, _STIME = 11, 12
+UTIME, STIME = 11, 12
 
 
 def _read_throttling(cores: Iterable[int], root: Path) -> Throttling:

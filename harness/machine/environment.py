@@ -6,17 +6,20 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from results import identity
 from results.records import Environment
-from results.variables import recorded_variables
+from results.variables import identity_variables, recorded_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from results.machine_record import MachineState
     from results.records import Placement
 
+_OF_CODE = {"git_commit", "is_source_modified"}
 _PACKAGES = (
     "dm-control",
     "keras",
@@ -34,6 +37,8 @@ def read_environment(
     variables: Mapping[str, str],
     *,
     gpus: tuple[str, ...] = (),
+    inherited: Mapping[str, str] = MappingProxyType({}),
+    state: MachineState | None = None,
     root: Path = Path("/"),
 ) -> Environment:
     """Returns the record of this machine and of the process that will run on it.
@@ -42,6 +47,10 @@ def read_environment(
       placement: Where the trial runs.
       variables: The environment variables of the trial's processes.
       gpus: Product names of the GPUs it uses.
+      inherited: The variables of the user; those that move performance are part of
+        the fingerprint. What the harness sets for a trial belongs to its case.
+      state: Recorded; settings of kernel and firmware are part of the fingerprint,
+        the commit of the source code is not.
       root: The file system root; tests pass a fake one.
     """
     import psutil
@@ -61,6 +70,8 @@ def read_environment(
             "packages": packages,
             "num_available_cores": placement.num_available_cores,
             "cgroup_quota_cores": placement.cgroup_quota_cores,
+            "variables": identity_variables(inherited),
+            "state": None if state is None else state.model_dump(exclude=_OF_CODE),
         }
     )
     return Environment(
@@ -75,6 +86,7 @@ def read_environment(
         packages=packages,
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
+        machine_state=state,
         placement=placement,
     )
 

@@ -14,7 +14,8 @@ NO_GPU = "-1"
 
 
 @contextlib.contextmanager
-def _driver() -> Iterator[object]:
+def driver() -> Iterator[object]:
+    """Opens the driver's library; raises NVMLError where there is none."""
     import pynvml
 
     pynvml.nvmlInit()
@@ -50,7 +51,7 @@ def gpu_names() -> tuple[str, ...]:
     try:
         import pynvml
 
-        with _driver():
+        with driver():
             handles = [
                 pynvml.nvmlDeviceGetHandleByIndex(i)
                 for i in range(pynvml.nvmlDeviceGetCount())
@@ -65,7 +66,7 @@ def driver_version() -> str | None:
     try:
         import pynvml
 
-        with _driver():
+        with driver():
             return str(pynvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None

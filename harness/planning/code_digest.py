@@ -2,12 +2,12 @@
 
 The rule, for a trial of one workload on one backend:
 
-- ``harness/run/trial_runner.py``, which runs one trial, and every module of ours that
-  it reaches: by an import anywhere in a file (those under ``TYPE_CHECKING`` aside), or
-  by the name of a module as a string, which is how processes are started
-  (``python -m``) and how the catalogues name workloads and backends. Of the
-  catalogues' entries, only those of this workload and of this backend are read and
-  followed.
+- ``harness/run/trial_runner.py`` and ``relay.py``, which run a trial and a generation,
+  and every module of ours that they reach: by an import anywhere in a file (those under
+  ``TYPE_CHECKING`` aside), or by the name of a module as a string, which is how
+  processes are started (``python -m``) and how the catalogues name workloads and
+  backends. Of the catalogues' entries, only those of this workload and of this backend
+  are read and followed.
 - All of ``replicator/``, except that of ``replicator/backends/`` only what is reached.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from harness.planning.source_code import Code
     from harness.planning.source_tree import SourceTree
 
-START: Final = "harness.run.trial_runner"
+START: Final = ("harness.run.trial_runner", "harness.run.relay")
 ENGINE: Final = "replicator"
 BACKENDS: Final = "replicator.backends"
 _PACKAGES = ("harness", "replicator", "workloads")
@@ -147,7 +147,7 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
     modules = sources.paths
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
     assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
-    todo = {START} | {module for module in modules if _is_engine(module)}
+    todo = {*START} | {module for module in modules if _is_engine(module)}
     found: dict[str, str] = {}
     while todo:
         module = todo.pop()

@@ -14,7 +14,7 @@ _ALLOWED = (
 )
 MAX_COUNT = MAX_REPLICAS
 """Larger counts are typing errors, and a range to them would be very long."""
-_MOST_PERCENT = 100
+_LARGEST_PERCENTAGE = 100
 _MOST_DIGITS = 18  # more than any count has, and few enough for Python to read
 
 
@@ -80,19 +80,19 @@ def _read(digits: str) -> int:
     return -number if digits.startswith("-") else number
 
 
-def parse_percent(text: str, *, what: str) -> float:
+def parse_percentage(text: str, *, what: str) -> float:
     """Returns the fraction that a percentage names: 0.03 for ``3%``.
 
     Raises:
       ParseError: ``text`` is not a percentage above 0 and up to 100.
     """
     match = re.fullmatch(r"(?P<number>\d{1,3}(?:\.\d{1,6})?)\s*%", text.strip())
-    if match is None or not 0 < float(match["number"]) <= _MOST_PERCENT:
+    if match is None or not 0 < float(match["number"]) <= _LARGEST_PERCENTAGE:
         raise ParseError(
             f"{what}: {text!r} is not a percentage; allowed are numbers above 0 and up"
             " to 100 with a percent sign, such as 3%"
         )
-    return float(match["number"]) / _MOST_PERCENT
+    return float(match["number"]) / _LARGEST_PERCENTAGE
 
 
 def parse_names(text: str, *, what: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ elsewhere.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import shutil
 import time
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError, StudyError
-from harness.machine import canary, environment, foreign_load, gpus
+from harness.machine import canary, environment, foreign_load, gpus, machine_state
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import allocation as placement
@@ -132,7 +133,11 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         source_root=source_root,
     )
     env = environment.read_environment(
-        place, variables, gpus=gpus.gpu_names() if gpu_ids else ()
+        place,
+        variables,
+        gpus=gpus.gpu_names() if gpu_ids else (),
+        inherited=os.environ,
+        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
     )
     prepared = Prepared(
         trial=trial,

@@ -42,8 +42,8 @@ class ServerOptimizer(ReplicatedOptimizer):
         options: OptimizerOptions,
         placement: Placement,
     ) -> None:
+        self._placement = placement
         super().__init__(optimizer, num_replicas=num_replicas, options=options)
-        object.__setattr__(self, "_placement", placement)
 
     def build(self, variables: Iterable[Any]) -> None:
         """Makes the optimizer's state, each slot on the server of its variable."""

@@ -11,7 +11,7 @@ import abc
 from typing import TYPE_CHECKING, Any
 
 from replicator.cluster import exchange as worker_sync
-from replicator.contract import base, output_reduction
+from replicator.contract import base, control, output_reduction
 from replicator.errors import ReplicasOutOfSyncError
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ class BetweenGraphReplicator(base.Replicator):
         """Reduces the return values of ``run`` over all replicas of the job.
 
         A collective: every worker calls it, in the same order, with values of the same
-        structure. See ``Replicator.reduce``.
+        structure. See ``Replicator.reduce``. A measuring control reduces the values of
+        this process only: waiting for the others would be communication.
         """
+        if self.without_communication:
+            return super().reduce(op, value)
         return output_reduction.reduce_over_workers(self, op, value)
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
@@ -65,8 +68,10 @@ class BetweenGraphReplicator(base.Replicator):
         A collective: every worker calls it.
 
         Raises:
+          MeasuringControlError: The replicas do not communicate.
           ReplicasOutOfSyncError: Some differ; the message names them. On all workers.
         """
+        control.refuse(self, "assert_in_sync()")
         failure = ""
         try:
             super().assert_in_sync()  # type: ignore[safe-super]  # see the class

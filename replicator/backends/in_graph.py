@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.contract import base, programs, summary
+from replicator.contract import base, control, programs, summary
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
 from replicator.optimizer.sharded_update import ShardedUpdate
-from replicator.optimizer.wrapper import ReplicatedOptimizer
+from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
@@ -59,7 +59,9 @@ class InGraphReplicator(base.Replicator):
         devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
+        without_communication: bool = False,
     ) -> None:
+        self.without_communication = without_communication
         if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
                 f"variable_placement {shown(variable_placement)} is not one of "
@@ -117,7 +119,13 @@ class InGraphReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
         del num_steps  # one program runs any number of steps
-        return Program(step_fn, specs, self.topology, self._table)
+        return Program(
+            step_fn,
+            specs,
+            self.topology,
+            self._table,
+            without_communication=self.without_communication,
+        )
 
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
@@ -161,7 +169,8 @@ class InGraphReplicator(base.Replicator):
                 reason = "one worker computes an update in a branch for all"
                 options.refuse_option("sharded_update", reason, type(self).__name__)
             sharded = ShardedUpdate(self._table.ownership)
-        return ReplicatedOptimizer(
+        kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
+        return kind(
             optimizer,
             num_replicas=self.num_replicas,
             options=options,
@@ -187,17 +196,27 @@ class InGraphReplicator(base.Replicator):
         if not steps:
             return "no step has been traced yet; call run() first"
         owners = self._table.ownership.explain()
-        return "\n\n".join(
-            f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
-            f"variables\n{plan.explain(program.plans, self.topology)}"
-            for name, program in steps
-        ) + (owners and f"\n\n{owners}")
+        note = f"{control.EXPLANATION}\n" if self.without_communication else ""
+        return (
+            note
+            + "\n\n".join(
+                f"{name}, {self.num_replicas} replicas, {self.variable_placement} "
+                f"variables\n{plan.explain(program.plans, self.topology)}"
+                for name, program in steps
+            )
+            + (owners and f"\n\n{owners}")
+        )
 
     def assert_in_sync(self) -> None:
         """Compares the copies of mirrored variables bit by bit.
 
         With shared variables there is one copy, so it holds by construction.
+
+        Raises:
+          MeasuringControlError: The replicas do not communicate.
+          ReplicasOutOfSyncError: Some differ; the message names them.
         """
+        control.refuse(self, "assert_in_sync()")
         differing = []
         for entry in self._table.entries():
             is_slot = self._table.ownership.is_slot(entry.variable)

@@ -58,6 +58,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         variable_placement: str = "auto",
         timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
         heartbeat_timeout_sec: float = worker_join.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+        without_communication: bool = False,
     ) -> None:
         """Joins the cluster, together with all other workers.
 
@@ -73,12 +74,14 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             exchange.
           heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
             whatever the others are doing.
+          without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
           ClusterError: The cluster cannot be joined; subclasses say why.
           DeviceError: Replicas are not divisible by workers, or devices are missing.
         """
         del pattern  # checked by __new__
+        self.without_communication = without_communication
         self.cluster = environment.config_of(cluster)
         self.num_workers = self.cluster.num_workers
         self.worker_id = self.cluster.worker_id
@@ -142,7 +145,14 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         name = _name(step_fn)
         what = f"the first run of step {name!r}"
         try:
-            program = Program(step_fn, specs, self.topology, self._table, self._group)
+            program = Program(
+                step_fn,
+                specs,
+                self.topology,
+                self._table,
+                self._group,
+                without_communication=self.without_communication,
+            )
         except Exception as error:
             # The others must not wait for a worker that failed here; if all fail in
             # the same way, the job can continue.
@@ -206,7 +216,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
 
     def _may_end(self, inputs: Any) -> bool:
         """Whether the data of any worker may end; exchanged once per iterator."""
-        if not isinstance(inputs, InputIterator):
+        if not isinstance(inputs, InputIterator) or self.without_communication:
             return False
         if inputs not in self._endings:
             answers = self._runtime.exchange(

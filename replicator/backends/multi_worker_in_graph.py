@@ -56,6 +56,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
         failure_detection_timeout_sec: float = DETECTION_TIMEOUT_SEC,
+        without_communication: bool = False,
     ) -> None:
         """Connects to the servers.
 
@@ -70,6 +71,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
           failure_detection_timeout_sec: How long a worker may not respond before a call
             of this replicator raises ``WorkerLostError``; a worker that has exited is
             detected at once.
+          without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
           ClusterConfigError: ``TF_CONFIG`` is wrong, this process is not worker 0, or
@@ -80,6 +82,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             missing.
         """
         del pattern  # checked by __new__
+        self.without_communication = without_communication
         config = environment.config_of(cluster)
         self._detector = FailureDetector(
             remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec
@@ -146,6 +149,9 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
             role = "client" if worker_id == 0 else "server"
             lines.append(f"{self._cluster.name_of(worker_id)}, {role}: replicas {mine}")
         for name, program in self._programs.items():
+            if self.without_communication:
+                lines.append(f"{name} sends nothing but inputs to other workers")
+                continue
             sent = traffic.sent_bytes(program.plans, self.topology, workers)
             parts = [f"worker {w} {num_bytes}" for w, num_bytes in sent.items()]
             lines.append(

@@ -15,9 +15,13 @@ import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import data as _tf_data
+from replicator._tf import local_reduction
 from replicator._tf.dispatch import Dispatch
-from replicator.backends.strategy_context import StrategyReplicaContext
-from replicator.contract import base, programs, summary
+from replicator.backends.strategy_context import (
+    LocalReplicaContext,
+    StrategyReplicaContext,
+)
+from replicator.contract import base, control, programs, summary
 from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
@@ -291,6 +295,8 @@ class StrategyReplicator(base.Replicator):
 
     def explain(self) -> str:
         """Names the strategy, which does not show its plan."""
+        if self.without_communication:
+            return f"{type(self.strategy).__name__}: {control.EXPLANATION}"
         return (
             f"{type(self.strategy).__name__}, {self.num_replicas} replicas: stock "
             "tf.distribute plans its own collectives and does not show them"
@@ -298,6 +304,7 @@ class StrategyReplicator(base.Replicator):
 
     def assert_in_sync(self) -> None:
         """Compares the strategy's copies; see ``Replicator.assert_in_sync``."""
+        control.refuse(self, "assert_in_sync()")
         differing = []
         for variable in self._mirrored.values():
             if variable.synchronization == tf.VariableSynchronization.ON_READ:
@@ -318,7 +325,15 @@ class MirroredReplicator(StrategyReplicator):
     """``tf.distribute.MirroredStrategy``, the stock in-graph peer (``tf_mirrored``)."""
 
     def __init__(
-        self, *, num_replicas: int, devices: Sequence[str] | None = None
+        self,
+        *,
+        num_replicas: int,
+        devices: Sequence[str] | None = None,
+        without_communication: bool = False,
     ) -> None:
         names = device_lib.resolve(num_replicas, devices, distinct=True)
         super().__init__(_tf_compat.mirrored_strategy(names))
+        self.without_communication = without_communication
+        if without_communication:
+            local_reduction.remove_communication(self.strategy)
+            self.replica_context_class = LocalReplicaContext

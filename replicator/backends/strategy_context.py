@@ -128,3 +128,28 @@ class StrategyReplicaContext(context.ReplicaContext):
         """Only device 0: a stock strategy does not split a replica."""
         logical.check_index(index, self.num_logical_devices)
         return contextlib.nullcontext()
+
+
+class LocalReplicaContext(StrategyReplicaContext):
+    """The context of a measuring control: as if all replicas held the own values."""
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor], op: str) -> list[tf.Tensor]:
+        """Returns R times the tensors for a sum, otherwise the tensors."""
+        if op != "sum":
+            return list(tensors)
+        return [tensor * tf.cast(self.num_replicas, tensor.dtype) for tensor in tensors]
+
+    def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns R copies of each tensor."""
+        return [tf.stack([tensor] * self.num_replicas) for tensor in tensors]
+
+    def all_concat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the rows of each tensor R times."""
+        return [tf.concat([tensor] * self.num_replicas, axis=0) for tensor in tensors]
+
+    def broadcast(
+        self, tensors: Sequence[tf.Tensor], source_replica_id: int
+    ) -> list[tf.Tensor]:
+        """Returns the tensors."""
+        del source_replica_id
+        return list(tensors)

@@ -26,11 +26,6 @@ _EXAMPLE = (
 class ClusterEnvironment(abc.ABC):
     """What a process can find out about its job before it talks to anybody."""
 
-    @classmethod
-    @abc.abstractmethod
-    def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Whether environment variables describe a job in this way."""
-
     @abc.abstractmethod
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """``name:port`` of every process, by kind; the chief is the first worker.
@@ -66,7 +61,24 @@ class ClusterEnvironment(abc.ABC):
         )
 
 
-class TfConfigEnvironment(ClusterEnvironment):
+class DetectedEnvironment(ClusterEnvironment):
+    """An environment that the variables of a process describe by themselves."""
+
+    @abc.abstractmethod
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Reads the variables.
+
+        Raises:
+          ClusterConfigError: They are malformed.
+        """
+
+    @classmethod
+    @abc.abstractmethod
+    def is_present(cls, environ: Mapping[str, str]) -> bool:
+        """Whether environment variables describe a job in this way."""
+
+
+class TfConfigEnvironment(DetectedEnvironment):
     """TensorFlow's convention: the variable ``TF_CONFIG``, in JSON.
 
     It holds the addresses of all processes by kind (``chief``, ``worker``, ``ps``,
@@ -103,16 +115,13 @@ class TfConfigEnvironment(ClusterEnvironment):
 
 
 class ResolverEnvironment(ClusterEnvironment):
-    """A ``tf.distribute.cluster_resolver.ClusterResolver``, for what only it knows."""
+    """A ``tf.distribute.cluster_resolver.ClusterResolver``, for what only it knows.
+
+    It is not detected: somebody has to make the resolver.
+    """
 
     def __init__(self, resolver: Any) -> None:
         self._resolver = resolver
-
-    @classmethod
-    def is_present(cls, environ: Mapping[str, str]) -> bool:
-        """Never: somebody has to make the resolver."""
-        del environ
-        return False
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The resolver's cluster."""
@@ -125,7 +134,7 @@ class ResolverEnvironment(ClusterEnvironment):
 
 # In the order in which they are tried: what a user sets comes before what a scheduler
 # sets for every process.
-ENVIRONMENTS: tuple[type[TfConfigEnvironment], ...] = (TfConfigEnvironment,)
+ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (TfConfigEnvironment,)
 
 
 def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:

@@ -6,20 +6,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from replicator._tf.messages import first_line
+from replicator._tf.messages import first_line, is_derived
 from replicator.errors import DisagreementError, ReplicatorError
 
 _FROM_OTHERS = (
     tf.errors.AbortedError,
     tf.errors.DeadlineExceededError,
     tf.errors.UnavailableError,
-)
-_COLLECTIVE_OPS = (
-    "Collective",
-    "collective",
-    "RecvBuf",
-    "CompleteGroup",
-    "CompleteInstance",
 )
 
 
@@ -55,12 +48,11 @@ def is_collective_failure(error: tf.errors.OpError) -> bool:
     """Tells whether an error of TensorFlow is about other workers.
 
     These status codes come from transport and from collectives that were ended; the
-    ops of a step do not use them. Other codes are shared with ordinary ops, and only
-    the message has the name of what failed.
+    ops of a step do not use them. Other codes are shared with ordinary ops; TensorFlow
+    marks those that a collective got from elsewhere. Names in the message say nothing:
+    a layer may be called "collective".
     """
-    if isinstance(error, _FROM_OTHERS):
-        return True
-    return any(mark in str(error.message) for mark in _COLLECTIVE_OPS)
+    return isinstance(error, _FROM_OTHERS) or is_derived(error)
 
 
 def root_cause(message: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf.dispatch import profiled
-from replicator.contract import output_reduction, programs, summary
+from replicator.contract import control, output_reduction, programs, summary
 from replicator.inputs import audit, prefetch
 from replicator.inputs.context import (
     InputContext,
@@ -48,6 +48,8 @@ class Replicator(CheckpointedBackend, abc.ABC):
       worker_id: Index of this process among them.
       logical_devices_per_replica: Devices that one replica is split over.
       num_steps_run: Steps that ``run`` has finished.
+      without_communication: Whether this is a measuring control: its replicas do not
+        communicate, and diverge.
     """
 
     num_replicas: int
@@ -56,6 +58,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
     worker_id: int = 0
     logical_devices_per_replica: int = 1
     num_steps_run: int = 0
+    without_communication: bool = False
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -304,10 +307,13 @@ class Replicator(CheckpointedBackend, abc.ABC):
           An optimizer with the same attributes, for use inside step functions.
 
         Raises:
+          MeasuringControlError: ``sharded_update``, where replicas do not communicate.
           OptimizerOptionError: An invalid value, one that conflicts with an option of
             the optimizer itself, or one that this backend does not support.
           TypeError: ``optimizer`` is not a Keras optimizer.
         """
+        if sharded_update:  # an owner's updates would not reach the other replicas
+            control.refuse(self, "sharded_update")
         options = OptimizerOptions(
             compression=compression,
             accumulation_steps=accumulation_steps,
@@ -347,11 +353,13 @@ class Replicator(CheckpointedBackend, abc.ABC):
           The manager; see ``CheckpointManager``.
 
         Raises:
+          MeasuringControlError: The replicas do not communicate.
           TypeError: Something that TensorFlow cannot save; ``directory`` is not a path.
           ValueError: Nothing to save, or ``max_to_keep`` is less than 1.
         """
         from replicator.checkpoint.manager import CheckpointManager
 
+        control.refuse(self, "make_checkpoint_manager()")
         return CheckpointManager(
             self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
         )

@@ -40,21 +40,6 @@ if TYPE_CHECKING:
     from replicator.optimizer.sharded_update import ShardedUpdate
 
 
-_OWN_ATTRIBUTES = frozenset(
-    {
-        "wrapped",
-        "uses_fused_update",
-        "options",
-        "loss_scale",
-        "accumulation",
-        "_num_replicas",
-        "_is_built",
-        "_sharded_update",
-        "_is_loss_scaled",
-    }
-)
-
-
 class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
     """A Keras optimizer whose ``apply_gradients`` is replicated.
 
@@ -89,7 +74,6 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
                     f"{type(optimizer).__name__!r} has no {needed!r}; pass for "
                     "example keras.optimizers.SGD(0.1, momentum=0.9)"
                 )
-        self.wrapped = optimizer
         self.uses_fused_update: bool | None = None
         self._num_replicas = num_replicas
         self.options = (options or OptimizerOptions()).check(optimizer)
@@ -103,6 +87,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         self._sharded_update = sharded_update
         self._is_built = False
         self._is_loss_scaled = False
+        self.wrapped = optimizer  # the last: from here on, see __setattr__
 
     def __getattr__(self, name: str) -> Any:
         if name == "wrapped":  # not yet set while unpickling or copying
@@ -111,7 +96,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
 
     def __setattr__(self, name: str, value: Any) -> None:
         # `optimizer.learning_rate = 0.01` must reach the optimizer that does the work.
-        if name in _OWN_ATTRIBUTES:
+        # What constructors set before `wrapped` is this object's own.
+        if "wrapped" not in vars(self) or name in vars(self):
             object.__setattr__(self, name, value)
         else:
             setattr(self.wrapped, name, value)
@@ -307,6 +293,17 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             summed = self._all_reduce(grads, "sum")
             fused_update.apply(summed, variables, self._num_replicas)
             return
+        self._apply(self._all_reduce(grads, "mean"), variables)
+
+
+class LocalOptimizer(ReplicatedOptimizer):
+    """The same update without communication, for measuring controls.
+
+    The fast path would multiply each own gradient by R, as the sum, and divide by R in
+    the kernel; the mean is the own gradient without an operation.
+    """
+
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         self._apply(self._all_reduce(grads, "mean"), variables)
 
 

@@ -121,7 +121,7 @@ def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | 
         slug=f"learning-{number}-profile",
         title=f"Fraction of runs that reached a level of {name}",
         description="; ".join(
-            f"{found.case.label}: interquartile mean "
+            f"{found.case.label}: {found.score.statistic} "
             f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
             for found in cases
         )

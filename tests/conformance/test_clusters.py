@@ -13,7 +13,7 @@ from replicator import errors
 
 TARGET = TARGETS["multi_worker-2"]
 
-# Leaves what it is told to leave; the name of a case says what else happens.
+# Leaves what the case names; the name of a case says what else happens.
 MEMBER = """
 import json, os, shutil, sys, time
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_an_outcome_that_cannot_be_written_fails_its_case(run):
 
 
 @pytest.mark.processes
-def test_what_is_not_reached_is_told(run):
+def test_what_is_not_reached_is_reported(run):
     """After a number of clusters the rest fails, with the reason."""
     names = [f"part {index}" for index in range(clusters.MAX_CLUSTERS)]
 
@@ -119,7 +119,7 @@ LOST = runner.Outcome(error_kinds=("WorkerLostError", "ClusterError"))
     ],
 )
 def test_processes_go_on_together_or_not_at_all(outcomes, error, expected):
-    """After an error that all have alike, they try to meet."""
+    """After an error that all of them raise, they try to meet."""
     job = _Job(error)
 
     assert expected == (runner.can_go_on(outcomes, job), job.num_meetings)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_root import FakeRoot
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
@@ -18,7 +19,7 @@ from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
-from results.records import Plan, ScalingMode, TrialSpec
+from results.records import Order, Plan, ScalingMode, TrialSpec
 from results.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,6 +31,7 @@ SMALL = (
     "--replicas=1,2",
     "--mode=weak",
     "--repeats=2",
+    "--order=sequential",
 )
 
 _DRIVER = f"""
@@ -68,6 +70,12 @@ def make_spec() -> Any:
 
 
 @pytest.fixture
+def fake_root(tmp_path: Path) -> FakeRoot:
+    """Returns an empty file system in place of that of the kernel."""
+    return FakeRoot(tmp_path / "root")
+
+
+@pytest.fixture
 def small_request() -> SweepRequest:
     """Returns a request of 2 backends x 2 replica counts, weak, 2 repetitions."""
     return SweepRequest(
@@ -76,6 +84,7 @@ def small_request() -> SweepRequest:
         replicas=(1, 2),
         modes=(ScalingMode.WEAK,),
         repeats=2,
+        order=Order.SEQUENTIAL,
     )
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from harness.trial import die_with_parent, measure
 from harness.trial.rank_file import RankWriter, rank_path
+from harness.trial.turns import TurnChannel
 from results import identity
 from results.records import Environment, TrialSpec
 from workloads.d4pg.replay.shared_memory import SharedArrays
@@ -126,6 +127,12 @@ class Program:
     def samples(self) -> bytes:
         """Returns what stands for a picture."""
         return f"picture after {self._num_steps}".encode()
+
+    def pause(self) -> None:
+        """Does nothing between turns."""
+
+    def resume(self) -> None:
+        """Does nothing between turns."""
 
     def start_window(self) -> None:
         """Remembers where the window begins."""
@@ -271,7 +278,13 @@ def main() -> int:
 
     try:
         measure.measure_trial(
-            build, spec, writer, example_unit="images", memory=Memory(), clock=clock
+            build,
+            spec,
+            writer,
+            example_unit="images",
+            memory=Memory(),
+            clock=clock,
+            channel=TurnChannel.from_environment(rank),
         )
     except Exception as error:  # noqa: BLE001 - as in the worker
         measure.write_failure(writer, error)

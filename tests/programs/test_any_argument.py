@@ -38,7 +38,7 @@ def _answers(name, folder):
 @pytest.mark.parametrize("name", calls.CALLS)
 def test_any_argument_is_taken_or_refused_by_the_library(name, tmp_path, monkeypatch):
     """A ReplicatorError, TypeError or ValueError of its own, in one line."""
-    monkeypatch.chdir(tmp_path)  # where a path is asked for, any text is one
+    monkeypatch.chdir(tmp_path)  # any string is a valid path
 
     found = _answers(name, tmp_path)
     replicator.set_determinism(None)
@@ -46,7 +46,7 @@ def test_any_argument_is_taken_or_refused_by_the_library(name, tmp_path, monkeyp
     assert not found, "\n".join(f"{kind}: {text}" for kind, text in found.items())
 
 
-def test_errors_of_others_are_told_from_own_ones():
+def test_errors_of_others_are_distinguished_from_own_ones():
     """A mistake that Python finds while the library works is not the library's."""
     own = passed = None
     try:

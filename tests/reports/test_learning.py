@@ -60,7 +60,7 @@ def test_environment_steps_and_seeds_are_shown(
     assert "environment steps of all actors" in section
     assert "Seeds together" in section
     assert "learning-0-profile" in section
-    assert "percentile bootstrap over runs, stratified" in section
+    assert run_scores.TRIMMED_T.partition(":")[0] in section
     assert "learning-0-time" in plain
     assert "environment steps of all actors" not in plain
     assert "Seeds together" not in plain
@@ -89,7 +89,7 @@ def test_runs_of_a_case_are_distinguished(view: View, section: str) -> None:
         for index in range(5):
             start = f"in_graph x{replicas}, repetition {index}, reached "
             assert 1 == sum(line.startswith(start) for line in lines)
-        start = f"in_graph x{replicas}, 5 runs: interquartile mean of "
+        start = f"in_graph x{replicas}, 5 runs: {run_scores.TRIMMED_MEAN}, "
         assert 1 == sum(line.startswith(start) for line in lines)
     assert 12 == len(lines)
     assert "repetition 4" in section

@@ -37,10 +37,69 @@ def test_strata_are_drawn_apart() -> None:
 
 def test_few_runs_have_no_interval() -> None:
     """And say why."""
-    found = run_scores.score({"": [1.0, 2.0, 3.0, 4.0]})
+    found = run_scores.score({"": [1.0, 2.0]})
 
-    assert (2.5, None, None, 4) == (found.value, found.low, found.high, found.n)
-    assert "fewer than 5 runs" in found.method
+    assert (1.5, None, None, 2) == (found.value, found.low, found.high, found.n)
+    assert "fewer than 3 runs" in found.method
+
+
+def test_three_runs_have_the_interval_of_students_t() -> None:
+    """None is dropped, so it is the plain one."""
+    values = [1.0, 2.0, 4.0]
+    found = run_scores.score({"": values})
+    low, high = scipy.stats.t.interval(
+        0.95, 2, np.mean(values), scipy.stats.sem(values)
+    )
+
+    assert (low, high) == pytest.approx((found.low, found.high))
+    assert (found.statistic, found.method) == ("mean", run_scores.TRIMMED_T)
+
+
+@pytest.mark.parametrize("count", [5, 8, 9])
+def test_a_few_runs_are_trimmed_like_yuens_test_does(count: int) -> None:
+    """A fifth of the runs off either end; SciPy's test against many equal runs."""
+    values = np.random.default_rng(count).exponential(size=count)
+    found = run_scores.score({"": values.tolist()})
+    truth = scipy.stats.trim_mean(values, 0.2)
+    # Yuen's test of two groups; the second has no spread but rounding.
+    shifted = 0.7
+    expected = scipy.stats.ttest_ind(
+        values,
+        shifted + np.linspace(-1e-9, 1e-9, 10_000),
+        equal_var=False,
+        trim=0.2,
+    )
+    kept = count - 2 * int(0.2 * count)
+    half = found.high - found.value
+    quantile = scipy.stats.t.ppf(0.975, kept - 1)
+
+    assert truth == pytest.approx(found.value)
+    assert (truth - shifted) / expected.statistic == pytest.approx(
+        half / quantile, rel=1e-6
+    )
+    assert found.statistic == "mean without a fifth of the runs at either end"
+
+
+def test_ten_runs_have_an_interquartile_mean() -> None:
+    """The bootstrap covers well enough from there on."""
+    found = run_scores.score({"": list(map(float, range(10)))})
+
+    assert (found.statistic, found.method) == ("interquartile mean", run_scores.METHOD)
+
+
+@pytest.mark.parametrize("count", [3, 7, 20])
+def test_shares_of_a_profile_have_exact_intervals(count: int) -> None:
+    """SciPy's Clopper-Pearson interval at every level, also where all or none are."""
+    values = list(map(float, range(count)))
+    levels = [-1.0, *(value + 0.5 for value in values)]
+    found = run_scores.profile({"": values}, levels)
+
+    for place, level in enumerate(levels):
+        reached = sum(value >= level for value in values)
+        exact = scipy.stats.binomtest(reached, count).proportion_ci(method="exact")
+        assert (exact.low, exact.high) == pytest.approx(
+            (found.lows[place], found.highs[place])
+        )
 
 
 def test_a_profile_is_the_share_of_runs_that_reached_each_threshold() -> None:

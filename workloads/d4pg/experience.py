@@ -183,8 +183,23 @@ class Experience:
             num_restarts=found.num_restarts,
         )
 
+    def pause(self) -> None:
+        """Stops actors and sampling until ``resume``.
+
+        Raises:
+          RuntimeError: These actors cannot be stopped.
+        """
+        self._pool.pause()
+        self.replay.pause()
+
+    def resume(self) -> None:
+        """Continues what ``pause`` stopped."""
+        self._pool.resume()
+        self.replay.resume()
+
     def close(self) -> None:
         """Terminates the actors and releases the memory, once nothing reads it."""
+        self.replay.resume()
         self._pool.close()
         self._weights.close()
         self._streams.close()

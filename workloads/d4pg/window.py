@@ -52,16 +52,8 @@ class Window:
     num_learner_steps: int
     counters: Sequence[Counters]
 
-    def until(
-        self, after: Window, *, clipped: float, policy_lag: float
-    ) -> dict[str, float]:
-        """Returns the changes in one process between this and a later point in time.
-
-        Args:
-          after: The later point in time.
-          clipped: Fraction of the targets that was clipped to the atoms.
-          policy_lag: Learner steps that the actors' weights were behind, on average.
-        """
+    def until(self, after: Window) -> dict[str, float]:
+        """Returns the changes in one process between this and a later point in time."""
         found = {
             field.name: float(
                 sum(getattr(counters, field.name) for counters in after.counters)
@@ -76,9 +68,13 @@ class Window:
                 after.num_learner_steps - self.num_learner_steps
             ),
             "num_pipelines": float(len(after.counters)),
-            "clipped": clipped,
-            "policy_lag": policy_lag,
         }
+
+
+def total(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Returns the changes over all parts of a window, which may have gaps between."""
+    found = {name: sum(part[name] for part in parts) for name in parts[0]}
+    return {**found, "num_pipelines": parts[-1]["num_pipelines"]}
 
 
 def describe(
@@ -87,14 +83,16 @@ def describe(
     """Returns the figures of a trial from those of its processes.
 
     Args:
-      processes: The result of ``Window.until`` in each of them.
+      processes: The changes in each of them (``total``), with ``clipped``, the
+        fraction of the targets that was clipped to the atoms, and ``policy_lag``, the
+        learner steps that the actors' weights were behind, on average.
       global_batch_size: Transitions per learner step.
 
     Returns:
       Empty if no learner step was run. Figures of actors only if there are any.
     """
 
-    def total(name: str) -> float:
+    def over_all(name: str) -> float:
         return sum(process[name] for process in processes)
 
     window_sec = max(process["window_sec"] for process in processes)
@@ -108,28 +106,28 @@ def describe(
             num_steps * global_batch_size / window_sec,
             "transitions/s",
         ),
-        ("clipped_target_share", total("clipped") / len(processes), "ratio"),
+        ("clipped_target_share", over_all("clipped") / len(processes), "ratio"),
     ]
-    if total("num_pipelines"):
-        steps = total("num_environment_steps")
+    if over_all("num_pipelines"):
+        steps = over_all("num_environment_steps")
         figures += [
             ("environment_steps_per_sec", steps / window_sec, "environment steps/s"),
             (
                 "learner_wait_share",
-                total("wait_sec") / total("num_pipelines") / window_sec,
+                over_all("wait_sec") / over_all("num_pipelines") / window_sec,
                 "ratio",
             ),
-            ("finished_episodes", total("num_episodes"), "episodes"),
-            ("policy_lag", total("policy_lag") / len(processes), "learner steps"),
-            ("refused_environment_steps", total("num_refused"), "environment steps"),
-            ("replaced_actors", total("num_restarts"), "actors"),
+            ("finished_episodes", over_all("num_episodes"), "episodes"),
+            ("policy_lag", over_all("policy_lag") / len(processes), "learner steps"),
+            ("refused_environment_steps", over_all("num_refused"), "environment steps"),
+            ("replaced_actors", over_all("num_restarts"), "actors"),
         ]
         if steps:
             figures.append(
-                ("replay_ratio", total("num_sampled") / steps, "transitions/step")
+                ("replay_ratio", over_all("num_sampled") / steps, "transitions/step")
             )
-        if total("elapsed_sec"):
-            share = total("idle_sec") / total("elapsed_sec")
+        if over_all("elapsed_sec"):
+            share = over_all("idle_sec") / over_all("elapsed_sec")
             figures.append(("actor_idle_share", share, "ratio"))
     return tuple(
         quality.counted(name, value, unit=unit, num_examples=num_steps)

@@ -23,7 +23,7 @@ from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 from workloads.d4pg.experience import Experience
 from workloads.d4pg.learning.learner import Learner
 from workloads.d4pg.replay import capacity
-from workloads.d4pg.window import Counters, Window, describe
+from workloads.d4pg.window import Counters, Window, describe, total
 from workloads.replicated import CatalogWorkload, ReplicatedProgram
 
 if TYPE_CHECKING:
@@ -88,11 +88,15 @@ class D4PGProgram(ReplicatedProgram):
         atexit.register(self.close)
         self._clipped: collections.deque[Any] = collections.deque(maxlen=_NUM_RECENT)
         self._lags: collections.deque[float] = collections.deque(maxlen=_NUM_RECENT)
-        self._window = Window(time.monotonic(), 0, self._count())
+        self._window = self._now()
+        # Of the window so far, up to each pause.
+        self._parts: list[dict[str, float]] = []
+        self._is_paused = False
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
         count = self.per_replica_batch_size
-        if self._name is None or self._evaluator is None:
+        # A control that reads one batch needs no actors, which would take its cores.
+        if self._name is None or self._evaluator is None or self.reuses_batch:
             transitions = synthetic.make_transitions(
                 self._spec,
                 discount=self._config.discount,
@@ -203,14 +207,34 @@ class D4PGProgram(ReplicatedProgram):
         """Starts a window; see ``StepProgram.start_window``."""
         self._clipped.clear()
         self._lags.clear()
-        self._window = Window(time.monotonic(), self._num_steps, self._count())
+        self._parts.clear()
+        self._window = self._now()
+
+    def pause(self) -> None:
+        """Stops actors and replay; the time until ``resume`` is not measured."""
+        for experience in self.experiences:
+            experience.pause()
+        self._parts.append(self._window.until(self._now()))
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Continues what ``pause`` stopped."""
+        self._window = self._now()
+        self._is_paused = False
+        for experience in self.experiences:
+            experience.resume()
+
+    def _now(self) -> Window:
+        return Window(time.monotonic(), self._num_steps, self._count())
 
     def window_metrics(self) -> tuple[QualityMetric, ...]:
         """Returns rates of learner and actors since ``start_window``.
 
         Warns if a large part of the targets is outside the atoms.
         """
-        after = Window(time.monotonic(), self._num_steps, self._count())
+        parts = list(self._parts)
+        if not self._is_paused:
+            parts.append(self._window.until(self._now()))
         values = [float(v) for clipped in self._clipped for v in clipped]
         clipped = sum(values) / max(len(values), 1)
         if clipped > _MOST_CLIPPED:
@@ -222,7 +246,7 @@ class D4PGProgram(ReplicatedProgram):
                 stacklevel=2,
             )
         policy_lag = sum(self._lags) / max(len(self._lags), 1)
-        counted = self._window.until(after, clipped=clipped, policy_lag=policy_lag)
+        counted = {**total(parts), "clipped": clipped, "policy_lag": policy_lag}
         mine = json.dumps(counted).encode("ascii")
         found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
         return describe(found, global_batch_size=self.global_batch_size)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import replicator
     from workloads.data.sources import Source
 
+CONSUMED = "no_example_twice_in_an_epoch"
+"""Name of the check of the examples that steps consumed."""
+
 _MOST_IDS_READ = 100_000
 
 
@@ -94,7 +97,7 @@ def check_consumed(
         num_repeated += len(ids) - len(set(ids) - seen)
         seen.update(ids)
     return SanityCheck(
-        name="no_example_twice_in_an_epoch",
+        name=CONSUMED,
         is_passed=num_steps > 0 and num_repeated == 0,
         detail=(
             f"{num_ids} examples in {num_looked_at} steps of the first epoch "

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class CopyOrder:
-    """Names and control edges of the copies of a body's nodes."""
+    """Which copies of a body's nodes exist, their names and their control edges."""
 
     def __init__(
         self,
@@ -50,6 +50,29 @@ class CopyOrder:
             for node in body.nodes
         }
         self._waits: dict[tuple[int, str], list[str]] = {}
+        primaries = topology.primaries
+        self.sharing: dict[int, Sequence[int]] = {
+            primary: [r for r in self._replicas if primaries[r] == primary]
+            for primary in dict.fromkeys(primaries)
+        }
+
+    def writer(self, node: str) -> int | None:
+        """The replica that runs an owned write, or ``ELSEWHERE``; None for others."""
+        return self._writers.get(node)
+
+    def copies(self, node: str) -> dict[int, Sequence[int]]:
+        """By replica that has a copy of a node, the replicas for which it stands."""
+        writer = self.writer(node)
+        if writer is not None:
+            # Others may read what exists once: it waits for all of them.
+            return {} if writer == ELSEWHERE else {writer: self._replicas}
+        if node not in self._merged:
+            return {replica: [replica] for replica in self._replicas}
+        return {
+            primary: replicas
+            for primary, replicas in self.sharing.items()
+            if self._emitted is None or primary in self._emitted[node]
+        }
 
     def name(self, replica: int, node: str) -> str:
         """Name of a node on a replica of this program."""
@@ -136,6 +159,16 @@ class CopyOrder:
                 for replica in replicas:
                     edges |= dict.fromkeys(self.after(replica, name))
         return list(edges)
+
+    def not_copied(self, node: str) -> list[str]:
+        """Handles that an owned write changes and nobody else has a copy of."""
+        copied = self.copied(node)
+        return [handle for handle in self._written[node] if handle not in copied]
+
+    def received(self, node: str, handle: str) -> Ref | str:
+        """The value after an owned write, as it came from the program that writes."""
+        assert self._received is not None
+        return self._received[node, handle]
 
     def copied(self, node: str) -> list[str]:
         """Handles that an owned write changes and other primaries have copies of."""

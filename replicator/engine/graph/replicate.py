@@ -62,16 +62,9 @@ class Replicas:
             came from the program that updates; None if this is the only program.
         """
         self._body = body
-        self._topology = topology
-        self._replicas = range(topology.num_local_replicas)
-        self._merged = frozenset(merged)
-        self._writers = {} if liveness is None else liveness.writers
-        self._written = {} if liveness is None else liveness.written
-        self._emitted = None if liveness is None else liveness.emitted
         self._resolve = resolve
         self._handle_device = handle_device
         self._handle_dtype = handle_dtype or (lambda _: tf.float32)
-        self._received = received
         self.order = CopyOrder(
             body,
             topology,
@@ -95,28 +88,14 @@ class Replicas:
 
     def nodes(self) -> list[Any]:
         """All nodes of all replicas as ``NodeDef``s."""
-        copies = []
-        primaries = self._topology.primaries
-        sharing = {
-            primary: [r for r in self._replicas if primaries[r] == primary]
-            for primary in dict.fromkeys(primaries)
-        }
+        nodes = []
         for node in self._body.nodes:
-            if node.name in self._writers:
-                # Others may read what exists once: it waits for all of them.
-                writer = self._writers[node.name]
-                if writer != ELSEWHERE:
-                    copies.append(self._copy(node, writer, self._replicas))
-                copies += self._refresh(node, sharing)
-            elif node.name in self._merged:
-                copies += [
-                    self._copy(node, primary, replicas)
-                    for primary, replicas in sharing.items()
-                    if self._emitted is None or primary in self._emitted[node.name]
-                ]
-            else:
-                copies += [self._copy(node, r, [r]) for r in self._replicas]
-        return copies
+            copies = self.order.copies(node.name)
+            nodes += [self._copy(node, r, replicas) for r, replicas in copies.items()]
+            writer = self.order.writer(node.name)
+            if writer is not None:
+                nodes += self._refresh(node, writer)
+        return nodes
 
     def _copy(self, node: Node, replica: int, waits_for: Sequence[int]) -> Any:
         proto = _tf_compat.NodeDef()
@@ -128,28 +107,26 @@ class Replicas:
         del proto.input[:]
         proto.input.extend(str(self.ref(replica, ref)) for ref in node.inputs)
         edges = self.order.controls(node, waits_for)
-        if node.name in self._writers:
-            once = set(self._written[node.name]) - set(self.order.copied(node.name))
+        if self.order.writer(node.name) is not None:
+            once = self.order.not_copied(node.name)
             earlier = self.order.before(node, waits_for, once)
             edges = list(dict.fromkeys([*edges, *earlier]))
         proto.input.extend(edges)
         self._localizer.localize(proto, replica)
         return proto
 
-    def _refresh(self, node: Node, sharing: Mapping[int, Sequence[int]]) -> list[Any]:
+    def _refresh(self, node: Node, writer: int) -> list[Any]:
         """Copies the result of an owned write to the variables of other primaries."""
-        writer = self._writers[node.name]
         nodes = []
         for handle in self.order.copied(node.name):
             if writer == ELSEWHERE:
-                assert self._received is not None
-                value = self._received[node.name, handle]
+                value = self.order.received(node.name, handle)
             else:
                 value = f"{self.order.new(node.name, handle)}:value:0"
                 nodes.append(self._read_new(node, writer, handle))
             nodes += [
                 self._assign(node, primary, replicas, handle, value)
-                for primary, replicas in sharing.items()
+                for primary, replicas in self.order.sharing.items()
                 if primary != writer
             ]
         return nodes

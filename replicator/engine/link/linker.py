@@ -31,7 +31,10 @@ class Linker:
 
     Attributes:
       results: By marker name, the result on each replica.
+      awaited: Nodes that the step waits for besides its outputs and effects: none.
     """
+
+    awaited: Sequence[str] = ()
 
     def __init__(
         self, topology: Topology, prefix: str, workers: CrossWorker | None = None
@@ -87,6 +90,14 @@ class Linker:
     ) -> list[Tensor]:
         node = collective.operands[position]
         return [operand(replica, node) for replica in range(len(self._devices))]
+
+    def _tensor(
+        self, plan: CollectivePlan, bucket: Bucket
+    ) -> tuple[tf.DType, tf.TensorShape, str]:
+        """Type, shape and owner's device of a bucket's first tensor."""
+        collective, position = plan.collective, bucket.positions[0]
+        device = self._devices[bucket.owner]
+        return collective.dtypes[position], collective.shapes[position], device
 
     def _link_gated(
         self, plan: CollectivePlan, bucket: Bucket, name: str, operand: Operand
@@ -145,15 +156,13 @@ class Linker:
         operands: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
         """Stacks the replicas' tensors, and those of all workers."""
-        collective, position = plan.collective, bucket.positions[0]
-        dtype, device = collective.dtypes[position], self._devices[bucket.owner]
+        dtype, shape, device = self._tensor(plan, bucket)
         attrs = {"N": len(operands), "T": dtype, "axis": 0}
         packed: Tensor = self._emit.add(
             f"{name}/pack", "Pack", operands, device, "output:0", attrs
         )
         if self._workers is not None:
-            count = tf.TensorShape([len(operands)])
-            shape = count.concatenate(collective.shapes[position])
+            shape = tf.TensorShape([len(operands)]).concatenate(shape)
             self._check_shape(shape, name, packed, dtype, device)
             packed = self._workers.gather(name, packed, dtype, shape, device)
         return (packed,) * len(operands)
@@ -166,14 +175,13 @@ class Linker:
         operands: Sequence[Tensor],
     ) -> tuple[Tensor, ...]:
         """Joins the replicas' rows, and those of all workers."""
-        collective, position = plan.collective, bucket.positions[0]
-        dtype, device = collective.dtypes[position], self._devices[bucket.owner]
+        dtype, shape, device = self._tensor(plan, bucket)
         joined = operands[0]
         if len(operands) > 1:
             joined = self._emit.concat(f"{name}/rows", operands, dtype, device)
         if self._workers is not None:
-            rows = self._rows.setdefault(collective.index, UnevenRows(self._workers))
-            shape = collective.shapes[position]
+            index = plan.collective.index
+            rows = self._rows.setdefault(index, UnevenRows(self._workers))
             joined = rows.gather(name, joined, dtype, shape, len(operands), device)
         return (joined,) * len(operands)
 

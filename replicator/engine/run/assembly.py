@@ -19,6 +19,7 @@ from replicator.engine.graph.replicate import Replicas
 from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
+from replicator.engine.link.local import LocalLinker
 from replicator.step.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Assembly:
         analysis: Analysis,
         topology: Topology,
         group: Group | None = None,
+        *,
+        without_communication: bool = False,
     ) -> None:
         """Prepares a function; ``register`` makes it.
 
@@ -54,6 +57,7 @@ class Assembly:
           analysis: The step.
           topology: Where the replicas of this program are.
           group: The workers whose programs run side by side; None if there are none.
+          without_communication: Links every replica to itself; see ``LocalLinker``.
         """
         self.captured: list[Any] = []
         self._name = name
@@ -71,10 +75,14 @@ class Assembly:
             for index, dtype in enumerate(self._traced.argument_dtypes)
         ]
         self._workers = None
-        if group is not None:
+        if group is not None and not without_communication:
             # A worker whose data ended must not have begun to communicate.
             self._workers = CrossWorker(group, [name for name, _ in self._batch])
-        self._linker = Linker(topology, name, self._workers)
+        self._linker: Linker | LocalLinker = (
+            LocalLinker(topology, name)
+            if without_communication
+            else Linker(topology, name, self._workers)
+        )
         self.copies = Replicas(
             analysis.body,
             topology,
@@ -182,6 +190,7 @@ class Assembly:
             for name in self._traced.control_output_names
             for effect in self.copies.order.effects(name)
         }
+        controls.update(self._linker.awaited)
         for index, name in enumerate(sorted(controls)):
             function.signature.control_output.append(f"control_{index}")
             function.control_ret[f"control_{index}"] = name

@@ -36,6 +36,8 @@ class Program:
         topology: Topology,
         table: VariableTable,
         group: Group | None = None,
+        *,
+        without_communication: bool = False,
     ) -> None:
         """Traces, replicates and links a step.
 
@@ -45,6 +47,7 @@ class Program:
           topology: Where the replicas of this program are.
           table: The variables of all programs of one replicator.
           group: The workers whose programs run side by side; None if there are none.
+          without_communication: Makes a measuring control; see ``link/local.py``.
         """
         self._topology = topology
         self._group = group
@@ -53,9 +56,17 @@ class Program:
             step_fn, specs, name, topology, table, is_in_group=group is not None
         )
         self._used = UsedVariables(self._analysis.entries, table)
-        self._assembly = Assembly(name, self._analysis, topology, group)
+        self._assembly = Assembly(
+            name,
+            self._analysis,
+            topology,
+            group,
+            without_communication=without_communication,
+        )
         self._assembly.register()
-        self._coherence = Coherence(list(self.entries.values()), topology, group)
+        # What variables read as outside steps is a mean over workers: communication.
+        near = None if without_communication else group
+        self._coherence = Coherence(list(self.entries.values()), topology, near)
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._make_coherent = Dispatch(self._emit_coherent, is_optimized=False)
 

@@ -1,7 +1,7 @@
 """Runs the cases of a target in a cluster of processes, and joins what they saw.
 
 One cluster runs all cases, one after the other. A case that leaves its processes
-unable to go on together (they disagree about it, one was lost, one hung) ends that
+unable to continue together (they disagree about it, one was lost, one hung) ends that
 cluster; the cases behind it run in a fresh one, so that each is judged by itself.
 """
 

@@ -24,7 +24,7 @@ def _dtype(name):
 
 
 def _typed(num_replicas, names):
-    """Small whole numbers, so that every type adds them exactly."""
+    """Small integers, so that every type adds them exactly."""
     rng = np.random.default_rng(1)
     return {
         name: [

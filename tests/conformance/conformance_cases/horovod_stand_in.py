@@ -2,8 +2,8 @@
 
 Horovod has no build for this TensorFlow, so this module takes its place. It knows the
 types that Horovod's operations are registered for, and refuses as Horovod does what
-processes do not do alike; it demands more in that all must come in the same order.
-The process of rank 0 reduces. Processes learn their rank from ``TF_CONFIG``.
+processes do not do in the same way; it demands more in that all must come in the same
+order. The process of rank 0 reduces. Processes learn their rank from ``TF_CONFIG``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def collectives_in_control_flow(repl):
         except errors.CollectiveControlFlowError as error:
             if "move it out" in str(error):
                 continue
-        complaints[step.__name__] = "no lesson"
+        complaints[step.__name__] = "no error"
     return complaints
 
 
@@ -233,7 +233,7 @@ def values_for_another_number_of_replicas(repl):
     "steps_per_execution",
     raises=(ValueError, r"num_steps 2 needs a new batch.*InputIterator"),
 )
-def several_steps_over_one_batch(repl):
+def steps_per_execution_over_one_batch(repl):
     """Fixed values would repeat the same batch."""
     values = share(repl, [tf.constant(1)] * repl.num_replicas)
     repl.run(tf.identity, values, num_steps=2)

@@ -139,7 +139,7 @@ def weights_set_outside_reach_every_replica(repl):
     like_single_device=True,
     rtol=1e-6,
 )
-def several_steps_equal_as_many_runs(repl):
+def steps_per_execution_equal_as_many_runs(repl):
     """run(num_steps=4) gives the weights and the last loss of four runs."""
     results = {}
     for name, num_steps in (("runs", 1), ("dispatch", 4)):

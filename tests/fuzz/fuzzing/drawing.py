@@ -51,7 +51,7 @@ class Drawer(Tapes, Flow):
             kinds += [self.write] * 2 if scope.may_write else []
         if scope.num_tapes < MAX_TAPES and scope.depth <= MAX_TAPES:
             kinds += [self.differentiate] * (6 if scope.num_tapes else 3)
-            kinds += [self.tower] * 2
+            kinds += [self.nested_tapes] * 2
             kinds += [self.push]
         if scope.depth <= 1 + scope.num_tapes:
             kinds += [self.branch, self.loop, self.call]

@@ -1,4 +1,4 @@
-"""Draws derivatives: tapes, towers of tapes, forward mode, Jacobians."""
+"""Draws derivatives: tapes, nested tapes, forward mode, Jacobians."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Tapes(Choices):
             depth=scope.depth + 1,
         )
 
-    def tower(self, scope: Scope) -> syntax.Statement | None:
+    def nested_tapes(self, scope: Scope) -> syntax.Statement | None:
         """Tapes inside one another whose targets do depend on their sources.
 
         A gradient penalty is of this form. Tapes that are drawn freely seldom are: most
@@ -64,16 +64,16 @@ class Tapes(Choices):
         """
         source = self.pick(scope, lambda t: t.dtype == FLOAT)
         num_tapes = self.number(1, MAX_TAPES - scope.num_tapes)
-        return source and self._tower(scope, source, num_tapes)
+        return source and self._nested_tapes(scope, source, num_tapes)
 
-    def _tower(
+    def _nested_tapes(
         self, scope: Scope, source: tuple[str, Type], num_tapes: int
     ) -> syntax.Statement:
         inner = self._recorded(scope, [source])
         statements: list[syntax.Statement] = []
         value = source
         if num_tapes > 1:
-            statements.append(self._tower(inner, source, num_tapes - 1))
+            statements.append(self._nested_tapes(inner, source, num_tapes - 1))
             value = (statements[-1].results[0], source[1])
         for _ in range(self.number(1, 2)):
             if inner.may_communicate and self.number(0, 2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
 from typing import Any
@@ -306,6 +305,3 @@ def compare(expected: Seen, seen: Seen) -> None:
             raise DifferenceError(
                 f"{place}: {got.tolist()} in place of {want.tolist()}"
             )
-
-
-Tally = collections.Counter[Verdict]

@@ -17,7 +17,7 @@ the list of sources is g_0 ... g_{R-1}. The rules of the other collectives follo
 gather is a stack, so its gradient is the own slice of the summed gradient; a broadcast
 is a copy, so its gradient is the sum, delivered to the source; a minimum or maximum is
 that of a stack, whose gradient TensorFlow shares equally among those that hold it. And
-since the definition speaks of functions of all replicas' values, it nests: a tape
+since the definition is about functions of all replicas' values, it nests: a tape
 inside a tape gives the same at every order.
 
 **Variables.** Every replica has a copy of every variable. Whether the copies may differ
@@ -55,8 +55,8 @@ class Lockstep(Transformations):
         Args:
           program: What to run.
           initial: Value of each variable.
-          dtype: ``tf.float32``, or ``tf.float64`` for a result without rounding errors
-            to speak of.
+          dtype: ``tf.float32``, or ``tf.float64`` for a result with negligible
+            rounding errors.
         """
         self._program = program
         self._dtype = dtype

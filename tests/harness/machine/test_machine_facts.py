@@ -14,6 +14,7 @@ import pytest
 
 from harness.machine import canary, environment, gpus
 from harness.run import launch
+from results.machine_record import MachineState
 from results.records import Placement
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,6 +55,23 @@ def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
     )
 
     assert first == second != third
+
+
+def test_what_moves_performance_is_in_the_fingerprint() -> None:
+    """Variables of the user, settings of the kernel; not the commit of the code."""
+
+    def fingerprint(**fields: Any) -> str:
+        return environment.read_environment(PLACE, {}, **fields).fingerprint
+
+    state = MachineState(transparent_huge_pages="never")
+    assert state == environment.read_environment(PLACE, {}, state=state).machine_state
+    plain = fingerprint(state=MachineState(cpu_governor="performance"))
+    code = MachineState(cpu_governor="performance", git_commit="a" * 40)
+    slow = MachineState(cpu_governor="powersave")
+
+    assert plain == fingerprint(state=code, inherited={"TF_CONFIG": "{}"})
+    assert plain != fingerprint(state=slow)
+    assert plain != fingerprint(state=code, inherited={"MALLOC_ARENA_MAX": "1"})
 
 
 def test_a_cpu_without_a_name_is_its_architecture(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.run import launch
-from results import home_folders, record_file, variables
+from results import record_file, user_folders, variables
 from results.records import Environment, Failure, Placement, StatusRecord
 from results.store import Store
 
@@ -96,7 +96,7 @@ def test_a_preloaded_library_is_recorded_by_its_file_name(
     assert {"LD_PRELOAD": expected} == found
 
 
-def test_values_are_printable_lines_without_home_folders() -> None:
+def test_values_are_printable_lines_without_user_folders() -> None:
     """A value can have any bytes."""
     found = variables.recorded_variables(
         {"XLA_FLAGS": "--xla_dump_to=/home/ada/x\n\x1b[31m \udcff"}
@@ -120,25 +120,25 @@ def test_values_are_printable_lines_without_home_folders() -> None:
         ("no path", "no path"),
     ],
 )
-def test_home_folders_are_shortened(
+def test_user_folders_are_shortened(
     text: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Wherever a path begins, but not within a longer one."""
     monkeypatch.setenv("HOME", "/home/eve")
 
-    assert expected == home_folders.shortened(text)
+    assert expected == user_folders.shortened(text)
 
 
-def test_an_unusual_home_folder_of_this_user_is_shortened(
+def test_an_unusual_user_folder_of_this_user_is_shortened(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on clusters; the folder of all files is none."""
     monkeypatch.setenv("HOME", "/data/people/ada")
-    assert "~/x /data/people/adam" == home_folders.shortened(
+    assert "~/x /data/people/adam" == user_folders.shortened(
         "/data/people/ada/x /data/people/adam"
     )
     monkeypatch.setenv("HOME", "/")
-    assert "/data/x" == home_folders.shortened("/data/x")
+    assert "/data/x" == user_folders.shortened("/data/x")
 
 
 def _environment(tmp_path: pathlib.Path, synthetic: Any) -> tuple[pathlib.Path, Any]:
@@ -178,7 +178,7 @@ def test_a_damaged_list_of_variables_is_still_reported(
     assert 1 == len(Store.open(tmp_path / "study").corrupt())
 
 
-def test_a_traceback_is_stored_without_home_folders(tmp_path: pathlib.Path) -> None:
+def test_a_traceback_is_stored_without_user_folders(tmp_path: pathlib.Path) -> None:
     """Every text of a record but a plan and a spec, which name the data to read."""
     record = StatusRecord(
         trial_id="0" * 20,
@@ -200,3 +200,22 @@ def test_a_traceback_is_stored_without_home_folders(tmp_path: pathlib.Path) -> N
     assert found is not None
     assert found.failure is not None
     assert 'Traceback:\n~/y\n  File "~/z.py"' == found.failure.traceback
+
+
+def test_the_command_of_a_plan_is_without_user_folders(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """It is shown only; the data that a plan names stays as it is."""
+    store = synthetic.make_store(tmp_path / "study", synthetic.Shape(repeats=1))
+    command = ("python", "-m", "harness", "--runs-dir=/home/ada/runs")
+    plan = store.read_plan().model_copy(
+        update={"command": command, "data_dir": "/home/ada/data"}
+    )
+    store.write_plan(plan)
+    path = store.root / "plan.json"
+    assert "~/runs" in path.read_text()
+    old = json.loads(path.read_text()) | {"command": command}
+    path.write_text(json.dumps(old))
+
+    assert "--runs-dir=~/runs" == store.read_plan().command[-1]
+    assert "/home/ada/data" == store.read_plan().data_dir

@@ -11,11 +11,15 @@ import pytest
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.planning import code_digest, plan, study
 from harness.planning.request import SweepRequest
-from results.records import Plan, ScalingMode
+from results.records import Order, Plan, ScalingMode
 
 MACHINE = plan.Machine(num_available_cores=4)
 BASE = SweepRequest(
-    workload="resnet50", preset="smoke", replicas=(1, 2), modes=(ScalingMode.WEAK,)
+    workload="resnet50",
+    preset="smoke",
+    replicas=(1, 2),
+    modes=(ScalingMode.WEAK,),
+    order=Order.SEQUENTIAL,
 )
 
 

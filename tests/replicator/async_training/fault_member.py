@@ -1,6 +1,6 @@
 """What the chief of a cluster with faults does, and says after every call.
 
-It goes on from the last checkpoint, and trains until somebody is killed.
+It continues from the last checkpoint, and trains until somebody is killed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKER_TIMEOUT_SEC = 60.0
 
 
 def by_pipeline(ctx):
-    """Whole numbers: 1 to 7 again and again on worker 0, twice as much on worker 1."""
+    """Integers: 1 to 7 again and again on worker 0, twice as much on worker 1."""
     numbers = tf.data.Dataset.range(1, 8).repeat()
     return numbers.map(lambda x: tf.cast(x * (ctx.input_pipeline_id + 1), tf.float32))
 
@@ -33,7 +33,7 @@ def total(num_steps, num_workers):
 
 
 def make_training(repl):
-    """Two optimizers on all servers, whose sums of whole numbers tell every step."""
+    """Two optimizers on all servers, whose sums of integers identify every step."""
     with repl.context():
         module = tf.Module()
         module.plain = [tf.Variable(tf.zeros([n, 2])) for n in (3, 40, 5, 7)]

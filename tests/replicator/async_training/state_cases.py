@@ -23,7 +23,7 @@ def case(function):
 
 
 def by_pipeline(ctx):
-    """Batches of whole numbers: 1 from pipeline 0, 2 from pipeline 1, and so on."""
+    """Batches of integers: 1 from pipeline 0, 2 from pipeline 1, and so on."""
     return tf.data.Dataset.from_tensors(float(ctx.input_pipeline_id + 1)).repeat()
 
 

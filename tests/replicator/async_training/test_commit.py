@@ -89,7 +89,7 @@ def test_a_commit_updates_counts_and_uses_its_sequence_number():
 
 
 @pytest.mark.parametrize("used", [0, 1])
-def test_a_ticket_that_was_used_is_skipped(used):
+def test_a_sequence_number_that_was_used_is_skipped(used):
     """The last one and one before it: nothing is updated, nothing is counted."""
     server = Server()
     server.step([0])
@@ -101,7 +101,7 @@ def test_a_ticket_that_was_used_is_skipped(used):
     assert {0: 2} == server.update_counts()
 
 
-def test_several_commits_of_a_step_have_a_ticket_each():
+def test_each_commit_of_a_step_has_its_own_sequence_number():
     """A step of which the first commit arrived is done again from the second."""
     server = Server(commits_per_step=2)
     server.commit_states[0].sequence_numbers[0].assign(1)
@@ -209,7 +209,7 @@ def test_updates_of_threads_do_not_interleave():
     steps = [make() for _ in range(2)]
     for step in steps:
         step.get_concrete_function(tf.TensorSpec([1], tf.int64))
-    # Tickets of one series that both take, so that none is skipped by the other's.
+    # Both take sequence numbers of one series, so that neither skips the other's.
     series = itertools.count()
     commit_state.sequence_numbers[0].assign(-1)
 
@@ -271,7 +271,7 @@ def small(elements, dtype=np.float32):
 
 
 def test_small_tensors_of_one_type_travel_in_one_message():
-    """They arrive in their order and shapes; a type of its own travels alone."""
+    """They arrive in their order and shapes; a tensor of another type is sent alone."""
     matrix = small(6).reshape(2, 3)
 
     plan = parcel([small(3), small(2, np.int64), matrix, np.float32(4)])

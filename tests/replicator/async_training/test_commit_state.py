@@ -26,7 +26,7 @@ def test_everything_starts_at_zero_on_the_server():
     assert not any(variable.trainable for variable in variables)
 
 
-def test_a_worker_has_its_own_ticket_in_the_place_of_the_first():
+def test_a_worker_has_its_own_sequence_number_in_the_place_of_the_first():
     """The step was traced once, with the sequence number of worker 0."""
     commit_state = CommitState(CPU[0], 2, "sequence_numbers of a test")
 

@@ -69,7 +69,7 @@ def test_what_was_set_outside_reaches_all_copies(table, copies):
 
 
 def test_what_was_published_is_not_taken_for_a_change(table, copies):
-    """The copies go on from what each of them had."""
+    """The copies continue from what each of them had."""
     variable, mine = local(table)
     copies.is_published = False
     for copy, value in zip(mine, (1.0, 3.0), strict=True):

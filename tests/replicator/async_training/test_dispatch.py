@@ -271,7 +271,7 @@ def workers(monkeypatch):
 
 
 def test_what_waits_is_one_dispatch_and_is_not_run_again(workers):
-    """The coordinator still calls each; sequence number go on from there."""
+    """The coordinator still calls each; sequence numbers continue from there."""
     members = [workers.give(), workers.give(2)]
 
     workers.work(0)
@@ -299,7 +299,7 @@ def test_outputs_are_kept_where_somebody_asks_for_them(workers):
 
 
 def test_an_error_of_a_batch_is_that_of_all_its_members(workers):
-    """And what is asked for by join; nothing waits afterwards."""
+    """And what join requests; nothing waits afterwards."""
     workers.failing = True
     workers.give()
     workers.give()

@@ -20,8 +20,8 @@ STEPS_PER_CALL = fault_member.NUM_DISPATCHES * fault_member.NUM_STEPS
 CHIEF = ("chief", 0)
 STORY_SEC = 1800.0
 START_SEC = 300.0
-# A lost server is told by its closed port within seconds; servers without a client end
-# after 2 s.
+# A lost server is detected by its closed port within seconds; servers without a client
+# end after 2 s.
 FAULT_SEC = 120.0
 NUM_SERVERS = 2
 NUM_WORKERS = 2
@@ -67,7 +67,7 @@ class Job:
         return alive
 
     def restored(self):
-        """The call from which a restarted chief goes on."""
+        """The call from which a restarted chief continues."""
         self.wait_until(lambda: self.reported("restored") is not None)
         return self.reported("restored")
 

@@ -1,4 +1,4 @@
-"""Pull: which reads of a step travel together, and what the others wait for."""
+"""Pull: which reads of a step are sent together, and what the others wait for."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Step:
             self.add(f"now_{server}", "ReadVariableOp", f"c{server}")
 
     def take_out(self):
-        """Takes out what travels together."""
+        """Takes out what is sent together."""
         traced = types.SimpleNamespace(variables=self.variables)
         graph = body.from_graph_def(_tf_compat.GraphDef(node=self._nodes))
         return pull.take_out(traced, graph, self.table, self.clocks)
@@ -170,7 +170,7 @@ def test_a_read_after_a_write_stays_where_it_is(step):
     ids=["small", "just small", "as large as the limit", "empty"],
 )
 def test_only_small_variables_are_copied_into_a_message(step, size, is_pulled):
-    """A large one travels alone; all come after the clock."""
+    """A large one is sent alone; all come after the clock."""
     step.read_clocks()
     for name in "ab":
         step.read(name)
@@ -196,7 +196,7 @@ def test_a_variable_with_a_copy_per_replica_is_not_shared(step):
 
 
 def test_a_gather_of_rows_is_no_read_of_all(step):
-    """It waits for the clock, and only what is gathered travels."""
+    """It waits for the clock, and only what is gathered is sent."""
     step.read_clocks()
     for name in "ab":
         step.read(name)
@@ -221,7 +221,7 @@ def test_what_is_on_no_server_is_left_alone(step):
 
 
 def test_without_a_clock_nothing_is_taken_out(step):
-    """Staleness could not be told."""
+    """Staleness could not be determined."""
     for name in "ab":
         step.read(name)
     step.add("now_1", "ReadVariableOp", "c1")

@@ -29,7 +29,7 @@ def test_the_chief_does_not_serve(monkeypatch):
         server.main([])
 
 
-def test_a_port_in_use_is_told_before_tensorflow_starts(monkeypatch):
+def test_a_port_in_use_is_reported_before_tensorflow_starts(monkeypatch):
     """Not by an abort of TensorFlow's server."""
     with contextlib.closing(socket.socket()) as other:
         other.bind(("", 0))

@@ -1,4 +1,4 @@
-"""Staleness: what the tallies of all servers add up to."""
+"""Staleness: what the update counts of all servers add up to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from replicator.async_training.staleness import summarize
 
 
-def test_tallies_of_all_servers_are_added():
+def test_update_counts_of_all_servers_are_added():
     """The mean weighs each staleness with its updates."""
     found = summarize([[3, 1, 0, 0], [1, 0, 0, 2]])
 
@@ -18,7 +18,7 @@ def test_tallies_of_all_servers_are_added():
 
 
 def test_before_the_first_update_there_is_no_staleness():
-    """No division by zero, and a text all the same."""
+    """No division by zero, and still a message."""
     found = summarize([[0, 0], [0, 0]])
 
     assert (0, {}, 0.0, 0, 1) == (
@@ -39,7 +39,7 @@ def test_the_text_has_the_histogram_in_order():
     )
 
 
-def test_servers_with_different_tallies_are_no_summary():
+def test_servers_with_different_update_counts_are_no_summary():
     """They would be cut off to the shortest."""
     with pytest.raises(ValueError, match="zip"):
         summarize([[1, 2], [1]])

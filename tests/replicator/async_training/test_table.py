@@ -80,7 +80,9 @@ def test_a_worker_sees_the_copies_of_its_replicas(
     assert view.variable is variable
 
 
-def test_a_worker_has_its_own_ticket_and_the_clock_of_all(table, commit_states):
+def test_a_worker_has_its_own_sequence_number_and_the_clock_of_all(
+    table, commit_states
+):
     """On each server; sequence number need no entry in the table."""
     view = table.view(1, commit_states)
 

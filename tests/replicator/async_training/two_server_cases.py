@@ -61,7 +61,7 @@ def hammer(
 
 
 def dense(weight, value):
-    """A gradient of one whole number, which has to wait for the weight."""
+    """A gradient of one integer, which has to wait for the weight."""
     return 0.0 * weight + value
 
 
@@ -116,7 +116,7 @@ def sharded_embedding():
 
 @case
 def linear_momentum():
-    """With rate 1 and momentum 1, whole gradients give whole slots: all can be told."""
+    """Rate 1 and momentum 1: whole gradients give whole slots, which show each step."""
     repl = MultiWorkerAsyncReplicator()
     with repl.context():
         weight = tf.Variable(tf.zeros([4]))
@@ -190,7 +190,7 @@ def results():
 
 @case
 def end_of_data():
-    """The end of the data is an error; a rewind starts again, and counts go on."""
+    """The end of the data is an error; a rewind starts again, and counts continue."""
     repl = MultiWorkerAsyncReplicator()
     with repl.context():
         weight = tf.Variable(0.0)
@@ -248,7 +248,7 @@ def refused_option():
 
 @case
 def explanation():
-    """What is where, and what travels."""
+    """What is where, and what is sent."""
     repl = MultiWorkerAsyncReplicator()
     with repl.context():
         weights = [tf.Variable(tf.zeros([8])) for _ in range(4)]

@@ -165,7 +165,7 @@ def test_the_end_of_the_data_is_a_position_too(tmp_path):
 
 
 def test_another_global_batch_continues_at_the_same_example(tmp_path):
-    """Three steps of 8 are two of 12; they are no whole number of 16."""
+    """Three steps of 8 are two of 12; 24 is not divisible by 16."""
 
     def make(num_replicas, global_batch_size):
         repl = replicator.create("in_graph", num_replicas=num_replicas)

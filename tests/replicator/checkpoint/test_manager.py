@@ -80,7 +80,7 @@ def test_there_is_nothing_to_restore_before_the_first_save(tmp_path):
 
 
 def test_lost_files_are_an_error_and_no_fresh_start(tmp_path):
-    """A latest checkpoint whose data is gone must not restart training in silence."""
+    """A latest checkpoint whose data is gone must not restart training unnoticed."""
     _, manager = _weights_only(tmp_path)
     path = manager.save(1)
     pathlib.Path(f"{path}.index").unlink()
@@ -100,8 +100,8 @@ def test_damaged_files_are_an_error(tmp_path):
         manager.restore(path)
 
 
-def test_a_plain_checkpoint_is_told_apart_and_ours_loads_plainly(tmp_path):
-    """Weights travel both ways; only training state needs the manager."""
+def test_a_plain_checkpoint_is_recognized_and_ours_loads_plainly(tmp_path):
+    """Weights load both ways; only training state needs the manager."""
     model, manager = _weights_only(tmp_path / "ours")
     ours = manager.save(1)
     other, _ = _weights_only(tmp_path)
@@ -116,7 +116,7 @@ def test_a_plain_checkpoint_is_told_apart_and_ours_loads_plainly(tmp_path):
 
 
 def test_inputs_need_a_checkpoint_with_a_position(tmp_path):
-    """Data starting anew in silence would repeat examples."""
+    """Data that starts again without an error would repeat examples."""
     _weights_only(tmp_path)[1].save(1)
     repl = replicator.create("in_graph", num_replicas=2)
     inputs = repl.make_input_iterator(lambda _: tf.data.Dataset.range(4))

@@ -63,7 +63,7 @@ BACKENDS = ["single", "in_graph_shared", "in_graph_mirrored", "tf_mirrored"]
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_plain_checkpoint_keeps_momentum_and_step(backend, place, tmp_path):
-    """Training goes on as if it had never stopped."""
+    """Training continues as if it had never stopped."""
     repl = _make(backend)
     trainer = Trainer(repl, place)
     _run(repl, trainer)

@@ -1,4 +1,4 @@
-"""Training goes on from a checkpoint, on any backend and number of replicas."""
+"""Training continues from a checkpoint, on any backend and number of replicas."""
 
 from __future__ import annotations
 

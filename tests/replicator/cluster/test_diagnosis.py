@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
+from replicator._tf import messages
 from replicator.cluster import diagnosis, failures
 from replicator.cluster.configuration import ClusterConfig
 
 ME = "worker 0 (localhost:1000)"
+DERIVED = {messages.DERIVED: b""}
 
 
 class FakeState:
@@ -93,13 +95,14 @@ def test_without_the_coordination_service_connections_tell(reports):
         (tf.errors.AbortedError(None, None, "worker 1 failed"), True),
         (tf.errors.UnavailableError(None, None, "Socket closed"), True),
         (tf.errors.DeadlineExceededError(None, None, "late"), True),
-        (tf.errors.InternalError(None, None, "Collective op failed"), True),
-        (tf.errors.InvalidArgumentError(None, None, "CompleteGroup: size 2"), True),
+        (tf.errors.InternalError(None, None, "aborted by: size 2", DERIVED), True),
+        (tf.errors.InvalidArgumentError(None, None, "shape [4]", DERIVED), True),
         (tf.errors.InvalidArgumentError(None, None, "log of -1"), False),
+        (tf.errors.InvalidArgumentError(None, None, "{{node my_collective}}"), False),
         (tf.errors.InternalError(None, None, "MKL failed"), False),
         (tf.errors.ResourceExhaustedError(None, None, "OOM"), False),
     ],
 )
-def test_failures_of_others_are_told_by_their_status_code(error, is_others):
-    """The message counts only where ordinary ops have the same code."""
+def test_failures_of_others_are_recognized_by_their_status(error, is_others):
+    """By code, or as derived where ordinary ops have the same code; not by words."""
     assert failures.is_collective_failure(error) is is_others

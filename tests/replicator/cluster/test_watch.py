@@ -87,7 +87,7 @@ def test_while_nobody_waits_the_longest_timeout_counts(silent: threading.Event) 
 def test_a_server_that_responds_again_in_time_is_not_lost(
     silent: threading.Event,
 ) -> None:
-    """Silence is counted from the last response."""
+    """The time without a response is counted from the last response."""
     silent.set()
     watch = WorkerWatch(NAMES)
     detector = FailureDetector(watch, 2.0)

@@ -35,7 +35,7 @@ def _arrays(draw, name, shape):
     dtype = _numpy_dtype(name)
     if name == "bool":
         return draw(hnp.arrays(np.bool_, shape))
-    # Small whole numbers: sums are exact in every type, so equality is exact.
+    # Small integers: sums are exact in every type, so equality is exact.
     low = 0 if name.startswith("u") else -8
     whole = draw(hnp.arrays(np.int64, shape, elements=st.integers(low, 8)))
     return whole.astype(dtype)
@@ -130,7 +130,7 @@ def test_eight_bit_floats_keep_their_type(in_graph):
 
 
 def test_strings_are_gathered_and_broadcast(in_graph):
-    """What has no arithmetic still travels."""
+    """What has no arithmetic is still sent."""
     x = replicator.PerReplica([tf.constant("a"), tf.constant("b")])
 
     out = in_graph.run(

@@ -1,4 +1,4 @@
-"""Compression: tensors that travel in 16 bits, and how wrong they may arrive."""
+"""Compression: tensors that are sent in 16 bits, and how wrong they may arrive."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_all_replicas_get_the_same_bits(separate, name):
 
 
 def test_in_one_memory_nothing_is_rounded(in_graph):
-    """Nothing travels there, so compression must not make the result worse."""
+    """Nothing is sent there, so compression must not make the result worse."""
     xs = _operands(2)
 
     out = _mean(in_graph, xs, "bfloat16")
@@ -115,7 +115,7 @@ def test_no_backend_is_worse_than_a_sum_in_16_bits(repl, name):
 
 
 def test_gradients_and_integers_keep_their_width(separate):
-    """Only what was asked for is compressed: float32 and float64 on the way there."""
+    """Only what was requested is compressed: float32 and float64 when sent."""
     x = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
     third = np.float32(1 / 3)
 
@@ -150,7 +150,7 @@ def test_sparse_slices_travel_in_16_bits(separate):
 
 
 def test_the_plan_says_what_travels(separate):
-    """explain() counts the bytes that travel: half."""
+    """explain() counts the bytes that are sent: half."""
     repl = separate(2)
 
     _mean(repl, _operands(2), "bfloat16")

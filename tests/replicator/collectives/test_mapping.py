@@ -237,6 +237,6 @@ def test_what_is_no_function_of_an_item_is_refused(in_graph, fn, message):
 
 
 def test_items_that_are_no_list_are_refused(in_graph):
-    """A tensor is not dealt in silence along some axis."""
+    """A tensor is not split along some axis without being requested."""
     with pytest.raises(TypeError, match=r"items of type .*Tensor.*tf.unstack"):
         in_graph.run(lambda: replicator.map_reduce(tf.identity, tf.ones([4])))

@@ -152,7 +152,7 @@ def test_reducing_by_an_unknown_operation_lists_what_there_is():
 
 
 def test_reducing_integers_to_a_mean_is_refused(in_graph):
-    """Rounding in silence would be a wrong number: the mean of 1 and 2 is not 1."""
+    """Rounding unnoticed would be a wrong number: the mean of 1 and 2 is not 1."""
     values = replicator.PerReplica([tf.constant(1), tf.constant(2)])
 
     with pytest.raises(ValueError, match=r"reduce 'mean' of int32 would be rounded"):

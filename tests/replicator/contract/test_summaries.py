@@ -90,7 +90,7 @@ def test_a_summary_in_a_branch_is_written_once(in_graph, tmp_path):
 
 
 @pytest.mark.parametrize("num_steps", [4])
-def test_several_steps_in_one_dispatch_write_each(in_graph, tmp_path, num_steps):
+def test_each_step_of_one_dispatch_writes(in_graph, tmp_path, num_steps):
     """One line per step, in their order."""
     count = _count(in_graph)
 

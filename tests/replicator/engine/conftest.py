@@ -54,7 +54,7 @@ def make_body() -> Callable[..., body.Body]:
 def execute() -> Callable[..., list[np.ndarray]]:
     """Runs emitted nodes as one function.
 
-    Takes the nodes, the value of each argument, and the outputs that are asked for with
+    Takes the nodes, the value of each argument, and the requested outputs with
     their types; returns NumPy arrays.
     """
 
@@ -88,7 +88,7 @@ def execute() -> Callable[..., list[np.ndarray]]:
 
 @pytest.fixture
 def workers(monkeypatch: Any) -> Callable[[int], list[CrossWorker]]:
-    """The legs of several workers which meet in one process, each on its own CPU."""
+    """Collectives of several workers that meet in one process, each on its own CPU."""
 
     def make(num_workers: int) -> list[CrossWorker]:
         key = next(_GROUP_KEYS)

@@ -1,4 +1,4 @@
-"""Any size: what has no static shape travels as a vector of a power of two."""
+"""Any size: what has no static shape is sent as a vector of a power of two."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 
 def padded(execute, value):
-    """The vector that travels, its key offset, and the number of elements."""
+    """The vector that is sent, its key offset, and the number of elements."""
     emit = Emitter()
     dtype = tf.as_dtype(np.asarray(value).dtype)
     sent = any_size.pad(emit, "sent", "x", dtype, CPU[1])
@@ -40,7 +40,7 @@ def padded(execute, value):
     ],
 )
 def test_a_tensor_is_padded_to_the_next_power_of_two(execute, size, length, offset):
-    """The offset is the exponent; no tensor without elements travels."""
+    """The offset is the exponent; no tensor without elements is sent."""
     value = np.arange(size, dtype=np.float32) + 1
 
     vector, key_offset, num_elements = padded(execute, value)
@@ -81,13 +81,13 @@ def test_values_of_unknown_shape_are_summed_time_and_again(execute, workers, sha
     """Equal shapes on all workers, other ones each time, zero rows among them."""
     for shape in shapes:
         nodes, outputs, arguments = [], [], {}
-        for worker, leg in enumerate(workers(2)):
+        for worker, cross_worker in enumerate(workers(2)):
             arguments[f"x_{worker}"] = np.full(shape, worker + 1, np.float32)
             unknown = tf.TensorShape([None] * len(shape))
-            ref = leg.reduce(
+            ref = cross_worker.reduce(
                 f"w{worker}", f"x_{worker}", "sum", tf.float32, unknown, CPU[worker]
             )
-            nodes += leg.nodes
+            nodes += cross_worker.nodes
             outputs.append((ref, tf.float32))
 
         for found in execute(nodes, arguments, outputs):

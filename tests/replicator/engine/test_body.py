@@ -87,7 +87,7 @@ def test_ports_of_function_calls_by_name_follow_their_signature():
     assert ("first:0", "second:0") == body.TensorNames(graph_def).ports("call")
 
 
-def test_data_and_control_inputs_are_told_apart():
+def test_data_and_control_inputs_are_distinguished():
     """Refs print as function inputs: ``node:port:index`` and ``^node``."""
     graph_def = _tf_compat.GraphDef(
         node=[_node("a", "NoOp"), _node("b", "Const"), _node("c", "Neg", "b", "^a")]
@@ -103,7 +103,7 @@ def test_data_and_control_inputs_are_told_apart():
 
 
 def test_a_cycle_is_refused():
-    """Graphs of steps have none; a graph that has one is not linked in silence."""
+    """Graphs of steps have none; a graph that has one is refused."""
     graph_def = _tf_compat.GraphDef(
         node=[_node("a", "Identity", "b"), _node("b", "Identity", "a")]
     )

@@ -136,7 +136,7 @@ def test_rings_join_cpus_and_nccl_joins_gpus(device, hint):
 
 
 def test_devices_of_one_place_form_a_group_of_their_own():
-    """On all workers alike; no two places have one key."""
+    """The same on all workers; no two places have one key."""
     places = [f"device:{kind}:{i}" for kind in ("CPU", "GPU") for i in range(3)]
     keys = []
     for task in (0, 1):
@@ -152,15 +152,15 @@ def test_devices_of_one_place_form_a_group_of_their_own():
 def test_workers_that_emit_the_same_chain_meet(execute, workers):
     """Two sums in a row, on two CPUs of one process."""
     nodes, outputs, arguments = [], [], {}
-    for worker, leg in enumerate(workers(2)):
+    for worker, cross_worker in enumerate(workers(2)):
         device = f"/job:localhost/replica:0/task:0/device:CPU:{worker}"
         arguments[f"x_{worker}"] = np.float32([worker + 1, 10])
         ref = f"x_{worker}"
         for time in range(2):
-            ref = leg.reduce(
+            ref = cross_worker.reduce(
                 f"w{worker}_{time}", ref, "sum", tf.float32, tf.TensorShape([2]), device
             )
-        nodes += leg.nodes
+        nodes += cross_worker.nodes
         outputs.append((ref, tf.float32))
 
     found = execute(nodes, arguments, outputs)

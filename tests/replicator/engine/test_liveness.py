@@ -71,7 +71,7 @@ def test_nobody_emits_what_nobody_needs(make_body, node):
     assert {"c": (0, 1), "d": ()} == found.emitted
 
 
-def test_without_an_owner_a_write_has_no_home(make_body, update):
+def test_without_an_owner_a_write_has_no_device(make_body, update):
     """It is an effect, thus a root, and every replica does it."""
     found = analyze(make_body(*update), owners={}, roots=["write"])
 

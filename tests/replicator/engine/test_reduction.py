@@ -157,14 +157,16 @@ def test_workers_are_combined_after_the_replicas_of_each(execute, workers, op):
     values = arrays(4)
     plan = make_plan(op, 4)
     nodes, outputs = [], []
-    for worker, leg in enumerate(workers(2)):
-        reduction = make_reduction((0, 1), leg.emit, leg, first_device=2 * worker)
+    for worker, cross_worker in enumerate(workers(2)):
+        reduction = make_reduction(
+            (0, 1), cross_worker.emit, cross_worker, first_device=2 * worker
+        )
         operands = [f"x_{2 * worker + r}" for r in range(2)]
         left = reduction.within_memories(op, f"w{worker}_near", operands, tf.float32)
         refs = reduction.between_memories(
             plan, 1, f"w{worker}", left, tf.float32, SHAPE
         )
-        nodes += leg.nodes
+        nodes += cross_worker.nodes
         outputs += [(ref, tf.float32) for ref in refs]
 
     results = execute(nodes, {f"x_{r}": v for r, v in enumerate(values)}, outputs)
@@ -177,15 +179,15 @@ def test_workers_are_combined_after_the_replicas_of_each(execute, workers, op):
 
 def test_one_memory_of_one_of_several_workers_travels(workers):
     """It is reduced within, and rounded before it leaves."""
-    leg, _ = workers(2)
-    reduction = make_reduction((0, 0), leg.emit, leg)
+    cross_worker, _ = workers(2)
+    reduction = make_reduction((0, 0), cross_worker.emit, cross_worker)
     plan = make_plan("sum", 4, wire_dtype=tf.bfloat16)
 
     left = reduction.within_memories("sum", "near", ["a", "b"], tf.float32)
     reduction.between_memories(plan, 0, "far", left, tf.float32, SHAPE)
 
     assert 1 == len(left)
-    sent = [node for node in leg.nodes if node.op == "Cast"]
+    sent = [node for node in cross_worker.nodes if node.op == "Cast"]
     assert tf.bfloat16.as_datatype_enum == sent[0].attr["DstT"].type
 
 

@@ -186,8 +186,8 @@ def test_functions_that_draw_are_cloned_with_their_callers():
     found, replicas = _copies(nodes, library=library)
 
     functions = {function.signature.name: function for function in replicas.library}
-    clones = {f"{n}_replica_{r}" for n in ("draws", "calls") for r in (1, 2)}
-    assert {"draws", "calls", "plain"} | clones == set(functions)
+    copies = {f"{n}_replica_{r}" for n in ("draws", "calls") for r in (1, 2)}
+    assert {"draws", "calls", "plain"} | copies == set(functions)
     assert "calls" == found["replica_0/a"].attr["f"].func.name
     assert "calls_replica_2" == found["replica_2/a"].attr["f"].func.name
     assert "plain" == found["replica_2/b"].attr["f"].func.name

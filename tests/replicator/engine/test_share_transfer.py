@@ -34,12 +34,16 @@ def test_every_program_has_the_values_of_the_source(execute, workers, shapes, so
     values = [np.random.default_rng(i).normal(size=s) for i, s in enumerate(shapes)]
     sent = {(s.node, s.handle): f"new_{i}" for i, s in enumerate(shares)}
     nodes, outputs = [], []
-    for worker, leg in enumerate(workers(3)):
+    for worker, cross_worker in enumerate(workers(3)):
         found, more = share_transfer.send(
-            shares, f"w{worker}", leg, sent if worker == source else {}, CPU[worker]
+            shares,
+            f"w{worker}",
+            cross_worker,
+            sent if worker == source else {},
+            CPU[worker],
         )
         assert list(sent) == list(found)
-        nodes += more + leg.nodes
+        nodes += more + cross_worker.nodes
         outputs += [(ref, tf.float64) for ref in found.values()]
 
     results = execute(nodes, {f"new_{i}": v for i, v in enumerate(values)}, outputs)

@@ -1,4 +1,4 @@
-"""Shares: when updated variables travel to other programs, together with which."""
+"""Shares: when updated variables are sent to other programs, together with which."""
 
 from __future__ import annotations
 

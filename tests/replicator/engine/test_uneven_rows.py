@@ -18,11 +18,11 @@ def rows(count, worker, width):
     return values if width is None else values.reshape(count, width)
 
 
-def join(execute, legs, counts, shape, widths, num_replicas=1):
+def join(execute, joining, counts, shape, widths, num_replicas=1):
     """Joins tensors of one call; returns them by worker, then by tensor."""
     nodes, outputs, arguments = [], [], {}
-    for worker, leg in enumerate(legs):
-        uneven = UnevenRows(leg)
+    for worker, cross_worker in enumerate(joining):
+        uneven = UnevenRows(cross_worker)
         for index, width in enumerate(widths):
             arg = f"x_{worker}_{index}"
             arguments[arg] = rows(counts[worker], worker, width)
@@ -31,10 +31,10 @@ def join(execute, legs, counts, shape, widths, num_replicas=1):
                 f"w{worker}_{index}", arg, tf.float32, full, num_replicas, CPU[worker]
             )
             outputs.append((ref, tf.float32))
-        nodes += leg.nodes
+        nodes += cross_worker.nodes
     flat = execute(nodes, arguments, outputs)
     size = len(widths)
-    return [flat[w * size : (w + 1) * size] for w in range(len(legs))], nodes
+    return [flat[w * size : (w + 1) * size] for w in range(len(joining))], nodes
 
 
 @pytest.mark.parametrize(
@@ -77,21 +77,25 @@ def test_rows_of_static_number_are_gathered_as_they_are(execute, workers):
 
 @pytest.mark.parametrize(("shape", "joined"), [([0, 3], (0, 3)), ([2, 0], (8, 0))])
 def test_rows_without_elements_are_known_without_asking(workers, shape, joined):
-    """Two workers of two replicas: nothing travels, and the number of rows is right."""
-    leg, _ = workers(2)
+    """Two workers of two replicas: nothing is sent, and the number of rows is right."""
+    cross_worker, _ = workers(2)
 
-    UnevenRows(leg).gather("n", "x", tf.float32, tf.TensorShape(shape), 2, CPU[0])
+    UnevenRows(cross_worker).gather(
+        "n", "x", tf.float32, tf.TensorShape(shape), 2, CPU[0]
+    )
 
-    assert ["Const"] == [node.op for node in leg.nodes]
-    assert joined == tf.make_ndarray(leg.nodes[0].attr["value"].tensor).shape
+    assert ["Const"] == [node.op for node in cross_worker.nodes]
+    assert joined == tf.make_ndarray(cross_worker.nodes[0].attr["value"].tensor).shape
 
 
 def test_rows_of_unknown_rank_are_refused(workers):
     """Nobody could say what a row is."""
-    (leg,) = workers(1)
+    (cross_worker,) = workers(1)
 
     with pytest.raises(
         CollectiveTypeError,
         match=r"float32 rows of unknown rank cannot be sent between",
     ):
-        UnevenRows(leg).gather("n", "x", tf.float32, tf.TensorShape(None), 1, CPU[0])
+        UnevenRows(cross_worker).gather(
+            "n", "x", tf.float32, tf.TensorShape(None), 1, CPU[0]
+        )

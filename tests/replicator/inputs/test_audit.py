@@ -68,7 +68,7 @@ def test_split_global_batches_are_exact_for_any_number_of_examples(repl_once, mo
         repl.run(_identity, inputs)
 
 
-def test_pipelines_that_all_read_everything_are_told_to_take_a_share(in_graph):
+def test_the_error_of_pipelines_that_all_read_everything_says_to_take_a_share(in_graph):
     """Every example comes twice: the message has the pipelines and the call to add."""
     with pytest.raises(
         errors.InputAuditError,

@@ -40,7 +40,7 @@ def test_pipelines_of_different_structures_are_refused(in_graph):
 
 
 def test_pipelines_of_different_types_are_refused(in_graph):
-    """A common type would convert in silence."""
+    """A common type would convert unnoticed."""
 
     def input_fn(ctx):
         return tf.data.Dataset.from_tensors(1 if ctx.input_pipeline_id else 1.0)
@@ -140,7 +140,7 @@ def test_an_exhausted_iterator_stays_exhausted(repl_once):
 
 
 def test_inputs_are_their_own_iterator(repl_once):
-    """A loop that was left goes on where it was, as for any iterator of Python."""
+    """A loop that was left continues where it was, as for any iterator of Python."""
     inputs = _of_eleven(repl_once)
     for _batch in inputs:
         break

@@ -72,7 +72,7 @@ def test_the_plan_says_which_collectives_wait(separate):
     assert "in calls that update" not in lines[always]
 
 
-def test_several_steps_of_one_dispatch_accumulate_too(separate):
+def test_steps_per_execution_accumulate_too(separate):
     """A dispatch of three steps begins and ends within windows of two."""
     repl = separate(2)
     with repl.context():

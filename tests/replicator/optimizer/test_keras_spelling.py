@@ -152,11 +152,35 @@ def test_keras_says_what_to_write_instead(in_graph, entry):
 
 
 def test_it_is_named_in_short(in_graph):
-    """The lesson is in str(), for Keras; repr() is for people who print it."""
+    """The message is in str(), for Keras; repr() is for people who print it."""
     _, optimizer = _made(in_graph)
 
     assert "<ReplicatedOptimizer of SGD>" == repr(optimizer)
     assert str(optimizer).startswith("<ReplicatedOptimizer of SGD>, which Keras' comp")
+
+
+class _LabelledOptimizer(replicator.ReplicatedOptimizer):
+    """A subclass with an attribute of its own."""
+
+    def __init__(self, optimizer):
+        self.label = "first"
+        super().__init__(optimizer, num_replicas=1)
+
+
+def test_attributes_belong_to_who_defined_them():
+    """What a constructor sets stays with the wrapper; the rest reaches Keras."""
+    inner = keras.optimizers.SGD(0.5)
+    optimizer = _LabelledOptimizer(inner)
+    own = dict(vars(optimizer))
+
+    optimizer.label = "second"
+    optimizer.uses_fused_update = True
+    optimizer.learning_rate = 0.25
+
+    assert own | {"label": "second", "uses_fused_update": True} == vars(optimizer)
+    assert not hasattr(inner, "label")
+    assert not hasattr(inner, "uses_fused_update")
+    assert 0.25 == float(inner.learning_rate)
 
 
 def test_wrapping_twice_is_refused():

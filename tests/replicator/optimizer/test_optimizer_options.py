@@ -198,7 +198,7 @@ def _scaled_step(repl, **options):
 
 
 def test_one_replica_that_overflows_makes_all_skip(in_graph):
-    """The scale halves, weights, slots and the step counter stay; then it goes on."""
+    """The scale halves, weights, slots and the step counter stay; then it continues."""
     run, weight, optimizer = _scaled_step(in_graph)
 
     run(0.5, 0.5)

@@ -200,7 +200,7 @@ def test_where_memory_is_shared_there_is_nothing_to_shard(unsharded):
 
 @pytest.mark.parametrize("is_sharded_first", [True, False])
 def test_checkpoints_go_both_ways(tmp_path, unsharded, is_sharded_first):
-    """Saved by one kind and restored into the other, training goes on bit by bit."""
+    """Saved by one kind and restored into the other, training continues bit by bit."""
     make = MAKERS["fused adam"]
     first = _trained(_mirrored(), make, 2, sharded_update=is_sharded_first)
     path = tf.train.Checkpoint(

@@ -95,7 +95,7 @@ def test_multi_gpu_takes_all_gpus_and_runs_on_a_laptop(gpus):
 def test_devices_that_do_not_exist_are_refused_by_every_backend(
     backend, names, message
 ):
-    """Soft placement would run on the CPU in silence."""
+    """Soft placement would run on the CPU unnoticed."""
     with pytest.raises(errors.DeviceError, match=message):
         replicator.create(backend, num_replicas=1, devices=names)
 

@@ -130,7 +130,7 @@ def test_steps_and_programs_share_the_generator_of_keras(in_graph):
 
 
 def test_a_step_keeps_its_generator_when_keras_forgets_it(repl_once):
-    """Setting a seed makes Keras drop it; the traced step goes on."""
+    """Setting a seed makes Keras drop it; the traced step continues."""
 
     def step():
         return keras.random.normal([8])

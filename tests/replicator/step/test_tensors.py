@@ -1,4 +1,4 @@
-"""What becomes a dense tensor, and what the rest is told."""
+"""What becomes a dense tensor, and what the error says otherwise."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_has_values_becomes_a_tensor(value):
 
 
 @pytest.mark.parametrize(("value", "message"), _NO_TENSORS.values(), ids=_NO_TENSORS)
-def test_what_is_no_tensor_is_told_what_to_do(value, message):
+def test_the_error_of_what_is_no_tensor_says_what_to_do(value, message):
     """By its kind; the message begins with what the function takes."""
     with pytest.raises(TypeError, match=rf"^f\(\) takes tensors, but {message}"):
         tensor_of(value, "f() takes tensors")
@@ -69,7 +69,7 @@ def test_what_is_no_tensor_is_told_what_to_do(value, message):
     ],
     ids=["all_sum", "all_gather", "broadcast", "mean", "map_reduce", "map_gather"],
 )
-def test_a_step_is_told_which_function_takes_tensors(in_graph, call, said):
+def test_the_error_says_which_function_takes_tensors(in_graph, call, said):
     """The error of TensorFlow would say neither."""
     with pytest.raises(TypeError, match=rf"{said}, but got a 'object'; pass tensors"):
         in_graph.run(lambda: call(object()))

@@ -73,7 +73,7 @@ def test_the_warning_is_there_to_be_said(warnings_of_tensorflow):
     assert [text for text in warnings_of_tensorflow if "retracing" in text]
 
 
-def test_a_function_that_is_really_traced_again_is_still_told_of(
+def test_a_function_that_is_really_traced_again_is_still_reported(
     warnings_of_tensorflow,
 ):
     """One function for ever new shapes."""

@@ -30,7 +30,7 @@ from replicator.validation import arguments
     ids=[
         "None",
         "a number",
-        "a text",
+        "a string",
         "a list",
         "many digits",
         "many digits in a list",

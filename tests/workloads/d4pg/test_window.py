@@ -6,7 +6,9 @@ import dataclasses
 
 import pytest
 
-from workloads.d4pg.window import Counters, Window, describe
+from workloads.d4pg.window import Counters, Window, describe, total
+
+NOTHING = {"clipped": 0.0, "policy_lag": 0.0}
 
 
 def counted(**fields):
@@ -42,7 +44,7 @@ def test_differences_are_counted_and_processes_added_up():
             )
         ],
     )
-    process = before.until(after, clipped=0.25, policy_lag=10.0)
+    process = {**before.until(after), "clipped": 0.25, "policy_lag": 10.0}
 
     assert {
         "learner_steps_per_sec": 20.0,
@@ -61,7 +63,7 @@ def test_differences_are_counted_and_processes_added_up():
 
 def test_without_actors_there_is_the_learner_alone():
     """As with synthetic data."""
-    process = Window(0.0, 0, []).until(Window(4.0, 8, []), clipped=0.0, policy_lag=0.0)
+    process = {**Window(0.0, 0, []).until(Window(4.0, 8, [])), **NOTHING}
 
     assert {
         "learner_steps_per_sec": 2.0,
@@ -74,4 +76,19 @@ def test_a_window_without_learner_steps_says_nothing():
     """There would be nothing to divide by."""
     now = Window(1.0, 5, [])
 
-    assert {} == figures(now.until(now, clipped=0.0, policy_lag=0.0))
+    assert {} == figures({**now.until(now), **NOTHING})
+
+
+def test_the_gaps_between_the_parts_of_a_window_do_not_count() -> None:
+    """Two parts of 5 s and 100 learner steps each, with anything in between."""
+    first = Window(0.0, 0, [counted(num_environment_steps=0)]).until(
+        Window(5.0, 100, [counted(num_environment_steps=10)])
+    )
+    second = Window(905.0, 100, [counted(num_environment_steps=70)]).until(
+        Window(910.0, 200, [counted(num_environment_steps=90)])
+    )
+    found = figures({**total([first, second]), **NOTHING})
+
+    assert 20.0 == found["learner_steps_per_sec"]
+    assert 3.0 == found["environment_steps_per_sec"]
+    assert 1 == total([first, second])["num_pipelines"]

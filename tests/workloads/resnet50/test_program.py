@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from short_resnet import short
 
 import replicator
 from workloads import catalog
@@ -27,6 +29,16 @@ if TYPE_CHECKING:
 def _build(
     *, data: str = "digits", seed: int = 1, per_replica_batch_size: int = 4, **opt: Any
 ) -> ResNet50Program:
+    """The smoke program with a short network."""
+    with short():
+        return _build_resnet50(
+            data=data, seed=seed, per_replica_batch_size=per_replica_batch_size, **opt
+        )
+
+
+def _build_resnet50(
+    *, data: str = "digits", seed: int = 1, per_replica_batch_size: int = 4, **opt: Any
+) -> ResNet50Program:
     return WORKLOAD.build(
         replicator.create("single", num_replicas=1),
         preset="smoke",
@@ -39,8 +51,8 @@ def _build(
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[ResNet50Program, list[float]]:
-    """The smoke program after 16 steps, and its losses."""
-    program = _build(per_replica_batch_size=8)
+    """The smoke program with the whole network after 16 steps, and its losses."""
+    program = _build_resnet50(per_replica_batch_size=8)
     return program, [program.run() for _ in range(16)]
 
 
@@ -55,7 +67,7 @@ class Dispatched:
 
 @pytest.fixture(scope="module")
 def dispatched() -> Dispatched:
-    """Made once, since each ResNet-50 is traced for seconds."""
+    """Made once, since each network is traced for seconds."""
     program = _build()
     first_loss = program.run()
     before = len(program._repl.explain())
@@ -309,14 +321,16 @@ def test_sanity_fails_when_two_replicas_get_one_batch(
 _BACKENDS_SCRIPT = """
 import json
 import replicator
+from short_resnet import short
 from workloads.resnet50.workload import WORKLOAD
 
 found = {}
 for backend in ("tf_mirrored", "in_graph"):
-    program = WORKLOAD.build(
-        replicator.create(backend, num_replicas=2),
-        preset="smoke", data="digits", per_replica_batch_size=4, seed=2, options={},
-    )
+    with short():
+        program = WORKLOAD.build(
+            replicator.create(backend, num_replicas=2),
+            preset="smoke", data="digits", per_replica_batch_size=4, seed=2, options={},
+        )
     losses = [program.run() for _ in range(3)]
     found[backend] = [
         losses,
@@ -332,6 +346,7 @@ def test_backends_agree_on_two_replicas() -> None:
     """Two replicas learn the same from the same batches, ours and the stock peer."""
     done = subprocess.run(
         [sys.executable, "-c", _BACKENDS_SCRIPT],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         check=True,
         capture_output=True,
         text=True,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from workloads.d4pg.replay.streams import StepStreams, StreamWriter
 
 _WAIT_SEC = 0.001
+_LONGEST_WAIT_SEC = 0.1
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)
@@ -175,7 +176,9 @@ class Actor:
     def _wait(self) -> None:
         start = time.monotonic()
         time.sleep(_WAIT_SEC)
-        self._streams.idle_sec[self._actor_id] += time.monotonic() - start
+        waited = time.monotonic() - start
+        # Longer, and this process was stopped in between (``BasePool.pause``).
+        self._streams.idle_sec[self._actor_id] += min(waited, _LONGEST_WAIT_SEC)
         self._beat()
 
     def _beat(self) -> None:

@@ -68,6 +68,18 @@ class BasePool(abc.ABC):
         if self._error is not None:
             raise self._error
 
+    @abc.abstractmethod
+    def pause(self) -> None:
+        """Stops the actors until ``resume``; harmless if they are stopped.
+
+        Raises:
+          RuntimeError: These actors cannot be stopped.
+        """
+
+    @abc.abstractmethod
+    def resume(self) -> None:
+        """Lets stopped actors continue; the time in between is not theirs."""
+
     def counters(self) -> ActorCounters:
         """Returns the counters so far."""
         return count(self._streams, self._num_restarts)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from typing import IO, TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from workloads.d4pg.acting.base import ActorError, BasePool
 from workloads.d4pg.acting.process import BAD_INPUT
 
 if TYPE_CHECKING:
+    from workloads.d4pg.acting.counters import ActorCounters
     from workloads.d4pg.acting.settings import ActorSettings
     from workloads.d4pg.acting.weights import SharedWeights
     from workloads.d4pg.replay.streams import StepStreams
@@ -47,6 +49,13 @@ class ActorPool(BasePool):
     ) -> None:
         super().__init__(settings, streams, weights)
         self._processes: dict[int, _Process] = {}
+        # Guards the processes against being replaced while they are stopped.
+        self._lock = threading.Lock()
+        self._is_running = threading.Event()
+        self._is_running.set()
+        self._is_paused = False
+        self._paused_at = 0.0
+        self._paused_sec = 0.0
         # The parent-death signal is sent when the *thread* that started a child exits:
         # all are started by the one thread that lives as long as the pool.
         self._start_thread()
@@ -55,21 +64,68 @@ class ActorPool(BasePool):
         """Returns the ids of the current processes, by actor."""
         return [process.popen.pid for _, process in sorted(self._processes.items())]
 
+    def pause(self) -> None:
+        """Stops the actors until ``resume``; harmless if they are stopped."""
+        with self._lock:
+            if self._is_paused:
+                return
+            self._is_paused, self._paused_at = True, time.monotonic()
+            self._is_running.clear()
+            self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Lets stopped actors continue; the time in between is not theirs."""
+        with self._lock:
+            if not self._is_paused:
+                return
+            self._is_paused = False
+            gap = time.monotonic() - self._paused_at
+            self._paused_sec += gap * len(self._processes)
+            self._signal(signal.SIGCONT)
+            self._is_running.set()
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes.values():
+            if process.popen.poll() is None:
+                process.popen.send_signal(number)
+
+    def counters(self) -> ActorCounters:
+        """Returns the counters so far."""
+        found = super().counters()
+        elapsed_sec = max(found.elapsed_sec - self._paused_sec, 0.0)
+        return dataclasses.replace(found, elapsed_sec=elapsed_sec)
+
     def _serve(self) -> None:
         for actor_id in range(self._settings.num_actors):
             self._start(actor_id)
         last_poll = time.monotonic()
         grace = 0.0
         while not self._is_closing.wait(_POLL_SEC) and self._error is None:
+            if not self._is_running.is_set() and not self._wait_for_resume():
+                break
             now = time.monotonic()
             # If this process itself was suspended, the actors may have been, too.
             if now - last_poll > self._settings.stuck_sec / 2:
                 grace = now
             last_poll = now
-            for actor_id in range(self._settings.num_actors):
-                self._look_at(actor_id, now, grace)
-                if self._error is not None:
-                    break
+            with self._lock:
+                if self._is_paused:
+                    continue
+                for actor_id in range(self._settings.num_actors):
+                    self._look_at(actor_id, now, grace)
+                    if self._error is not None:
+                        break
+
+    def _wait_for_resume(self) -> bool:
+        """Waits without polling; returns whether the pool is still open."""
+        self._is_running.wait()
+        return not self._is_closing.is_set()
+
+    def close(self) -> None:
+        """Terminates the actors, stopped ones too."""
+        self._is_closing.set()
+        self._is_running.set()
+        super().close()
 
     def _end_all(self) -> None:
         for process in self._processes.values():

@@ -180,6 +180,20 @@ class RayActorPool(BasePool):
         self._writers = [streams.writer(k) for k in range(settings.num_streams)]
         self._start_thread()
 
+    def pause(self) -> None:
+        """Raises: Ray has no way to stop an actor on another machine for a while.
+
+        Raises:
+          RuntimeError: Always.
+        """
+        raise RuntimeError(
+            "option actors='ray': actors of a Ray cluster cannot be stopped between "
+            "turns; use --order sequential, or actors='processes'"
+        )
+
+    def resume(self) -> None:
+        """Does nothing, since they cannot be stopped."""
+
     def close(self) -> None:
         """Terminates the actors, and the cluster if this pool has started it."""
         super().close()

@@ -94,6 +94,8 @@ class Replay(abc.ABC):
         self._settings = settings
         self._on_wait = on_wait
         self._lock = threading.Lock()
+        self._is_running = threading.Event()
+        self._is_running.set()
         self._rng = np.random.default_rng(settings.seed)
         self._reader = TransitionReader(
             streams,
@@ -122,6 +124,14 @@ class Replay(abc.ABC):
     def num_inserted(self) -> int:
         """Total records that actors have written."""
         return self._streams.num_inserted()
+
+    def pause(self) -> None:
+        """Makes sampling wait without polling while the actors are stopped."""
+        self._is_running.clear()
+
+    def resume(self) -> None:
+        """Ends ``pause``; the time in between counts as nobody's wait."""
+        self._is_running.set()
 
     @property
     def num_sampled(self) -> int:
@@ -204,6 +214,10 @@ class Replay(abc.ABC):
             return
         start = time.monotonic()
         while not (self._limiter.can_sample(num_transitions) and len(self)):
+            if not self._is_running.is_set():
+                paused = time.monotonic()
+                self._is_running.wait()
+                start += time.monotonic() - paused
             if self._on_wait is not None:
                 self._on_wait()
             waited = time.monotonic() - start

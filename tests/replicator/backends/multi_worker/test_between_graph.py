@@ -76,13 +76,24 @@ def test_split_replicas_of_several_workers_train_like_one_device(two_workers):
             np.testing.assert_allclose(mine, reference, rtol=2e-4, atol=1e-5)
 
 
-def test_several_steps_in_one_dispatch_are_the_same(two_workers):
+def test_steps_per_execution_in_one_dispatch_are_the_same(two_workers):
     """Collectives in a loop: bit for bit what single steps give."""
     single = two_workers.values("single steps")
     several = two_workers.values("several steps")
 
     assert single[0]["weights"] == several[0]["weights"]
     assert single[1]["losses"][3::4] == several[1]["losses"]
+
+
+def test_workers_of_a_control_do_not_wait_for_each_other(two_workers):
+    """One runs one step, the other three; each trains alone, and is not compared."""
+    first, second = two_workers.values("without communication")
+
+    assert first["losses"] == pytest.approx([2.0])
+    assert second["losses"] == pytest.approx([4.0, 3.2, 2.4])
+    for worker in (first, second):
+        assert "Nothing is communicated" in worker["explained"]
+        assert "assert_in_sync() does not work with" in worker["message"]
 
 
 def test_workers_know_their_place(two_workers):
@@ -151,7 +162,7 @@ def test_bytes_of_any_length_are_exchanged(two_workers):
     assert [[0, 5_000_000]] * 2 == two_workers.values("exchange")
 
 
-def test_the_plan_shows_the_leg_between_workers(two_workers):
+def test_the_plan_shows_cross_worker_communication(two_workers):
     """explain() names it for every kind of collective."""
     text = two_workers.values("plans")[0]
 
@@ -167,7 +178,7 @@ def test_the_plan_shows_the_leg_between_workers(two_workers):
 def test_a_step_that_fails_to_trace_everywhere_breaks_nothing(two_workers):
     """The next step runs."""
     assert [["CollectiveControlFlowError", 2.0]] * 2 == two_workers.values(
-        "alike failures"
+        "identical failures"
     )
 
 
@@ -197,7 +208,7 @@ def test_different_programs_are_refused_on_all_workers(two_workers, case, messag
 
 
 def test_a_step_that_fails_to_trace_on_one_worker_ends_the_wait_of_others(two_workers):
-    """They are told; the failing worker has its own error; both go on."""
+    """They are notified; the failing worker has its own error; both continue."""
     first, second = two_workers.values("disagreements")
 
     assert re.search(

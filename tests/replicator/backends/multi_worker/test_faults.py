@@ -147,7 +147,7 @@ def test_a_worker_that_never_starts_is_named(tmp_path):
         assert waited_sec < START_SEC
 
 
-def test_a_port_in_use_is_told(tmp_path):
+def test_a_port_in_use_is_reported(tmp_path):
     """Before TensorFlow's server fails in its own words."""
     with cluster_of(tmp_path, "none", num_workers=1) as cluster:
         cluster.kill("worker", 0)

@@ -112,7 +112,7 @@ def test_a_wait_that_is_too_long_kills_and_shows_the_outputs(tmp_path):
     assert time.monotonic() - start < 50
 
 
-def test_a_failure_is_told_with_its_output(tmp_path):
+def test_a_failure_is_reported_with_its_output(tmp_path):
     """check() wants every exit code to be 0."""
     code = "import sys; print('because'); sys.exit(3)"
     with (

@@ -46,7 +46,7 @@ def test_twenty_steps_are_those_of_the_unsharded_update(workers, name):
 
 
 def test_updates_that_need_one_another_cross_in_turn(workers):
-    """None travels together with what it has to wait for; steps in a loop too."""
+    """None is sent together with what it has to wait for; steps in a loop too."""
     for unsharded, sharded in workers.values("in turn"):
         assert unsharded == sharded
 

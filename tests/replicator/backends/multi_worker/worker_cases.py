@@ -208,6 +208,38 @@ def plans(repl):
     return repl.explain().partition("all_kinds")[2].partition("\n\n")[0]
 
 
+def without_communication(repl):
+    """A control that runs another number of steps on every worker: nobody waits."""
+    control = replicator.create(
+        "multi_worker",
+        num_replicas=repl.num_replicas,
+        timeout_sec=TIMEOUT_SEC,
+        without_communication=True,
+    )
+    with control.context():
+        weight = tf.Variable([1.0, 1.0])
+        statistic = tf.Variable(0.0, trainable=False)
+        optimizer = control.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(x):
+        loss = tf.reduce_sum(weight * x)
+        statistic.assign(loss)
+        optimizer.apply_gradients([(tf.fill([2], x), weight)])
+        return loss
+
+    x = share(control, [np.float32(1 + r) for r in range(control.num_replicas)])
+    losses = [
+        float(control.reduce("mean", control.run(step, x)))
+        for _ in range(1 + 2 * control.worker_id)
+    ]
+    message = ""
+    try:
+        control.assert_in_sync()
+    except replicator.ReplicatorError as error:
+        message = str(error)
+    return {"losses": losses, "explained": control.explain(), "message": message}
+
+
 CASES = {
     "topology": topology,
     "every type": every_type,
@@ -225,6 +257,7 @@ CASES = {
     ),
     "logical devices": logical_devices,
     "number of collectives": num_collectives,
+    "without communication": without_communication,
 }
 
 

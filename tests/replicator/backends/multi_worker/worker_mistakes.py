@@ -1,4 +1,4 @@
-"""Cases of what goes wrong: on all workers alike, on one alone, or by misuse."""
+"""Cases of what goes wrong: on all workers, on one alone, or by misuse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tiny_models import share
 import replicator
 
 
-def alike_failures(repl):
+def identical_failures(repl):
     """A step that fails to trace on all workers leaves everything usable."""
 
     def bad(x):
@@ -24,7 +24,7 @@ def alike_failures(repl):
 
 
 def disagreements(repl):
-    """Each is noticed before anything runs, and the workers go on together."""
+    """Each is noticed before anything runs, and the workers continue together."""
     is_first = repl.worker_id == 0
     one = share(repl, [np.float32(1)] * 8)
 
@@ -103,7 +103,7 @@ def said(call):
 
 
 CASES = {
-    "alike failures": alike_failures,
+    "identical failures": identical_failures,
     "disagreements": disagreements,
     "drift": drift,
     "refused": refused,

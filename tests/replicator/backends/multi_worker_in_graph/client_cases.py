@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import time
 
+import keras
 import tensorflow as tf
 import tiny_models
 
@@ -199,3 +200,26 @@ def explained():
 
     repl.run(step)
     return repl.explain()
+
+
+@case
+def without_communication():
+    """Steps of a control: every worker trains its own copy of a variable."""
+    repl = replicator.create(
+        "multi_worker_in_graph",
+        num_replicas=2,
+        connect_timeout_sec=60,
+        without_communication=True,
+    )
+    with repl.context():
+        weight = tf.Variable([1.0, 1.0])
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1))
+
+    def step(x):
+        loss = tf.reduce_sum(weight * x)
+        optimizer.apply_gradients([(tf.fill([2], x), weight)])
+        return loss
+
+    values = replicator.PerReplica([tf.constant(1.0), tf.constant(2.0)])
+    losses = [[float(loss) for loss in repl.run(step, values)] for _ in range(3)]
+    return {"losses": losses, "explained": repl.explain()}

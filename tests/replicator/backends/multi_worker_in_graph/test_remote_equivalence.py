@@ -43,7 +43,18 @@ def test_accumulated_gradients_cross_in_steps_that_update(client, cases):
     assert_same(expected, client.value("accumulation"))
 
 
-def test_several_steps_in_one_dispatch_are_the_same_steps(client, reference):
+def test_workers_of_a_control_train_alone(client):
+    """Each worker's losses are those of its own batch and variables."""
+    actual = client.value("without_communication")
+
+    assert np.transpose(actual["losses"]) == pytest.approx(
+        np.array([[2.0, 1.8, 1.6], [4.0, 3.2, 2.4]])
+    )
+    assert "Nothing is communicated" in actual["explained"]
+    assert "sends nothing but inputs to other workers" in actual["explained"]
+
+
+def test_steps_per_execution_in_one_dispatch_are_the_same_steps(client, reference):
     """The loop runs over remote devices; its runs return the last step's loss."""
     actual = client.value("input_modes")["loop"]
 

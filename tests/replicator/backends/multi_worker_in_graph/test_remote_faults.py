@@ -110,7 +110,7 @@ def test_workers_that_do_not_answer_are_named(config, monkeypatch):
 
 
 def test_only_worker_0_is_the_client(config):
-    """The others are told what to run."""
+    """The error says what to run for the others."""
     other = ClusterConfig(addresses=config.addresses, kind="worker", index=1)
 
     with pytest.raises(
@@ -135,7 +135,7 @@ def test_variables_come_after_the_replicator(config):
     assert 1.0 == kept.numpy()
 
 
-def test_a_port_in_use_is_told_before_tensorflow_starts(config, monkeypatch):
+def test_a_port_in_use_is_reported_before_tensorflow_starts(config, monkeypatch):
     """For the client as for servers."""
     monkeypatch.setattr(remote._tf_compat, "live_variables", list)
     port = int(config.address.rpartition(":")[2])

@@ -13,7 +13,7 @@ WORKER_1 = "/job:worker/replica:0/task:1/device:CPU:0"
 
 
 def test_pipelines_live_on_the_workers_that_they_feed(client):
-    """In every mode; each is told its place in the job."""
+    """In every mode; each receives its place in the job."""
     found = client.value("places")
 
     assert {
@@ -41,10 +41,10 @@ def test_pipelines_live_on_the_workers_that_they_feed(client):
 def test_a_pipeline_of_another_worker_cannot_call_python(client):
     """It would run in the client's process; one SINGLE pipeline may."""
     found = client.value("python_in_a_pipeline")
-    lesson = r"RemoteInputError: input pipeline 1 belongs to worker 1, but it calls Pyt"
+    error = r"RemoteInputError: input pipeline 1 belongs to worker 1, but it calls Pyt"
 
-    assert re.match(lesson, found["from_generator"])
-    assert re.match(lesson, found["py_function"])
+    assert re.match(error, found["from_generator"])
+    assert re.match(error, found["py_function"])
     assert "use InputReplicationMode.SINGLE" in found["py_function"]
     assert [1.0, 2.0] == found["single"]
 

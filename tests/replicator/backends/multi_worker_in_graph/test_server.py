@@ -27,7 +27,7 @@ def test_a_server_ends_when_its_client_is_killed(stepping_client):
 
 
 def test_without_a_chief_worker_0_is_the_client():
-    """It is told what to start where."""
+    """The error says what to start where."""
     (port,) = free_ports(1)
     addresses = {"worker": (f"localhost:{port}", "localhost:1")}
     config = ClusterConfig(addresses=addresses, kind="worker", index=0)

@@ -111,7 +111,7 @@ def test_replicas_may_share_a_cpu_but_parts_may_not(cpus):
 
 
 def test_missing_gpus_are_named(cpus):
-    """Replicas never share a GPU in silence."""
+    """Replicas never share a GPU unnoticed."""
     cpus(1, kind="GPU")
 
     with pytest.raises(

@@ -24,7 +24,7 @@ def set_up(folder):
 
 
 def train(folder):
-    """Trains, and goes on without end."""
+    """Trains without end."""
     repl = replicator.create(
         "multi_worker_in_graph",
         num_replicas=2,

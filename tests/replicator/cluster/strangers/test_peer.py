@@ -129,7 +129,7 @@ def test_another_server_is_not_taken_for_the_client(server):
     ("how", "what"),
     [("silent", "does not respond"), ("garbage", "does not speak HTTP/2")],
 )
-def test_a_stranger_in_the_place_of_a_client_is_told(at, how, what):
+def test_a_stranger_in_the_place_of_a_client_is_reported(at, how, what):
     """The wait is bounded, and the message says what is there."""
     watched = ClientWatch("worker 0 (somewhere)", at(how))
 

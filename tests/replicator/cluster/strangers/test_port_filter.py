@@ -79,7 +79,7 @@ def own_config(**options):
     )
 
 
-def test_a_system_without_filters_is_told(monkeypatch):
+def test_a_system_without_filters_is_reported(monkeypatch):
     """Nothing listens then; the message says how to do without."""
     monkeypatch.setattr(port_filter.sys, "platform", "darwin")
     port_filter.check_system.cache_clear()
@@ -105,7 +105,7 @@ def test_filters_that_do_nothing_are_found_out(monkeypatch):
         port_filter.check(own_config())
 
 
-def test_libraries_of_another_make_are_told(monkeypatch):
+def test_libraries_of_another_make_are_reported(monkeypatch):
     """Where TensorFlow's calls cannot be prepared, it does not listen."""
     import tensorflow as tf  # noqa: F401 (its libraries are looked for)
 
@@ -115,10 +115,10 @@ def test_libraries_of_another_make_are_told(monkeypatch):
         pytest.raises(errors.ClusterError, match=r"\(no loaded libother\*.so calls"),
         port_filter.guarded(own_config()),
     ):
-        pytest.fail("went on")
+        pytest.fail("continued")
 
 
-def test_a_server_that_does_not_come_is_told():
+def test_a_server_that_does_not_come_is_reported():
     """A filter that was put on nothing protects nothing."""
     import tensorflow as tf  # noqa: F401 (its libraries are looked for)
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,13 +32,7 @@ class FakeRoot:
         text = f"{round(run_sec * 1e9)} {round(delay_sec * 1e9)} 3\n"
         self.write(f"proc/{pid}/task/{tid}/schedstat", text)
 
-    def process(self, pid: int, user: int, system: int) -> None:
-        """Sets the totals of one process in ticks; its name has parentheses."""
+    def process(self, pid: int, user: int, system: int, name: str = "a) b (c") -> None:
+        """Sets the totals of one process in ticks; its name can have parentheses."""
         fields = " ".join(["S", *"0" * 10, str(user), str(system), *"0" * 20])
-        self.write(f"proc/{pid}/stat", f"{pid} (a) b (c) {fields}\n")
-
-
-@pytest.fixture
-def fake_root(tmp_path: Path) -> Any:
-    """Returns an empty fake file system."""
-    return FakeRoot(tmp_path / "root")
+        self.write(f"proc/{pid}/stat", f"{pid} ({name}) {fields}\n")

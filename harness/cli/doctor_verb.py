@@ -1,0 +1,62 @@
+"""The verb ``doctor``: prints what was found, and what to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes
+from harness.doctor import diagnose
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.doctor.finding import Finding
+
+_PIPE_WIDTH = 140
+_STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
+
+
+def doctor(*, is_json: bool) -> int:
+    """Checks the machine; returns UNFIT where timings would be unusable."""
+    click.echo(f"checking for about {diagnose.DURATION_SEC:.0f} s ...", err=True)
+    findings = diagnose.diagnose()
+    is_unfit = diagnose.is_unfit(findings)
+    if is_json:
+        rows = [dataclasses.asdict(finding) for finding in findings]
+        click.echo(json.dumps({"is_fit": not is_unfit, "findings": rows}, indent=2))
+    else:
+        _print_table(findings)
+        click.echo(_conclusion(findings))
+    return exit_codes.UNFIT if is_unfit else exit_codes.OK
+
+
+def _print_table(findings: Sequence[Finding]) -> None:
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("check", "", "found", "what to do", box=rich.box.SIMPLE_HEAD)
+    for finding in findings:
+        level = Text(finding.level, style=_STYLES[finding.level])
+        # Text, since names of processes can contain markup.
+        table.add_row(finding.check, level, Text(finding.found), Text(finding.advice))
+    # A pipe has no width: choose one in which most rows are one line.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(width=width, highlight=False).print(table)
+
+
+def _conclusion(findings: Sequence[Finding]) -> str:
+    bad = [finding.check for finding in findings if finding.level == "bad"]
+    if bad:
+        return f"unfit for timings: {', '.join(bad)}"
+    num_cautions = sum(finding.level == "caution" for finding in findings)
+    if num_cautions:
+        plural = "" if num_cautions == 1 else "s"
+        return f"fit for timings, with {num_cautions} caution{plural}"
+    return "fit for timings"

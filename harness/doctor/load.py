@@ -1,0 +1,198 @@
+"""Checks of what else runs now: other processes, other guests, throttling."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import TYPE_CHECKING
+
+from harness.doctor import settings
+from harness.doctor.finding import Finding, bad, caution, ok
+from harness.machine import core_clock, disturbance, machine_state
+from results.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from harness.machine.core_clock import CoreClock
+    from harness.machine.disturbance import Disturbance
+
+SPAN_SEC = 3.0
+_MOST_NEIGHBOURS = 5
+_NEIGHBOUR_FRACTION = 0.01
+"""Of one core: less is not worth a name."""
+_NOTABLE_STOLEN_FRACTION = 0.001
+_MOST_LOAD_PER_CORE = 0.5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Neighbour:
+    """Another process, and the CPU time that it used as a fraction of one core."""
+
+    name: str
+    fraction: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CurrentLoad:
+    """What ran in a short span in which this process slept.
+
+    Attributes:
+      disturbance: Of all cores that this process may use.
+      neighbours: The busiest other processes, the busiest first; names only.
+      load_average: Over the last minute; None where it is hidden.
+      num_swapped_pages: Moved to or from swap within the span; None if not counted.
+      num_thermal: Times that heat lowered the clock since boot; None if not counted.
+      has_thread_times: Whether run time and run delay of threads can be read.
+    """
+
+    disturbance: Disturbance
+    neighbours: tuple[Neighbour, ...]
+    load_average: float | None
+    num_swapped_pages: int | None
+    num_thermal: int | None
+    has_thread_times: bool
+
+
+def read_load(
+    cores: Sequence[int],
+    root: Path,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> CurrentLoad:
+    """Watches the cores for ``SPAN_SEC``.
+
+    Args:
+      cores: Logical CPUs that this process may use.
+      root: The file system root; tests pass a fake one.
+      sleep: How to wait; tests change the files meanwhile.
+    """
+    start, pages = _read(cores, root), settings.read_swapped_pages(root)
+    processes = _read_processes(root)
+    sleep(SPAN_SEC)
+    end, pages_after = _read(cores, root), settings.read_swapped_pages(root)
+    span_sec = max(end.wall_sec - start.wall_sec, 1e-9)
+    text = machine_state.read_line(root / "proc/loadavg")
+    return CurrentLoad(
+        disturbance=disturbance.between(start, end),
+        neighbours=_neighbours(processes, _read_processes(root), span_sec),
+        load_average=float(text.split()[0]) if text else None,
+        num_swapped_pages=None
+        if pages is None or pages_after is None
+        else max(pages_after - pages, 0),
+        num_thermal=end.throttling.num_thermal,
+        has_thread_times=bool(end.threads),
+    )
+
+
+def _read(cores: Sequence[int], root: Path) -> CoreClock:
+    return core_clock.read(cores, (os.getpid(),), root)
+
+
+def _read_processes(root: Path) -> dict[int, tuple[str, float]]:
+    """Returns name and CPU time in seconds of all visible processes but this one."""
+    found = {}
+    for folder in (root / "proc").glob("[0-9]*"):
+        text = machine_state.read_line(folder / "stat") or ""
+        before, _, after = text.rpartition(")")
+        fields = after.split()
+        if len(fields) > core_clock.STIME and int(folder.name) != os.getpid():
+            ticks = int(fields[core_clock.UTIME]) + int(fields[core_clock.STIME])
+            name = printable(before.partition("(")[2])
+            found[int(folder.name)] = (name, ticks * core_clock.TICK_SEC)
+    return found
+
+
+def _neighbours(
+    start: dict[int, tuple[str, float]],
+    end: dict[int, tuple[str, float]],
+    span_sec: float,
+) -> tuple[Neighbour, ...]:
+    used: dict[str, float] = {}
+    for pid, (name, total_sec) in end.items():
+        before_sec = start.get(pid, ("", 0.0))[1]
+        used[name] = used.get(name, 0.0) + max(total_sec - before_sec, 0.0)
+    found = [Neighbour(name=n, fraction=sec / span_sec) for n, sec in used.items()]
+    busy = [n for n in found if n.fraction >= _NEIGHBOUR_FRACTION]
+    return tuple(sorted(busy, key=lambda n: -n.fraction)[:_MOST_NEIGHBOURS])
+
+
+def check_neighbours(load: CurrentLoad, num_cores: int) -> Finding:
+    """Processes that use the cores would make turns void."""
+    fraction = load.disturbance.foreign_cpu_fraction
+    names = ", ".join(f"{n.name} {n.fraction:.0%}" for n in load.neighbours)
+    names = names.replace("%", " %")
+    if fraction is None:
+        return caution(
+            "neighbours",
+            "the kernel hides the CPU time of cores (/proc/stat)",
+            "turns disturbed by others cannot be recognized here: keep it quiet",
+        )
+    share = f"{fraction:.1%}".replace("%", " %")
+    found = f"others use {share} of {num_cores} cores"
+    by_name = f"{found}: {names} of one core" if names else found
+    if fraction > (
+        disturbance.MAX_FOREIGN_FRACTION + load.disturbance.foreign_resolution
+    ):
+        if not names:
+            by_name = f"{found}, by processes that are not visible from here"
+        return bad("neighbours", by_name, "end them or wait: turns above 3 % are void")
+    if names:
+        return caution("neighbours", by_name, "end them if they can become busy")
+    return ok("neighbours", found)
+
+
+def check_load_average(load: CurrentLoad, num_cores: int) -> Finding:
+    """The machine was busy a minute ago, and may be again."""
+    if load.load_average is None:
+        return ok("load", "not visible from here")
+    found = f"{load.load_average:.2f} over the last minute"
+    if load.load_average <= _MOST_LOAD_PER_CORE * num_cores:
+        return ok("load", found)
+    return caution("load", found, "wait until it is low, or find what runs: top")
+
+
+def check_steal(load: CurrentLoad) -> Finding:
+    """A hypervisor that serves other guests stops this one."""
+    fraction = load.disturbance.stolen_cpu_fraction
+    if fraction is None:
+        return ok("steal", "not counted here")
+    found = f"{fraction:.1%} of the cores".replace("%", " %")
+    limit = disturbance.MAX_STOLEN_FRACTION + load.disturbance.stolen_resolution
+    if fraction > limit:
+        advice = "use a host without other guests: turns above 1 % are void"
+        return bad("steal", found, advice)
+    if fraction > _NOTABLE_STOLEN_FRACTION + load.disturbance.stolen_resolution:
+        return caution("steal", found, "prefer a host without other guests")
+    return ok("steal", found)
+
+
+def check_throttling(load: CurrentLoad) -> Finding:
+    """A quota or heat stopped or slowed the cores, just now or since boot."""
+    now = load.disturbance.num_throttled
+    if now:
+        return bad(
+            "throttling",
+            f"{now} times within {SPAN_SEC:g} s",
+            "raise the CPU quota, or cool the machine: throttled turns are void",
+        )
+    if load.num_thermal:
+        return caution(
+            "throttling",
+            f"none now, {load.num_thermal} times by heat since boot",
+            "check the cooling before a long sweep",
+        )
+    return ok("throttling", "not counted here" if now is None else "none")
+
+
+def check_accounting(load: CurrentLoad) -> Finding:
+    """The void rule needs the run time of threads."""
+    if load.has_thread_times:
+        return ok("accounting", "run time of threads in nanoseconds")
+    return caution(
+        "accounting",
+        "no /proc/<pid>/task/<tid>/schedstat: run times in ticks, no run delay",
+        "use longer turns, or a kernel with CONFIG_SCHED_INFO",
+    )

@@ -1,0 +1,82 @@
+"""Local links: a step without communication, to measure what communication costs.
+
+Every replica computes as if all others held its own values: a mean, minimum, maximum or
+broadcast is its operand, a sum is R times its operand, a gather is R copies of it. So
+values keep their magnitude and shapes, and everything but the collectives is the same.
+What replicas that share memory compute once from results is still computed once, from
+the values of one of them: that includes the update of shared variables. An operand that
+nothing reads is still computed, because the step ends after it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from replicator.engine.graph.body import Ref
+from replicator.engine.graph.emitter import Emitter
+from replicator.engine.link import kernels
+
+if TYPE_CHECKING:
+    from replicator.engine.analysis.plan import CollectivePlan
+    from replicator.engine.link.linker import Operand, Tensor
+    from replicator.placement.topology import Topology
+
+
+class LocalLinker:
+    """Emits what stands for the collectives of a measuring control.
+
+    Attributes:
+      results: By marker name, the result on each replica.
+      awaited: Nodes that the step waits for, though no result may need them.
+    """
+
+    def __init__(self, topology: Topology, prefix: str) -> None:
+        self.results: dict[str, tuple[Tensor, ...]] = {}
+        self.awaited: list[str] = []
+        self._emit = Emitter(kernels.supported_device)
+        self._devices = topology.replica_devices
+        self._prefix = prefix
+
+    @property
+    def nodes(self) -> list[Any]:
+        """``NodeDef``s emitted so far."""
+        return self._emit.nodes
+
+    def link(self, plan: CollectivePlan, operand: Operand) -> None:
+        """Emits one collective for all replicas."""
+        collective = plan.collective
+        for position, marker in enumerate(collective.markers):
+            node = collective.operands[position]
+            operands = [operand(r, node) for r in range(len(self._devices))]
+            name = f"{self._prefix}/local_{collective.index}_{position}"
+            self.results[marker] = tuple(
+                self._local(plan, position, f"{name}_{replica}", ref, device)
+                for replica, (ref, device) in enumerate(
+                    zip(operands, self._devices, strict=True)
+                )
+            )
+            # Merged nodes read the result of one replica; all have to compute it.
+            self.awaited += [ref.node for ref in operands if isinstance(ref, Ref)]
+
+    def _local(
+        self,
+        plan: CollectivePlan,
+        position: int,
+        name: str,
+        ref: Tensor,
+        device: str,
+    ) -> Tensor:
+        """What a replica has instead of the result of a collective."""
+        collective = plan.collective
+        count, dtype = collective.num_replicas, collective.dtypes[position]
+        if collective.kind == "all_gather":
+            attrs = {"N": count, "T": dtype, "axis": 0}
+            copies = [ref] * count
+            return self._emit.add(name, "Pack", copies, device, "output:0", attrs)
+        if count == 1:
+            return ref
+        if collective.kind == "all_concat":
+            return self._emit.concat(name, [ref] * count, dtype, device)
+        if collective.op == "sum":
+            return self._emit.scale(name, ref, count, dtype, device)
+        return ref

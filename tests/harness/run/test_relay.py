@@ -1,0 +1,271 @@
+"""A relay gives turns, records them, repeats void ones, and survives what fails."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import DoesNotFitError
+from harness.machine import disturbance
+from harness.planning import plan
+from harness.planning.request import SweepRequest
+from harness.run import process_tree, relay
+from harness.run.relay import Generation, run_generation
+from results.records import Control, Measuring, Order, Plan, ScalingMode, TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from harness.run.trial_runner import RunSettings
+
+pytestmark = pytest.mark.processes
+ROUNDS = 3
+
+
+@pytest.fixture
+def relay_plan() -> Plan:
+    """Returns the plan of two backends at one and two replicas, with a twin."""
+    request = SweepRequest(
+        workload="resnet50",
+        preset="smoke",
+        replicas=(1, 2),
+        modes=(ScalingMode.WEAK,),
+        repeats=2,
+        budget="none",
+    )
+    planned = plan.plan_sweep(request, plan.Machine(num_available_cores=2))
+    return Plan(
+        study="relay",
+        created_at="2026-01-01T00:00:00+00:00",
+        command=("python", "-m", "harness"),
+        baseline_num_replicas=1,
+        repeats=2,
+        seed=0,
+        timeout_sec=60.0,
+        measuring=planned.measuring,
+        trials=planned.trials,
+    )
+
+
+@pytest.fixture
+def relay_store(tmp_path: Path, relay_plan: Plan) -> Store:
+    """Returns a new study of ``relay_plan``."""
+    made = Store.create(tmp_path / "runs" / "relay")
+    made.write_plan(relay_plan)
+    return made
+
+
+@pytest.fixture
+def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes every turn valid, whatever else this machine does."""
+    monkeypatch.setattr(disturbance, "void_reason", lambda _load, _retraces: "")
+
+
+def first_generation(store: Store, **fields: Any) -> Generation:
+    """Returns the generation with index 0."""
+    trials = [t for t in store.read_plan().trials if t.spec.repetition_index == 0]
+    defaults: dict[str, Any] = {
+        "trials": trials,
+        "index": 0,
+        "duration_sec": None,
+        "max_rounds": ROUNDS,
+        "seed": 7,
+    }
+    return Generation(**(defaults | fields))
+
+
+def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
+    """Runs the first generation; returns what the store says of its trials."""
+    generation = first_generation(store, **fields)
+    run_generation(store, generation, settings, lambda _text, _left: None)
+    return [store.read_trial(trial.trial_id) for trial in generation.trials]
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_every_case_takes_one_turn_per_round(
+    relay_store: Store, settings: RunSettings
+) -> None:
+    """All are recorded, with the steps of their turns and nothing else."""
+    trials = run(relay_store, settings)
+
+    assert 5 == len(trials)
+    for trial in trials:
+        turns, (rank,) = trial.result.turns, trial.result.ranks
+        assert trial.status.status is TrialStatus.OK
+        assert list(range(ROUNDS)) == [turn.round_index for turn in turns]
+        assert {0} == {turn.attempt for turn in turns}
+        assert all(turn.time_sec >= relay.MIN_TURN_SEC for turn in turns)
+        assert sum(turn.num_steps for turn in turns) == len(rank.step_time_sec)
+        assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
+        assert set(range(ROUNDS)) == set(trial.result.rates)
+        assert not trial.result.quality
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
+    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same seed gives the same order, which differs between rounds."""
+    orders: list[list[str]] = []
+    take = relay._take_turn
+
+    def spy(resident: Any, round_index: int) -> None:
+        orders[-1].append(f"{round_index} {resident.prepared.trial.trial_id}")
+        take(resident, round_index)
+
+    monkeypatch.setattr(relay, "_take_turn", spy)
+    for seed in (7, 7, 8):
+        orders.append([])
+        run(relay_store, settings, seed=seed)
+    rounds = [
+        [turn.split()[1] for turn in block]
+        for _, block in itertools.groupby(orders[0], key=lambda turn: turn[0])
+    ]
+
+    assert orders[0] == orders[1] != orders[2]
+    assert 1 < len(set(map(tuple, rounds)))
+    assert 1 == len({tuple(sorted(block)) for block in rounds})
+
+
+def test_a_void_turn_is_kept_and_repeated_up_to_twice(
+    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first turn of each round is void, then all of one round are."""
+    calls = itertools.count()
+
+    def void_reason(_load: Any, _retraces: int) -> str:
+        call = next(calls)
+        return "others were busy" if call in (0, 2, 3, 4) else ""
+
+    monkeypatch.setattr(disturbance, "void_reason", void_reason)
+    generation = first_generation(relay_store)
+    (trial,) = run(relay_store, settings, trials=generation.trials[:1])
+    found = [(t.round_index, t.attempt, t.is_valid) for t in trial.result.turns]
+
+    assert [
+        (0, 0, False),
+        (0, 1, True),
+        (1, 0, False),
+        (1, 1, False),
+        (1, 2, False),
+        (2, 0, True),
+    ] == found
+    assert {0, 2} == set(trial.result.rates)
+    assert trial.status.status is TrialStatus.OK
+
+
+def test_a_trial_whose_turns_are_all_void_gives_no_number(
+    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status is its own, and its reason is that of its last turn."""
+    monkeypatch.setattr(disturbance, "void_reason", lambda *_: "others were busy")
+    generation = first_generation(relay_store)
+    (trial,) = run(relay_store, settings, trials=generation.trials[:1], max_rounds=1)
+
+    assert trial.status.status is TrialStatus.VOID
+    assert trial.status.failure.reason == (
+        "all 3 turns are void; the last one: others were busy"
+    )
+    assert 3 == len(trial.result.turns)
+
+
+@pytest.mark.usefixtures("undisturbed")
+@pytest.mark.parametrize(
+    ("behavior", "status", "phase"),
+    [
+        ("build_fail", TrialStatus.FAILED, "build"),
+        ("fail", TrialStatus.FAILED, "measure"),
+        ("sigkill", TrialStatus.OUT_OF_MEMORY, "measure"),
+        ("exit0", TrialStatus.FAILED, "measure"),
+        ("insane", TrialStatus.INSANE, "sanity"),
+    ],
+)
+def test_one_failure_does_not_end_the_generation(
+    relay_store: Store,
+    settings: RunSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    behavior: str,
+    status: TrialStatus,
+    phase: str,
+) -> None:
+    """It is recorded with its phase, and the others finish all rounds."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"tf_mirrored:2:{behavior}")
+    trials = run(relay_store, settings)
+    bad = [t for t in trials if t.status.status is not TrialStatus.OK]
+
+    assert [("tf_mirrored", 2)] == [(t.spec.backend, t.spec.num_replicas) for t in bad]
+    assert (status, phase) == (bad[0].status.status, bad[0].status.failure.phase.value)
+    assert all(ROUNDS == len(t.result.rates) for t in trials if t not in bad)
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_a_turn_without_an_end_is_a_timeout(
+    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time limit holds for each turn; nothing of the trial remains."""
+    import dataclasses
+
+    monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
+    trials = run(relay_store, dataclasses.replace(settings, timeout_sec=6.0))
+    by_name = {(t.spec.backend, t.spec.num_replicas, t.spec.control): t for t in trials}
+    hung = by_name["tf_mirrored", 2, Control.NONE]
+
+    assert hung.status.status is TrialStatus.TIMEOUT
+    assert "killed after 6 s (timeout): rank 0 was in phase measure" in (
+        hung.status.failure.reason
+    )
+    marker = str(relay_store.trial_dir(hung.trial_id).resolve())
+    assert [] == process_tree.find_tree(marker)
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
+    relay_store: Store, settings: RunSettings
+) -> None:
+    """Before the second one warms up; nothing is recorded, nobody is left."""
+    generation = first_generation(relay_store)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"5 processes do not fit into memory at once: with 1 of them warm they "
+        r"occupy \d\.\d GiB, 0\.0 GiB are free, and the next one may need 0\.\d GiB",
+    ):
+        run_generation(relay_store, generation, settings, lambda *_: None, lambda: 1)
+
+    assert all(trial.status is None for trial in relay_store.trials())
+    for trial in generation.trials:
+        marker = str(relay_store.trial_dir(trial.trial_id).resolve())
+        assert [] == process_tree.find_tree(marker)
+
+
+@pytest.mark.usefixtures("undisturbed")
+def test_little_time_still_gives_the_fewest_rounds(
+    relay_store: Store, settings: RunSettings
+) -> None:
+    """Start-up can use up all of it; the rounds that are needed come nevertheless."""
+    generation = first_generation(relay_store)
+    (trial,) = run(
+        relay_store,
+        settings,
+        trials=generation.trials[:1],
+        duration_sec=0.001,
+        max_rounds=100,
+    )
+
+    assert relay.MIN_ROUNDS == len(trial.result.rates)
+
+
+def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> None:
+    """The contrast is that of the backends at the most replicas; one twin each."""
+    twins = [t for t in relay_plan.trials if t.spec.control is Control.TWIN]
+    measuring = relay_plan.measuring
+
+    assert 2 == len(twins)
+    assert {("in_graph", 2)} == {(t.spec.backend, t.spec.num_replicas) for t in twins}
+    assert isinstance(measuring, Measuring)
+    assert Order.RELAY is measuring.order
+    assert measuring.primary is not None
+    assert "in_graph / tf_mirrored, weak scaling, x2" == measuring.primary.text

@@ -1,0 +1,272 @@
+"""Measuring controls: the step without its communication, and nothing for training."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator.catalog import BACKENDS
+from replicator.collectives import primitives
+from replicator.engine.graph.body import Ref
+
+CONTROLS = {
+    "in_graph": {},
+    "in_graph_devices": {"devices": ["CPU:0", "CPU:1"]},
+    "in_graph_mirrored": {
+        "devices": ["CPU:0", "CPU:1"],
+        "variable_placement": "mirrored",
+    },
+    "tf_mirrored": {"devices": ["CPU:0", "CPU:1"]},
+}
+NO_CONTROL = sorted(n for n, info in BACKENDS.items() if info.no_control_because)
+IN_GRAPH = sorted(name for name in CONTROLS if name.startswith("in_graph"))
+
+# Sums of four float32 products in another order: a few roundings.
+TOLERANCE = 1e-6
+
+
+def _create(name, *, is_control=True):
+    backend = "tf_mirrored" if name == "tf_mirrored" else "in_graph"
+    return replicator.create(
+        backend, num_replicas=2, without_communication=is_control, **CONTROLS[name]
+    )
+
+
+def _data(replica):
+    return np.random.default_rng(replica).normal(size=(4, 3)).astype(np.float32)
+
+
+class _Training:
+    """A small regression on one replicator."""
+
+    def __init__(self, repl, optimizer=None):
+        self.repl = repl
+        with repl.context():
+            self.weights = tf.Variable(tf.ones([3, 1]), name="weights")
+            self.optimizer = repl.wrap_optimizer(
+                optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+            )
+
+    def step(self, batch):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((batch @ self.weights - 1.0) ** 2)
+        grads = tape.gradient(loss, [self.weights])
+        self.optimizer.apply_gradients(zip(grads, [self.weights], strict=True))
+        return loss
+
+    def losses(self, batches):
+        values = replicator.PerReplica([tf.constant(batch) for batch in batches])
+        return [float(loss) for loss in self.repl.run(self.step, values)]
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_the_first_losses_are_those_of_independent_programs(name):
+    """Each replica's first loss is that of a single device on its batch."""
+    batches = [_data(0), _data(1)]
+    expected = [
+        _Training(replicator.create("single")).losses([batch])[0] for batch in batches
+    ]
+
+    losses = _Training(_create(name)).losses(batches)
+
+    np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["in_graph_mirrored", "tf_mirrored"])
+def test_replicas_with_their_own_variables_train_independently(name):
+    """After five steps each loss is still that of a single device on that batch."""
+    batches = [_data(0), _data(1)]
+    expected = []
+    for batch in batches:
+        single = _Training(replicator.create("single"))
+        expected.append([single.losses([batch])[0] for _ in range(5)])
+
+    training = _Training(_create(name))
+    losses = [training.losses(batches) for _ in range(5)]
+
+    np.testing.assert_allclose(np.transpose(losses), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["in_graph", "in_graph_devices"])
+def test_shared_variables_are_updated_by_one_replica(name):
+    """One update is computed, as with communication, of its usual magnitude."""
+    batches = [_data(0), _data(1)]
+    single = _Training(replicator.create("single"))
+    single.losses([batches[0]])
+
+    training = _Training(_create(name))
+    training.losses(batches)
+
+    np.testing.assert_allclose(
+        training.weights.numpy(), single.weights.numpy(), rtol=TOLERANCE
+    )
+
+
+def _function(training, monkeypatch):
+    """The assembled step and the operands of its collectives."""
+    found = {}
+    from replicator.engine.run import assembly
+
+    original = assembly.Assembly._function_def
+
+    def keep(self):
+        found["function"] = original(self)
+        found["operands"] = {
+            ref.node
+            for plan in self._analysis.plans
+            for node in plan.collective.operands
+            for replica in self._replicas
+            if isinstance(ref := self._traced_ref(replica, node), Ref)
+        }
+        return found["function"]
+
+    monkeypatch.setattr(assembly.Assembly, "_function_def", keep)
+    training.losses([_data(0), _data(1)])
+    return found["function"], found["operands"]
+
+
+def _compute_nodes(function):
+    """Op and device of every node that a replica computes."""
+    return sorted(
+        (node.op, node.device)
+        for node in function.node_def
+        if node.name.startswith("replica_")
+    )
+
+
+@pytest.mark.parametrize("name", IN_GRAPH)
+@pytest.mark.parametrize("kind", ["Lion", "Adam"])
+def test_the_control_computes_what_the_step_computes(name, kind, monkeypatch):
+    """The replicas have as many nodes; no node of a collective is left."""
+    make = getattr(keras.optimizers, kind)
+    training = _Training(_create(name, is_control=False), make(0.1))
+    case, _ = _function(training, monkeypatch)
+    control, _ = _function(_Training(_create(name), make(0.1)), monkeypatch)
+
+    assert _compute_nodes(case) == _compute_nodes(control)
+    assert any("/collective_" in node.name for node in case.node_def)
+    assert not any("/collective_" in node.name for node in control.node_def)
+
+
+@pytest.mark.parametrize("name", IN_GRAPH)
+def test_every_operand_is_computed_though_nothing_may_read_it(name, monkeypatch):
+    """The step ends after the gradients of all replicas, also those not applied."""
+    function, operands = _function(_Training(_create(name)), monkeypatch)
+    inputs = {
+        node.name: {i.lstrip("^").split(":")[0] for i in node.input}
+        for node in function.node_def
+    }
+    reached = set()
+    front = [ref.split(":")[0] for ref in function.ret.values()]
+    front += function.control_ret.values()
+    while front:
+        node = front.pop()
+        if node in inputs and node not in reached:
+            reached.add(node)
+            front += inputs[node]
+
+    assert len(operands) >= 2
+    assert operands <= reached
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_each_replica_computes_as_if_all_held_its_values(name):
+    """Means are the own value, sums R times it, gathers R copies; shapes are kept.
+
+    Where replicas share variables, what depends on nothing else is computed once, as
+    in the case: from the values of the first replica.
+    """
+    repl = _create(name)
+    is_shared = name in ("in_graph", "in_graph_devices")
+
+    def step(value):
+        return {
+            "mean": primitives.all_mean(value),
+            "sum": primitives.all_sum(value),
+            "min": primitives.all_min(value),
+            "gather": primitives.all_gather(value),
+            "broadcast": primitives.broadcast(value, 0),
+        }
+
+    values = replicator.PerReplica([tf.constant([1.0]), tf.constant([5.0])])
+    found = repl.run(step, values)
+
+    for replica, own in enumerate((1.0, 1.0 if is_shared else 5.0)):
+        assert found["mean"][replica].numpy().tolist() == [own]
+        assert found["sum"][replica].numpy().tolist() == [2 * own]
+        assert found["min"][replica].numpy().tolist() == [own]
+        assert found["gather"][replica].numpy().tolist() == [[own], [own]]
+        assert found["broadcast"][replica].numpy().tolist() == [own]
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_sparse_gradients_keep_their_number_of_rows(name):
+    """An embedding is updated by R times the own rows: the work of a real update."""
+    repl = _create(name)
+    with repl.context():
+        table = tf.Variable(tf.zeros([6, 2]), name="table")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(1.0))
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, ids))
+        grad = tape.gradient(loss, table)
+        optimizer.apply_gradients([(grad, table)])
+        return tf.shape(primitives.all_mean(grad).indices)[0]
+
+    ids = replicator.PerReplica([tf.constant([0, 1]), tf.constant([2, 3])])
+    counts = repl.run(step, ids)
+
+    assert [int(count) for count in counts] == [4, 4]
+    np.testing.assert_allclose(table.numpy()[0], [-1.0, -1.0], rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+def test_explain_says_that_nothing_is_communicated(name):
+    """The description begins with what the control is."""
+    training = _Training(_create(name))
+    training.losses([_data(0), _data(1)])
+
+    assert "measuring control, whose replicas diverge. Nothing is communicated" in (
+        training.repl.explain()
+    )
+
+
+@pytest.mark.parametrize("name", CONTROLS)
+@pytest.mark.parametrize(
+    ("what", "act"),
+    [
+        (r"assert_in_sync\(\)", lambda repl, _: repl.assert_in_sync()),
+        (
+            r"make_checkpoint_manager\(\)",
+            lambda repl, path: repl.make_checkpoint_manager(path, x=tf.Module()),
+        ),
+        (
+            "sharded_update",
+            lambda repl, _: repl.wrap_optimizer(
+                keras.optimizers.SGD(), sharded_update=True
+            ),
+        ),
+    ],
+    ids=["in_sync", "checkpoint", "sharded"],
+)
+def test_what_belongs_to_training_is_refused(name, what, act, tmp_path):
+    """A control cannot be checked, saved or sharded by mistake."""
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=f"^{what} does not work with without_communication=True: .* diverge; "
+        "create the replicator without this option to train$",
+    ):
+        act(_create(name), tmp_path)
+
+
+@pytest.mark.parametrize("backend", NO_CONTROL)
+def test_a_backend_without_a_control_says_why(backend):
+    """The error gives the reason and the backends that have one."""
+    with pytest.raises(
+        replicator.ReplicatorError,
+        match=f"^backend '{backend}' has no control without communication: .{{10,}}; "
+        "use one of in_graph, multi_worker, multi_worker_in_graph, tf_mirrored$",
+    ):
+        replicator.create(backend, num_replicas=1, without_communication=True)

@@ -1,0 +1,96 @@
+"""Seconds and examples to a target, from the records of quality runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results import errors, study, targets
+from results.records import ScalingMode, TrialStatus
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.study import Case
+
+
+@pytest.fixture
+def make_case(tmp_path: pathlib.Path, synthetic: Any) -> Any:
+    """Makes the quality runs of in_graph with two replicas, three seeds."""
+
+    def make(**statuses: Any) -> Case:
+        shape = synthetic.Shape(
+            budget=synthetic.LEARNING, num_learning_runs=3, repeats=1, **statuses
+        )
+        found = study.load_study(synthetic.make_store(tmp_path, shape))
+        return next(
+            case
+            for case in found.quality_runs
+            if (case.spec.backend, case.spec.num_replicas) == ("in_graph", 2)
+        )
+
+    return make
+
+
+def _values(case: Case) -> tuple[str, list[list[float]]]:
+    """The first metric, and its values in each run."""
+    runs = [entry.result.curve for entry in case.ok_entries]
+    name = runs[0][0].quality[0].name
+    return name, [
+        [q.value for point in run for q in point.quality if q.name == name]
+        for run in runs
+    ]
+
+
+@pytest.mark.parametrize("axis", list(targets.Axis))
+def test_every_run_that_meets_the_target_at_once_needs_its_first_evaluation(
+    make_case: Any, axis: targets.Axis
+) -> None:
+    """In seconds of training and in examples."""
+    case = make_case()
+    name, _ = _values(case)
+    found = targets.of_case(case, name, -1e9, is_higher_better=True, axis=axis)
+    first = sorted(axis.of(entry.result.curve[0]) for entry in case.ok_entries)
+
+    assert found.value == first[1]
+    assert (found.num_reached, found.n, found.unit) == (3, 3, axis.value)
+
+
+def test_runs_that_do_not_reach_the_target_are_shown_as_such(make_case: Any) -> None:
+    """No run is dropped, and no number made up."""
+    case = make_case()
+    name, _ = _values(case)
+    found = targets.of_case(
+        case, name, 1e9, is_higher_better=True, axis=targets.Axis.SECONDS
+    )
+
+    assert (found.value, found.num_reached, found.n) == (None, 0, 3)
+    assert found.describe().startswith("more than ")
+
+
+def test_a_trial_that_failed_never_reached_the_target(make_case: Any) -> None:
+    """It counts as one run of three."""
+    case = make_case(
+        statuses={("in_graph", mode, 2, 1): TrialStatus.FAILED for mode in ScalingMode}
+    )
+    name, _ = _values(case)
+    found = targets.of_case(
+        case, name, -1e9, is_higher_better=True, axis=targets.Axis.EXAMPLES
+    )
+
+    assert (found.num_reached, found.n) == (2, 3)
+    assert found.high is None
+
+
+def test_a_metric_that_runs_do_not_have_is_an_error(make_case: Any) -> None:
+    """Those that they have are listed."""
+    case = make_case()
+    name, _ = _values(case)
+    with pytest.raises(
+        errors.ResultsError,
+        match=rf"^quality runs of '.*' have no metric 'loss'; they have .*{name}",
+    ):
+        targets.of_case(
+            case, "loss", 1.0, is_higher_better=True, axis=targets.Axis.SECONDS
+        )

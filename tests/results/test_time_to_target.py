@@ -1,0 +1,137 @@
+"""Times to a target: a run that did not reach it is shown, never dropped."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from results import errors
+from results.time_to_target import Time, first_reached, kaplan_meier, median
+
+
+def _times(*amounts: float, ended: tuple[float, ...] = ()) -> list[Time]:
+    return [
+        *(Time(amount=a, is_reached=True) for a in amounts),
+        *(Time(amount=a, is_reached=False) for a in ended),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("target", "is_higher_better", "expected"),
+    [
+        (0.5, True, Time(amount=200, is_reached=True)),
+        (0.8, True, Time(amount=300, is_reached=True)),
+        (0.9, True, Time(amount=300, is_reached=False)),
+        (0.4, False, Time(amount=100, is_reached=True)),
+    ],
+)
+def test_the_first_evaluation_that_meets_the_target_counts(
+    target: float, is_higher_better: bool, expected: Time
+) -> None:
+    """At the end of the run it is censored."""
+    curve = [(100, 0.4), (200, 0.5), (300, 0.8)]
+
+    assert first_reached(curve, target, is_higher_better=is_higher_better) == expected
+
+
+def test_the_median_of_runs_that_all_reached_it() -> None:
+    """With six runs the fastest and the slowest enclose it with 97 %."""
+    found = median(_times(5, 1, 3, 2, 4, 9), unit="s")
+
+    assert (found.value, found.low, found.high) == (3.5, 1, 9)
+    assert found.confidence == pytest.approx(0.96875)
+    assert found.budget is None
+
+
+@pytest.mark.parametrize(("n", "confidence"), [(3, 0.75), (4, 0.875), (5, 0.9375)])
+def test_with_few_runs_the_interval_states_what_it_is_worth(
+    n: int, confidence: float
+) -> None:
+    """From the fastest to the slowest run."""
+    found = median(_times(*range(1, n + 1)), unit="s")
+
+    assert (found.low, found.high) == (1, n)
+    assert found.confidence == pytest.approx(confidence)
+
+
+def test_two_runs_have_no_interval() -> None:
+    """The reason is stated."""
+    found = median(_times(1, 2), unit="s")
+
+    assert not found.has_interval
+    assert found.method == (
+        "no interval: fewer than 3 runs say too little about the spread"
+    )
+
+
+def test_many_runs_have_a_shorter_interval() -> None:
+    """Of twenty, the sixth fastest and the sixth slowest."""
+    found = median(_times(*range(1, 21)), unit="s")
+
+    assert (found.low, found.high) == (6, 15)
+    assert found.confidence >= 0.95
+
+
+def test_a_censored_run_opens_the_upper_end() -> None:
+    """The median is known; how slow the slowest run is, is not."""
+    found = median(_times(10, 20, ended=(60,)), unit="s")
+
+    assert (found.value, found.low, found.high) == (20, 10, None)
+    assert found.describe() == (
+        "20 s (75% interval from 10 to more than 60), reached by 2 of 3 runs"
+    )
+
+
+def test_the_median_of_runs_that_mostly_fail_is_beyond_the_budget() -> None:
+    """Dropping the failures would have given 10."""
+    found = median(_times(10, ended=(60, 60)), unit="s")
+
+    assert found.value is None
+    assert found.describe() == (
+        "more than 60 s (75% interval from 10 to more than 60), reached by 1 of 3 runs"
+    )
+
+
+def test_what_lies_beyond_the_first_end_is_not_known() -> None:
+    """A run that ended at 15 could have been faster than the one that needed 20."""
+    found = median(_times(10, 20, ended=(15,)), unit="s")
+
+    assert found.value is None
+    assert found.budget == 15
+    assert found.num_reached == 2
+
+
+def test_the_share_of_unfinished_runs_falls_in_steps() -> None:
+    """Kaplan and Meier's estimate, with a run that ended early."""
+    steps = kaplan_meier(_times(10, 30, 30, ended=(20, 60)))
+
+    assert [time for time, _ in steps] == [0, 10, 30, 60]
+    assert [share for _, share in steps] == pytest.approx([1, 4 / 5, 4 / 15, 4 / 15])
+
+
+def test_a_curve_without_evaluations_is_an_error() -> None:
+    """Positions ascend."""
+    with pytest.raises(
+        errors.ResultsError,
+        match=r"^positions of evaluations are \[2, 1\], must be one or more ascending "
+        r"numbers$",
+    ):
+        first_reached([(2, 0.1), (1, 0.2)], 0.5, is_higher_better=True)
+    with pytest.raises(
+        errors.ResultsError, match=r"^positions of evaluations are \[\]"
+    ):
+        first_reached([], 0.5, is_higher_better=True)
+    with pytest.raises(errors.ResultsError, match=r"^target is nan, must be a number$"):
+        first_reached([(1, 0.2)], math.nan, is_higher_better=True)
+
+
+@pytest.mark.parametrize("amounts", [(), (math.inf,), (-1.0,), (math.nan,)])
+def test_times_must_be_finite(amounts: tuple[float, ...]) -> None:
+    """An infinite time is written as a censored one."""
+    with pytest.raises(
+        errors.ResultsError,
+        match=r"^times of runs are \[.*\], must be one or more finite numbers of at "
+        r"least 0; a run that did not reach the target has the time at which it ended$",
+    ):
+        median(_times(*amounts), unit="s")
