@@ -173,7 +173,6 @@ def gate(
     study: str | None,
     runs_dir: Path,
     overrides: Mapping[str, Any] | None = None,
-    repository: Path = revisions.SOURCE_ROOT,
 ) -> int:
     """Measures this tree beside a baseline, prints the verdict, returns its exit code.
 
@@ -186,7 +185,6 @@ def gate(
       study: Name of the gate's study; by default derived.
       runs_dir: Directory of the studies.
       overrides: Replaces fields of ``RunSettings``.
-      repository: Where revisions are looked up.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was measured.
@@ -206,7 +204,7 @@ def gate(
             runs_dir=runs_dir,
             overrides=overrides,
         )
-    commit = revisions.find_commit(name, repository)
+    commit = revisions.find_commit(name)
 
     def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
         found = gate_module.of_revisions(
@@ -219,7 +217,7 @@ def gate(
         return _conclude(store, found, form)
 
     try:
-        with run.stop_signals(), _tree(name, commit, repository) as tree:
+        with run.stop_signals(), _tree(name, commit) as tree:
             return commands.sweep(
                 dataclasses.replace(request, baseline=tree),
                 study=study,
@@ -240,11 +238,11 @@ def gate(
 
 
 @contextlib.contextmanager
-def _tree(name: str, commit: str, repository: Path) -> Iterator[SourceTree]:
+def _tree(name: str, commit: str) -> Iterator[SourceTree]:
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    with revisions.checked_out(name, commit, note, repository) as tree:
+    with revisions.checked_out(name, commit, note) as tree:
         yield tree
 
 

@@ -134,15 +134,15 @@ def gate(
 ) -> int:
     """Judges whether this tree is slower than a baseline; run it again to resume."""
     from harness.cli import judging
-    from harness.planning.ranges import parse_percent
+    from harness.planning.ranges import parse_percentage
 
     return judging.gate(
         make_request(settings),
         baseline=baseline,
         rule=judging.make_rule(
             metric=metric,
-            delta=parse_percent(delta, what="--delta"),
-            alpha=parse_percent(alpha, what="--alpha"),
+            delta=parse_percentage(delta, what="--delta"),
+            alpha=parse_percentage(alpha, what="--alpha"),
         ),
         is_different_allowed=is_different_allowed,
         form=form,
@@ -217,16 +217,16 @@ def power(
 ) -> int:
     """Shows what a gate can find, and how long that takes."""
     from harness.cli import judging_power
-    from harness.planning.ranges import parse_percent
+    from harness.planning.ranges import parse_percentage
 
     return judging_power.power(
         study,
-        spread=None if spread is None else parse_percent(spread, what="--spread"),
+        spread=None if spread is None else parse_percentage(spread, what="--spread"),
         num_generations=num_generations,
         minutes=minutes,
-        target=None if target is None else parse_percent(target, what="--target"),
-        delta=parse_percent(delta, what="--delta"),
-        alpha=parse_percent(alpha, what="--alpha"),
+        target=None if target is None else parse_percentage(target, what="--target"),
+        delta=parse_percentage(delta, what="--delta"),
+        alpha=parse_percentage(alpha, what="--alpha"),
         runs_dir=runs_dir,
         is_json=is_json,
     )

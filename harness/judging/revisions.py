@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from results.records import TrialSpec
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
+"""The git repository, and the tree whose packages are installed."""
 LOCK_NAME = "requirements.lock"
 PREFIX = "replicator-gate-"
 """Of the temporary directory."""
@@ -48,7 +49,7 @@ TrialSpec.model_validate_json(sys.stdin.read())
 """
 
 
-def find_commit(revision: str, repository: Path = SOURCE_ROOT) -> str:
+def find_commit(revision: str) -> str:
     """Returns the full id of the commit that a revision names.
 
     Raises:
@@ -57,7 +58,6 @@ def find_commit(revision: str, repository: Path = SOURCE_ROOT) -> str:
     """
     try:
         found = _git(
-            repository,
             "rev-parse",
             "--verify",
             "--quiet",
@@ -71,24 +71,21 @@ def find_commit(revision: str, repository: Path = SOURCE_ROOT) -> str:
         ) from error
     if found.returncode == 0:
         return found.stdout.strip()
-    if _git(repository, "rev-parse", "--git-dir").returncode != 0:
+    if _git("rev-parse", "--git-dir").returncode != 0:
         raise RevisionError(
-            f"--baseline {revision!r} is no stored study, and {str(repository)!r} is"
+            f"--baseline {revision!r} is no stored study, and {str(SOURCE_ROOT)!r} is"
             " not a git repository, so it has no revisions; name a stored study"
         )
     raise RevisionError(
         f"--baseline {revision!r} is neither a named baseline, nor a study, nor a"
-        f" revision of {str(repository)!r}; 'baseline list' and 'git log' show which"
+        f" revision of {str(SOURCE_ROOT)!r}; 'baseline list' and 'git log' show which"
         " there are"
     )
 
 
 @contextlib.contextmanager
 def checked_out(
-    revision: str,
-    commit: str,
-    note: Callable[[str], None],
-    repository: Path = SOURCE_ROOT,
+    revision: str, commit: str, note: Callable[[str], None]
 ) -> Iterator[SourceTree]:
     """Checks a commit out for as long as the block lasts.
 
@@ -96,7 +93,6 @@ def checked_out(
       revision: As the user named it, for messages.
       commit: Its full id.
       note: Receives what takes long, one line.
-      repository: The git repository.
 
     Raises:
       RevisionError: It cannot be checked out, or its packages cannot be installed.
@@ -104,9 +100,7 @@ def checked_out(
     folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
     root = folder / "tree"
     try:
-        made = _git(
-            repository, "worktree", "add", "--quiet", "--detach", str(root), commit
-        )
+        made = _git("worktree", "add", "--quiet", "--detach", str(root), commit)
         if made.returncode != 0:
             raise RevisionError(
                 f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
@@ -122,9 +116,9 @@ def checked_out(
         )
     finally:
         with _uninterrupted():
-            _git(repository, "worktree", "remove", "--force", str(root))
+            _git("worktree", "remove", "--force", str(root))
             shutil.rmtree(folder, ignore_errors=True)
-            _git(repository, "worktree", "prune")
+            _git("worktree", "prune")
 
 
 def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
@@ -181,10 +175,10 @@ def _lock_of(root: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-def _git(repository: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
     # Variables of a hook would lead to another repository.
     names = [name for name in os.environ if name.startswith("GIT_")]
-    command = ["git", "-C", str(repository), "-c", "core.hooksPath=/dev/null"]
+    command = ["git", "-C", str(SOURCE_ROOT), "-c", "core.hooksPath=/dev/null"]
     return _run([*command, *arguments], without=names)
 
 
