@@ -91,7 +91,7 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
         rows.append(
             (
                 case.name,
-                f"{change_text(slowdown.value)} {gate.metric.worse}",
+                change_text(slowdown.value),
                 _interval(slowdown),
                 str(slowdown.n),
                 case.judgement.verdict.value,
@@ -103,14 +103,14 @@ def _rows(gate: Gate) -> list[tuple[str, ...]]:
 def gate_text(gate: Gate) -> str:
     """Writes a gate for a terminal."""
     confidence = f"{1 - 2 * gate.alpha:.0%} interval"
-    columns = ("case", "change", confidence, "n", "verdict")
+    columns = ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
     return "\n".join([*_table(columns, _rows(gate)), *_notes(gate), headline(gate)])
 
 
 def gate_markdown(gate: Gate) -> str:
     """Writes a gate for a pull request."""
     confidence = f"{1 - 2 * gate.alpha:.0%} interval"
-    columns = ("case", "change", confidence, "n", "verdict")
+    columns = ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
     notes = [f"- {_escaped(note)}" for note in _notes(gate)]
     table = _markdown_table(columns, _rows(gate))
     return "\n".join([f"**{_escaped(headline(gate))}**", "", *table, "", *notes])
@@ -121,11 +121,16 @@ def gate_github(gate: Gate) -> str:
     lines = []
     for row, case in zip(_rows(gate), gate.cases, strict=True):
         level = _level(None if case.judgement is None else case.judgement.verdict)
-        lines.append(_annotation(level, f"{gate.metric.name}: {', '.join(row)}"))
+        lines.append(_annotation(level, f"{gate.metric.name}: {_sentence(gate, row)}"))
     lines += [_annotation("warning", note) for note in gate.failures]
     verdict = None if gate.failures else gate.verdict
     lines.append(_annotation(_level(verdict), headline(gate)))
     return "\n".join(lines)
+
+
+def _sentence(gate: Gate, row: Sequence[str]) -> str:
+    name, change, interval, number, verdict = row
+    return f"{name}: {verdict}: {gate.metric.worse} by {change} {interval}, n {number}"
 
 
 def _level(verdict: Verdict | None) -> str:
@@ -148,7 +153,7 @@ def gate_junit(gate: Gate) -> str:
             suite, "testcase", classname=f"gate.{gate.metric.name}", name=case.name
         )
         verdict = None if case.judgement is None else case.judgement.verdict
-        text = case.reason or ", ".join(row[1:])
+        text = case.reason or _sentence(gate, row)
         if verdict is Verdict.REGRESS:
             num_failures += 1
             ET.SubElement(element, "failure", message=text, type=verdict.value)

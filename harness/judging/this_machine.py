@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING
 
 from harness import catalog
-from harness.machine import environment, gpus
+from harness.machine import environment, gpus, machine_state
 from harness.machine.topology import read_topology
 from harness.placement import allocation
 from harness.placement.processes import processes_of
@@ -25,6 +26,12 @@ def fingerprint(spec: TrialSpec) -> str:
         processes=processes_of(catalog.backend(spec.backend), spec.num_replicas),
     )
     names = gpus.gpu_names() if spec.device == "gpu" else ()
-    return environment.read_environment(
-        placement, dict(os.environ), gpus=names
-    ).fingerprint
+    cores = [*itertools.chain(*placement.cpusets)]
+    record = environment.read_environment(
+        placement,
+        os.environ,
+        gpus=names,
+        inherited=os.environ,
+        state=machine_state.read_machine_state(cores),
+    )
+    return record.fingerprint

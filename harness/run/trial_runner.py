@@ -137,7 +137,9 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         variables,
         gpus=gpus.gpu_names() if gpu_ids else (),
         inherited=os.environ,
-        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
+        state=machine_state.read_machine_state(
+            [*itertools.chain(*place.cpusets)], source_root=source_root
+        ),
     )
     prepared = Prepared(
         trial=trial,
