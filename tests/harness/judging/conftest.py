@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from harness.cli import exit_codes
+from harness.cli import main as cli
 from harness.judging import revisions
 from harness.machine import disturbance
 
@@ -77,13 +79,52 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def _make_repeatable(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
+    """Makes every turn valid, whatever else this machine does."""
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+    monkeypatch.setattr(disturbance, "void_reason", lambda _load, _retraces: "")
+
+
+@pytest.fixture(scope="session")
+def gate_overrides() -> dict[str, Any]:
+    """Returns what makes the command line use ``gate_worker.py``."""
+    return {"worker_command": WORKER, "canary": lambda _core: 0.2}
+
+
 @pytest.fixture
 def gate(
-    harness: Any, repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Any,
+    repository: Path,
+    temporary: Path,
+    gate_overrides: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
     """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
     del temporary
-    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
-    monkeypatch.setattr(disturbance, "void_reason", lambda _load, _retraces: "")
-    overrides = {"worker_command": WORKER, "canary": lambda _core: 0.2}
-    return lambda *arguments: harness(*GATE, *arguments, overrides=overrides)
+    _make_repeatable(monkeypatch, repository)
+
+    def run(*arguments: str, of: tuple[str, ...] = GATE) -> Any:
+        return harness(*of, *arguments, overrides=gate_overrides)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def template_of_gates(
+    repository: Path, tmp_path_factory: Any, gate_overrides: dict[str, Any]
+) -> Path:
+    """Returns a directory with a finished gate of two equal revisions, made once."""
+    root: Path = tmp_path_factory.mktemp("gates")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        _make_repeatable(patch, repository)
+        arguments = (*GATE, "--baseline=same", "--study=stored")
+        assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
+    return root
+
+
+@pytest.fixture
+def stored(template_of_gates: Path, tmp_path: Path) -> str:
+    """Returns the name of a finished study of this tree, beside another revision."""
+    shutil.copytree(template_of_gates / "runs", tmp_path / "runs")
+    return "stored"

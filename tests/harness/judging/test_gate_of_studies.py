@@ -14,14 +14,6 @@ from harness.cli import exit_codes
 pytestmark = pytest.mark.processes
 
 
-@pytest.fixture
-def stored(gate: Any) -> str:
-    """Returns the name of a study of this tree."""
-    code, _, err = gate("--baseline=same", "--study=stored")
-    assert exit_codes.OK == code, err
-    return "stored"
-
-
 def test_a_named_baseline_is_judged_as_weaker(
     gate: Any, harness: Any, stored: str
 ) -> None:
