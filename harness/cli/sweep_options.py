@@ -115,14 +115,13 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--target",
                 metavar="PERCENT",
-                help="Go on until the interval of the primary contrast is at most this"
-                " wide to either side, such as 3%; needs 5 generations or more.",
+                help="Continue until the interval of the primary contrast is at most"
+                " this wide to either side, such as 3%; needs 5 generations or more.",
             ),
             click.option(
                 "--allocator",
                 type=click.Choice(["default", "keep"]),
-                help="Whether glibc keeps freed memory.  [default: keep where backends"
-                " are compared]",
+                help="Whether glibc keeps freed memory.  [default: keep]",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"

@@ -80,15 +80,12 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
 
 
 def choose_allocator(request: SweepRequest) -> Allocator:
-    """Returns the requested allocator; by default it keeps memory for comparisons.
+    """Returns the requested allocator; by default the one that keeps memory.
 
     A peer is shown at its best: ``tf_mirrored`` gains up to a half when glibc keeps
     what was freed (``docs/benchmarks``).
     """
-    if request.allocator is not None:
-        return request.allocator
-    is_comparison = len(request.backends) > 1
-    return Allocator.KEEP if is_comparison else Allocator.DEFAULT
+    return request.allocator or Allocator.KEEP
 
 
 def relay_fields(request: SweepRequest) -> dict[str, Any]:

@@ -32,8 +32,7 @@ class SweepRequest:
       max_rounds: The most rounds of a generation.
       target: Half width of the primary contrast's interval at which a relay ends, as a
         fraction; None for a fixed number of generations.
-      allocator: What glibc does with freed memory; by default it keeps it where
-        backends are compared.
+      allocator: What glibc does with freed memory; by default it keeps it.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
       data_dir: Directory of TFDS data sets; by default that of TFDS.

@@ -14,7 +14,6 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
-from harness.machine import disturbance
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("harness", "replicator", "results", "workloads")
@@ -79,16 +78,17 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def _make_repeatable(monkeypatch: pytest.MonkeyPatch, repository: Path) -> None:
-    """Makes every turn valid, whatever else this machine does."""
-    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
-    monkeypatch.setattr(disturbance, "void_reason", lambda _load, _retraces: "")
-
-
 @pytest.fixture(scope="session")
 def gate_overrides() -> dict[str, Any]:
-    """Returns what makes the command line use ``gate_worker.py``."""
-    return {"worker_command": WORKER, "canary": lambda _core: 0.2}
+    """Returns what makes the command line use ``gate_worker.py``.
+
+    Every turn is valid, whatever else this machine does.
+    """
+    return {
+        "worker_command": WORKER,
+        "canary": lambda _core: 0.2,
+        "void_reason": lambda _load, _retraces: "",
+    }
 
 
 @pytest.fixture
@@ -101,10 +101,10 @@ def gate(
 ) -> Any:
     """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
     del temporary
-    _make_repeatable(monkeypatch, repository)
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
 
-    def run(*arguments: str, of: tuple[str, ...] = GATE) -> Any:
-        return harness(*of, *arguments, overrides=gate_overrides)
+    def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
+        return harness(*of, *arguments, overrides=gate_overrides | replaced)
 
     return run
 
@@ -117,7 +117,7 @@ def template_of_gates(
     root: Path = tmp_path_factory.mktemp("gates")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
-        _make_repeatable(patch, repository)
+        patch.setattr(revisions, "SOURCE_ROOT", repository)
         arguments = (*GATE, "--baseline=same", "--study=stored")
         assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
     return root

@@ -17,7 +17,6 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.judging import revisions
-from harness.machine import disturbance
 from harness.run import process_tree
 from results.records import Control, Order
 from results.store import Store
@@ -115,15 +114,14 @@ def test_a_baseline_that_is_slower_shows_an_improvement(gate: Any) -> None:
     assert re.search(r"in_graph x1, weak +-(8|9)\.\d %", out)
 
 
-def test_a_disturbed_machine_gives_no_verdict(
-    gate: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
     """Exit code 6, even though some turns are valid."""
-    valid = itertools.cycle(["", "noise", "noise"])
-    monkeypatch.setattr(
-        disturbance, "void_reason", lambda _load, _retraces: next(valid)
+    reasons = itertools.cycle(["", "noise", "noise"])
+    code, out, _ = gate(
+        "--baseline=same",
+        "--repeats=2",
+        void_reason=lambda _load, _retraces: next(reasons),
     )
-    code, out, _ = gate("--baseline=same", "--repeats=2")
 
     assert exit_codes.UNFIT == code
     assert re.search(r"^UNFIT: .* turns are void \(noise\), more", out, re.MULTILINE)

@@ -57,7 +57,7 @@ def test_another_machine_is_refused_before_anything_is_measured(
     ("option", "message"),
     [
         ("--num-warmup-steps=5", r"num_warmup_steps: 5 / \d"),
-        ("--allocator=keep", r"allocator: keep / default"),
+        ("--allocator=default", r"allocator: default / keep"),
         ("--replicas=2", r"no case is in both 'this tree' .* and 'stored'"),
     ],
 )
