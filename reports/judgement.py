@@ -11,7 +11,7 @@ from results.judge import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.compare import Comparison, Row
+    from results.compare import RatioTable, Row
     from results.gate import Gate, JudgedCase
     from results.statistics import Estimate
 
@@ -223,7 +223,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _comparison_notes(comparison: Comparison) -> list[str]:
+def _comparison_notes(comparison: RatioTable) -> list[str]:
     notes = []
     if comparison.is_weaker:
         notes.append(WEAKER)
@@ -261,21 +261,21 @@ def _comparison_row(row: Row) -> tuple[str, ...]:
 _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 
-def comparison_text(comparison: Comparison) -> str:
+def comparison_text(comparison: RatioTable) -> str:
     """Writes a comparison for a terminal."""
     rows = [_comparison_row(row) for row in comparison.rows]
     lines = [*_table(_COMPARISON_COLUMNS, rows), *_comparison_notes(comparison)]
     return "\n".join(lines)
 
 
-def comparison_markdown(comparison: Comparison) -> str:
+def comparison_markdown(comparison: RatioTable) -> str:
     """Writes a comparison for a document."""
     rows = [_comparison_row(row) for row in comparison.rows]
     notes = [f"- {_escaped(note)}" for note in _comparison_notes(comparison)]
     return "\n".join([*_markdown_table(_COMPARISON_COLUMNS, rows), "", *notes])
 
 
-def comparison_json(comparison: Comparison) -> str:
+def comparison_json(comparison: RatioTable) -> str:
     """Writes a comparison as data."""
     return json.dumps(
         {

@@ -50,7 +50,7 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class RatioTable:
     """A set of ratios first / second.
 
     Attributes:
@@ -77,7 +77,7 @@ class Comparison:
         return tuple(row for row in self.rows if row.difference.p_value is None)
 
 
-def of_studies(first: Study, second: Study, metric: Metric) -> Comparison:
+def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
     """Compares the cases that two studies share.
 
     Raises:
@@ -107,7 +107,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> Comparison:
             f"no case was measured in both {first.plan.study!r} and"
             f" {second.plan.study!r}; see 'status' of both"
         )
-    return Comparison(
+    return RatioTable(
         first=first.plan.study,
         second=second.plan.study,
         metric=metric,
@@ -118,7 +118,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> Comparison:
     )
 
 
-def within(study: Study, first: str, second: str, metric: Metric) -> Comparison:
+def within(study: Study, first: str, second: str, metric: Metric) -> RatioTable:
     """Compares two sides of one study.
 
     Args:
@@ -157,7 +157,7 @@ def within(study: Study, first: str, second: str, metric: Metric) -> Comparison:
             f"study {study.plan.study!r} has no generation in which {first!r} and"
             f" {second!r} were measured with all else equal; see 'status'"
         )
-    return Comparison(
+    return RatioTable(
         first=first,
         second=second,
         metric=metric,

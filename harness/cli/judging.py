@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.compare import Comparison
+    from results.compare import RatioTable
     from results.gate import Gate
     from results.gate_metrics import Metric
     from results.records import PlannedTrial
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 NAME_PREFIX = "gate-"
 """Of the study of a gate whose name is derived."""
 
-_WRITE_COMPARISON: dict[str, Callable[[Comparison], str]] = {
+_WRITE_COMPARISON: dict[str, Callable[[RatioTable], str]] = {
     "text": judgement.comparison_text,
     "json": judgement.comparison_json,
     "markdown": judgement.comparison_markdown,

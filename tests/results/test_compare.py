@@ -98,7 +98,7 @@ def test_one_generation_tests_nothing(relay: Any) -> None:
         (
             "backend=in_graph,replicas=1",
             "tf_mirrored",
-            r"selects both .* a setting mor",
+            r"selects both .* setting more",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def test_a_named_baseline_is_judged_as_weaker(
     assert exit_codes.OK == code, err
     assert re.search(r"^a weaker comparison: the two were not", out, re.MULTILINE)
     assert re.search(
-        r"^PASS: throughput against baseline default \(study stored\)",
+        r"^(PASS|IMPROVE): throughput against baseline default \(study stored\)",
         out,
         re.MULTILINE,
     )
