@@ -39,10 +39,10 @@ def _interval(estimate: Estimate) -> str:
 def headline(gate: Gate) -> str:
     """Returns the verdict of a gate in one sentence."""
     what = f"{gate.metric.name} against {gate.baseline}"
-    if not gate.num_ok:
-        return f"NO VERDICT: {what}: nothing was measured"
     if gate.why_unfit:
         return f"UNFIT: {what}: no verdict, because {gate.why_unfit}"
+    if not gate.num_ok:
+        return f"NO VERDICT: {what}: nothing was measured"
     verdict = gate.verdict
     name = "no verdict" if verdict is None else verdict.value
     counts = ", ".join(

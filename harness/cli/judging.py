@@ -1,86 +1,43 @@
-"""The verbs of judging: compare, gate, baseline. ``power`` is in ``judging_power``."""
+"""The verbs ``compare`` and ``baseline``, and what they share with ``gate``."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from harness.cli import commands, exit_codes
-from harness.errors import Interrupted, MatchStudyError, PlanError, StudyError
-from harness.judging import baselines, revisions, this_machine
-from harness.planning import defaults
+from harness.cli import exit_codes
+from harness.errors import MatchStudyError, PlanError, StudyError
+from harness.judging import baselines
 from harness.planning import study as study_module
-from harness.run import sweep as run
 from reports import judgement
 from results import compare as compare_module
-from results import gate as gate_module
-from results import gate_metrics, judge, study_match
-from results.judge import Verdict
-from results.records import Order
-from results.store import PLAN_NAME, Store
+from results import gate_metrics
+from results.store import Store
 from results.study import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from harness.planning.plan import PlannedSweep
-    from harness.planning.request import SweepRequest
-    from harness.planning.source_tree import SourceTree
     from results.compare import RatioTable
-    from results.gate import Gate
-    from results.gate_metrics import Metric
-    from results.records import PlannedTrial
     from results.study import Study
-
-NAME_PREFIX = "gate-"
-"""Of the study of a gate whose name is derived."""
 
 _WRITE_COMPARISON: dict[str, Callable[[RatioTable], str]] = {
     "text": judgement.comparison_text,
     "json": judgement.comparison_json,
     "markdown": judgement.comparison_markdown,
 }
-_WRITE_GATE: dict[str, Callable[[Gate], str]] = {
-    "text": judgement.gate_text,
-    "junit": judgement.gate_junit,
-    "github": judgement.gate_github,
-    "markdown": judgement.gate_markdown,
-    "json": judgement.gate_json,
-}
-_CODES = {
-    Verdict.PASS: exit_codes.OK,
-    Verdict.IMPROVE: exit_codes.OK,
-    Verdict.REGRESS: exit_codes.REGRESSION,
-    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
-}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Rule:
-    """What is judged, and how strictly."""
-
-    metric: Metric
-    delta: float
-    alpha: float
-
-
-def make_rule(*, metric: str, delta: float, alpha: float) -> Rule:
-    """Returns a checked rule.
+def load(text: str, runs_dir: Path) -> Study:
+    """Reads a study by name or path.
 
     Raises:
-      ResultsError: The metric is unknown, or a number is out of range.
+      ResultsError: There is none, or it cannot be read.
     """
-    judge.check_delta(delta)
-    judge.check_alpha(alpha)
-    return Rule(metric=gate_metrics.metric_of(metric), delta=delta, alpha=alpha)
-
-
-def _load(text: str, runs_dir: Path) -> Study:
     return load_study(Store.open(study_module.find_study(text, runs_dir)))
 
 
@@ -103,18 +60,23 @@ def compare(
     of = gate_metrics.metric_of(metric)
     if study is None:
         comparison = compare_module.of_studies(
-            _load(first, runs_dir), _load(second, runs_dir), of
+            load(first, runs_dir), load(second, runs_dir), of
         )
-        _check_comparable(first, second, comparison.differences, is_different_allowed)
+        check_comparable(first, second, comparison.differences, is_different_allowed)
     else:
-        comparison = compare_module.within(_load(study, runs_dir), first, second, of)
+        comparison = compare_module.within(load(study, runs_dir), first, second, of)
     click.echo(_WRITE_COMPARISON[form](comparison))
     return exit_codes.INCONCLUSIVE if comparison.differences else exit_codes.OK
 
 
-def _check_comparable(
+def check_comparable(
     first: str, second: str, differences: Sequence[str], is_different_allowed: bool
 ) -> None:
+    """Refuses studies that are not comparable, unless they are to be shown anyway.
+
+    Raises:
+      MatchStudyError: Names what differs.
+    """
     if differences and not is_different_allowed:
         raise MatchStudyError(
             f"{first!r} and {second!r} are not comparable: {'; '.join(differences)};"
@@ -129,7 +91,7 @@ def baseline(
     """Sets, lists or shows named baselines.
 
     Raises:
-      ParseError: The arguments do not fit the action.
+      PlanError: The arguments do not fit the action.
       ResultsError: There is no such study.
       StudyError: There is no such baseline, or the file cannot be read.
     """
@@ -138,7 +100,7 @@ def baseline(
         raise PlanError(f"'baseline {action}' takes {needs}")
     if action == "set":
         assert study is not None
-        loaded = _load(study, runs_dir)
+        loaded = load(study, runs_dir)
         if not any(case.ok_entries for case in loaded.cases):
             raise StudyError(
                 f"study {study!r} has no trial that is ok, so nothing can be judged"
@@ -161,204 +123,3 @@ def baseline(
     else:
         click.echo(f"{shown.name}: {shown.study}, set at {shown.set_at}")
     return exit_codes.OK
-
-
-def gate(
-    request: SweepRequest,
-    *,
-    baseline: str | None,
-    rule: Rule,
-    is_different_allowed: bool,
-    form: str,
-    study: str | None,
-    runs_dir: Path,
-    overrides: Mapping[str, Any] | None = None,
-) -> int:
-    """Measures this tree beside a baseline, prints the verdict, returns its exit code.
-
-    Args:
-      request: What to measure.
-      baseline: A named baseline, a study, or a git revision.
-      rule: What is judged, and how strictly.
-      is_different_allowed: Whether a study that is not comparable is shown.
-      form: Of the output.
-      study: Name of the gate's study; by default derived.
-      runs_dir: Directory of the studies.
-      overrides: Replaces fields of ``RunSettings``.
-
-    Raises:
-      HarnessError: The request cannot be carried out; nothing was measured.
-      ResultsError: A study cannot be used.
-    """
-    request = _of_gate(request, rule)
-    name, stored = _find_baseline(baseline, runs_dir)
-    if stored is not None:
-        return _against_study(
-            request,
-            stored,
-            name=name,
-            rule=rule,
-            is_different_allowed=is_different_allowed,
-            form=form,
-            study=study,
-            runs_dir=runs_dir,
-            overrides=overrides,
-        )
-    commit = revisions.find_commit(name)
-
-    def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_revisions(
-            load_study(store),
-            rule.metric,
-            baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
-            delta=rule.delta,
-            alpha=rule.alpha,
-        )
-        return _conclude(store, found, form)
-
-    try:
-        with run.stop_signals(), _tree(name, commit) as tree:
-            return commands.sweep(
-                dataclasses.replace(request, baseline=tree),
-                study=study,
-                runs_dir=runs_dir,
-                is_json=False,
-                is_dry_run=False,
-                is_failed_retried=True,
-                overrides=overrides,
-                conclude=judge_revisions,
-                name_prefix=NAME_PREFIX,
-                check=lambda planned: revisions.check_runs(
-                    name, tree, planned.trials[-1].spec
-                ),
-            )
-    except Interrupted as error:
-        click.echo(f"interrupted ({error.signal_name})", err=True)
-        return exit_codes.INTERRUPTED
-
-
-@contextlib.contextmanager
-def _tree(name: str, commit: str) -> Iterator[SourceTree]:
-    def note(text: str) -> None:
-        click.echo(text, err=True)
-
-    with revisions.checked_out(name, commit, note) as tree:
-        yield tree
-
-
-def _of_gate(request: SweepRequest, rule: Rule) -> SweepRequest:
-    """Returns what a gate measures: no quality, as many generations as a relay.
-
-    Raises:
-      PlanError: There are too few generations.
-    """
-    if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
-        raise PlanError(
-            f"--repeats {request.repeats} gives no verdict: one generation says nothing"
-            f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
-            " more"
-        )
-    request = dataclasses.replace(request, budget="none", is_evaluated=False)
-    if rule.metric is gate_metrics.THROUGHPUT:
-        return request
-    # These exist once per process, and are measured best where it is alone.
-    order = request.order or Order.SEQUENTIAL
-    repeats = request.repeats or defaults.GENERATIONS
-    return dataclasses.replace(request, order=order, repeats=repeats)
-
-
-def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
-    """Returns the name of a baseline, and its study; None if it is a revision.
-
-    Raises:
-      StudyError: No baseline was given, and none is named default.
-    """
-    known = baselines.read_baselines(runs_dir)
-    if text is None:
-        if baselines.DEFAULT_NAME not in known:
-            raise StudyError(
-                "a gate needs a baseline: give --baseline with a git revision or a"
-                " study, or name one with 'baseline set STUDY'"
-            )
-        text = baselines.DEFAULT_NAME
-    if not text.strip():
-        raise StudyError(
-            "--baseline is empty; give a git revision, a study, or a named baseline"
-        )
-    if text in known:
-        of = known[text]
-        return f"baseline {text} (study {of.study})", _load(of.study, runs_dir)
-    if (study_module.find_study(text, runs_dir) / PLAN_NAME).exists():
-        return f"study {text}", _load(text, runs_dir)
-    return text, None
-
-
-def _against_study(
-    request: SweepRequest,
-    stored: Study,
-    *,
-    name: str,
-    rule: Rule,
-    is_different_allowed: bool,
-    form: str,
-    study: str | None,
-    runs_dir: Path,
-    overrides: Mapping[str, Any] | None,
-) -> int:
-    """Measures this tree alone, and judges it against a stored study."""
-
-    def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_studies(
-            load_study(store),
-            stored,
-            rule.metric,
-            baseline=name,
-            delta=rule.delta,
-            alpha=rule.alpha,
-        )
-        if found.differences and not is_different_allowed:
-            # Seen only now: placement and machine are recorded with the trials.
-            _check_comparable(str(store.root), name, found.differences, False)
-        return _conclude(store, found, form)
-
-    def check(planned: PlannedSweep) -> None:
-        differences = study_match.planned_differences(
-            planned.trials, stored, this_machine.fingerprint(planned.trials[0].spec)
-        )
-        _check_comparable("this tree", name, differences, is_different_allowed)
-
-    return commands.sweep(
-        request,
-        study=study,
-        runs_dir=runs_dir,
-        is_json=False,
-        is_dry_run=False,
-        is_failed_retried=True,
-        overrides=overrides,
-        conclude=judge_studies,
-        name_prefix=NAME_PREFIX,
-        check=check,
-    )
-
-
-def _conclude(store: Store, found: Gate, form: str) -> int:
-    from reports import build
-
-    build.write_report(store, store.report_path)
-    click.echo(_WRITE_GATE[form](found))
-    click.echo(f"report of this tree: {store.report_path}", err=True)
-    return code_of(found)
-
-
-def code_of(found: Gate) -> int:
-    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
-    is_disturbed_only = all(": void: " in failure for failure in found.failures)
-    if found.failures and not is_disturbed_only:
-        return (
-            exit_codes.SOME_TRIALS_FAILED
-            if found.num_ok
-            else exit_codes.NOTHING_MEASURED
-        )
-    if found.failures or found.why_unfit or found.verdict is None:
-        return exit_codes.UNFIT
-    return _CODES[found.verdict]

@@ -1,4 +1,4 @@
-"""The verbs of judging: their options; ``harness/cli/judging.py`` does the work."""
+"""The options of the verbs of judging; what they do is imported when one runs."""
 
 from __future__ import annotations
 
@@ -133,13 +133,13 @@ def gate(
     **settings: Any,
 ) -> int:
     """Judges whether this tree is slower than a baseline; run it again to resume."""
-    from harness.cli import judging
+    from harness.cli import gating
     from harness.planning.ranges import parse_percentage
 
-    return judging.gate(
+    return gating.gate(
         make_request(settings),
         baseline=baseline,
-        rule=judging.make_rule(
+        rule=gating.make_rule(
             metric=metric,
             delta=parse_percentage(delta, what="--delta"),
             alpha=parse_percentage(alpha, what="--alpha"),
