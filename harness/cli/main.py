@@ -201,6 +201,20 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
 
 
 @cli.command()
+@click.argument("study")
+@runs_dir_option
+@json_option
+def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
+    """Recomputes all figures of a study from its raw observations.
+
+    Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
+    """
+    from harness.cli import verify_verb
+
+    return verify_verb.verify(study, runs_dir=runs_dir, is_json=is_json)
+
+
+@cli.command()
 @json_option
 def doctor(*, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
