@@ -215,6 +215,25 @@ def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 
 @cli.command()
+@click.argument("studies", nargs=-1, metavar="[STUDY]...")
+@runs_dir_option
+@click.option("--markdown", "is_markdown", is_flag=True, help="Print Markdown tables.")
+@json_option
+def history(
+    studies: tuple[str, ...], *, runs_dir: Path, is_markdown: bool, is_json: bool
+) -> int:
+    """Shows how cases changed from study to study, one table per machine class.
+
+    Without names, of all studies in the runs directory.
+    """
+    from harness.cli import history_verb
+
+    return history_verb.show_history(
+        studies, runs_dir=runs_dir, is_json=is_json, is_markdown=is_markdown
+    )
+
+
+@cli.command()
 @json_option
 def doctor(*, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
