@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 
+MAX_RELAY_SEC = 3600.0
+
+
 class _Group(click.Group):
     """Lists the verbs in the order in which a user needs them."""
 
@@ -234,16 +237,26 @@ def history(
 
 
 @cli.command()
+@click.option(
+    "--relay",
+    "relay_sec",
+    type=click.FloatRange(min=0, max=MAX_RELAY_SEC),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for a relay of two equal cases; 0 leaves it out.",
+)
 @json_option
-def doctor(*, is_json: bool) -> int:
+def doctor(*, relay_sec: float, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
 
-    Looks for neighbours, throttling, swap and settings, and measures what a core does
-    when all are busy. Takes about 15 s. Exit code 6 if timings would be unusable.
+    Looks for neighbours, throttling, swap and settings, measures what a core does when
+    all are busy, and what interval a sweep of nine minutes could give. Takes about 15 s
+    and the relay. Exit code 6 if timings would be unusable.
     """
     from harness.cli import doctor_verb
 
-    return doctor_verb.doctor(is_json=is_json)
+    return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec)
 
 
 def main(

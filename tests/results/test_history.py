@@ -163,8 +163,10 @@ def test_what_has_no_place_in_a_series_is_said(tmp_path: Path, synthetic: Any) -
     assert History(series=(), left_out=found.left_out) == found
     assert [
         "resnet50-laptop-synthetic, in_graph, 1 replica x 8: no trial is ok",
-        "resnet50-laptop-synthetic, tf_mirrored, 1 replica x 8: "
-         "its trials ran on 2 machine classes",
+        (
+            "resnet50-laptop-synthetic, tf_mirrored, 1 replica x 8: "
+            "its trials ran on 2 machine classes"
+        ),
     ] == list(found.left_out)
 
 
