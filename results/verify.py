@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from results import raw_trial, verify_figures
 from results.study import CORRUPT, load_study
-from results.verify_check import Check, Difference
+from results.verify_check import Check, Mismatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from results.store import Store
     from results.study import Entry
 
-__all__ = ["Check", "Difference", "verify"]
+__all__ = ["Check", "Mismatch", "verify"]
 
 SUM_TOLERANCE: Final = 1e-12
 _SUMS = {"window_sec", "user_sec", "system_sec"}

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class Mismatch:
     """One figure that is not what the raw observations say.
 
     Attributes:
@@ -51,7 +51,7 @@ class Check:
     """
 
     def __init__(self) -> None:
-        self.differences: list[Difference] = []
+        self.differences: list[Mismatch] = []
         self.missing: list[str] = []
         self._kinds: dict[str, collections.Counter[str]] = {}
 
@@ -67,7 +67,7 @@ class Check:
         self._count(kind, "recomputed")
         self._count(kind, "different")
         self.differences.append(
-            Difference(
+            Mismatch(
                 kind=kind,
                 where=where,
                 stated=str(stated),

@@ -37,7 +37,7 @@ def show_history(
     """Prints one table per case and machine class.
 
     Raises:
-      StudyError: There is no study, or both formats were asked for.
+      StudyError: There is no study, or both formats were requested.
       ResultsError: A study that was named cannot be read.
     """
     if is_json and is_markdown:

@@ -120,7 +120,7 @@ def check_pair(
       cores: Those that this process may use.
       duration_sec: For all of it, start-up included; at least five rounds are taken.
       settings: How trials are run; tests pass a fake worker.
-      stage: Receives what is going on.
+      stage: Receives what the relay does now.
     """
     settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
     with tempfile.TemporaryDirectory(prefix="replicator-doctor-") as folder:

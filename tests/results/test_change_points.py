@@ -29,7 +29,7 @@ def test_a_step_is_found_where_it_is() -> None:
     assert change_points(list(values)) == (10,)
 
 
-def test_several_steps_are_found() -> None:
+def test_two_changes_are_found() -> None:
     """Up, and down again."""
     values = noise(30)
     values[8:19] += 8
