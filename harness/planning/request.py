@@ -30,8 +30,8 @@ class SweepRequest:
       max_rounds: The most rounds of a generation.
       target: Half width of the primary contrast's interval at which a relay ends, as a
         fraction; None for a fixed number of generations.
-      allocator: What glibc does with freed memory; by default it keeps it where
-        backends are compared.
+      efficiency_target: Parallel efficiency that the verdict tests.
+      allocator: What glibc does with freed memory; by default it keeps it.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
@@ -62,6 +62,7 @@ class SweepRequest:
     max_rounds: int | None = None
     target: float | None = None
     allocator: Allocator | None = None
+    efficiency_target: float = defaults.EFFICIENCY_TARGET
     preset: str | None = None
     data: str | None = None
     data_dir: Path | None = None
