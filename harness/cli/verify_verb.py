@@ -116,7 +116,8 @@ def _print(check: Check) -> None:
 
 def _conclusion(check: Check) -> str:
     if check.differences:
-        return f"not verified: {len(check.differences)} figures differ"
+        number = len(check.differences)
+        return f"not verified: {number:,} figure{' differs' if number == 1 else 's differ'}"
     if not check.num_recomputed:
         return "nothing verified: there are no raw observations"
     if check.missing:
