@@ -117,7 +117,8 @@ def _print(check: Check) -> None:
 def _conclusion(check: Check) -> str:
     if check.differences:
         number = len(check.differences)
-        return f"not verified: {number:,} figure{' differs' if number == 1 else 's differ'}"
+        differ = "figure differs" if number == 1 else "figures differ"
+        return f"not verified: {number:,} {differ}"
     if not check.num_recomputed:
         return "nothing verified: there are no raw observations"
     if check.missing:
