@@ -13,7 +13,6 @@ import pytest
 from harness.cli import exit_codes
 from harness.doctor import diagnose, pair
 from harness.errors import DoesNotFitError
-from harness.machine import disturbance
 from harness.planning import defaults
 from results import power
 from results.records import Control
@@ -31,27 +30,20 @@ def measure(settings: RunSettings) -> Any:
     return finding
 
 
-@pytest.fixture
-def void_reasons(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that sets which turns are void; the others are valid."""
-
-    def choose(*is_void: bool) -> None:
-        answers = itertools.cycle(is_void)
-        monkeypatch.setattr(
-            disturbance,
-            "void_reason",
-            lambda _load, _retraces: "others were busy" if next(answers) else "",
-        )
-
-    return choose
+def voiding(settings: RunSettings, *is_void: bool) -> RunSettings:
+    """Returns settings by which turns are void in turn; the others are valid."""
+    answers = itertools.cycle(is_void)
+    return dataclasses.replace(
+        settings,
+        void_reason=lambda _load, _retraces: (
+            "others were busy" if next(answers) else ""
+        ),
+    )
 
 
 @pytest.mark.processes
-def test_a_quiet_pair_says_what_nine_minutes_give(
-    settings: RunSettings, void_reasons: Any
-) -> None:
+def test_a_quiet_pair_says_what_nine_minutes_give(settings: RunSettings) -> None:
     """The fake worker's steps hardly vary; what is assumed is said."""
-    void_reasons(False)
     finding = measure(settings)
 
     assert "A/A pair" == finding.check
@@ -65,10 +57,9 @@ def test_a_quiet_pair_says_what_nine_minutes_give(
 
 
 @pytest.mark.processes
-def test_a_disturbed_pair_is_bad(settings: RunSettings, void_reasons: Any) -> None:
+def test_a_disturbed_pair_is_bad(settings: RunSettings) -> None:
     """More than 30 % of the turns are void: doctor then exits with 6."""
-    void_reasons(True, False)
-    finding = measure(settings)
+    finding = measure(voiding(settings, True, False))
 
     assert "bad" == finding.level
     assert re.fullmatch(
@@ -172,10 +163,9 @@ def test_too_short_a_relay_is_refused(harness: Any) -> None:
 
 @pytest.mark.processes
 def test_wide_intervals_are_a_caution(
-    settings: RunSettings, monkeypatch: pytest.MonkeyPatch, void_reasons: Any
+    settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sweep would still be correct, but say little."""
-    void_reasons(False)
     predict = pair.predict
     monkeypatch.setattr(
         pair,
