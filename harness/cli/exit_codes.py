@@ -22,10 +22,11 @@ INCONCLUSIVE: Final = 3
 """
 
 SOME_TRIALS_FAILED: Final = 4
-"""At least one trial is ok and at least one is not."""
+"""At least one trial is ok and at least one is not; or, of ``verify``, a figure is not
+what the raw observations say, or has none."""
 
 NOTHING_MEASURED: Final = 5
-"""No trial is ok: there is no result."""
+"""No trial is ok: there is no result; or ``verify`` has nothing to recompute from."""
 
 UNFIT: Final = 6
 """The machine disturbs a measurement, or did, too much for any verdict."""
