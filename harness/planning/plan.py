@@ -28,7 +28,14 @@ from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
-from harness.planning import batches, code_digest, design, plan_count, quality_runs
+from harness.planning import (
+    batches,
+    code_digest,
+    controls,
+    design,
+    plan_count,
+    quality_runs,
+)
 from harness.planning.quality_runs import PlannedCase
 from results import identity
 from results.record_file import first_complaint
@@ -193,6 +200,10 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         num_quality_runs = len(learning.cases) * request.quality_repeats
         notes.append(learning.note)
     timed = design.with_twin(cases, machine.num_available_cores, order)
+    added, control_notes = controls.choose(
+        request, cases, machine.num_available_cores, order
+    )
+    timed += added
     plan_count.check(len(timed) * repeats + num_quality_runs)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
@@ -208,7 +219,12 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
-        notes=(*notes, *backend_notes, *design.notes(measuring, repeats)),
+        notes=(
+            *notes,
+            *backend_notes,
+            *control_notes,
+            *design.notes(measuring, repeats),
+        ),
         preset=preset_name,
         repeats=repeats,
         measuring=measuring,

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from harness.planning import defaults
-from results.records import Allocator, OptionValue, Order, ScalingMode
+from results.records import Allocator, Control, OptionValue, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +32,8 @@ class SweepRequest:
         fraction; None for a fixed number of generations.
       allocator: What glibc does with freed memory; by default it keeps it where
         backends are compared.
+      controls: Cases that leave something out, to explain what the others cost; only
+        in a relay.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
@@ -62,6 +64,7 @@ class SweepRequest:
     max_rounds: int | None = None
     target: float | None = None
     allocator: Allocator | None = None
+    controls: tuple[Control, ...] = ()
     preset: str | None = None
     data: str | None = None
     data_dir: Path | None = None
