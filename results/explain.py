@@ -17,11 +17,11 @@ from results import lost_time
 from results.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from results.lost_time import LostTime
     from results.records import TrialResult
-    from results.study import Case, Entry, Key, Study
+    from results.study import Case, Entry, Study
 
     # round -> mean seconds per step of each process
     Rounds = Mapping[int, tuple[float, ...]]
@@ -120,8 +120,8 @@ def _explain(case: Case, alone: Case, controls: Mapping[str, Case]) -> Explained
         name: {entry.key: entry for entry in of.ok_entries}
         for name, of in cases.items()
     }
-    times: dict[str, dict[Key, float]] = {name: {} for name in cases}
-    imbalance: dict[Key, float] = {}
+    times: dict[str, dict[Hashable, float]] = {name: {} for name in cases}
+    imbalance: dict[Hashable, float] = {}
     for key, entry in entries["case"].items():
         there = {name: of[key] for name, of in entries.items() if key in of}
         # A generation that lacks a case or its rounds stays: it is counted as left out.
