@@ -282,6 +282,7 @@ def _parse_controls(text: str) -> tuple[Control, ...]:
     from results.records import Control
 
     allowed = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+    by_name: dict[str, tuple[Control, ...]]
     by_name = {control.value: (control,) for control in allowed}
     by_name |= {"all": allowed, "none": ()}
     names = parse_names(text, what="--controls")
