@@ -32,7 +32,7 @@ SOLO_BACKEND = "single"
 def choose(
     request: SweepRequest, cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> tuple[list[PlannedCase], list[str]]:
-    """Returns the controls that were asked for, and a note on each that is missing.
+    """Returns the controls that were requested, and a note on each that is missing.
 
     Raises:
       PlanError: The trials take no turns, or there is nothing to compare with.
@@ -78,7 +78,7 @@ def choose(
 
 
 def with_order(request: SweepRequest, order: Order) -> tuple[SweepRequest, list[str]]:
-    """Returns a request in an order that was not asked for, and what it leaves out."""
+    """Returns a request in an order that was not requested, and what it leaves out."""
     if order is Order.RELAY or not request.controls:
         return dataclasses.replace(request, order=order), []
     names = ", ".join(control.value for control in request.controls)

@@ -54,7 +54,9 @@ def test_the_page_has_a_waterfall_of_every_case_with_a_control(section: str) -> 
     assert "tf_mirrored x2" in section
     assert 2 == len(descriptions)
     for name in ("contention", "exposed communication", "input", "unexplained"):
-        assert re.search(rf"{name} -?[\d.]+ \[-?[\d.]+,\s-?[\d.]+\] ms", descriptions[0])
+        assert re.search(
+            rf"{name} -?[\d.]+ \[-?[\d.]+,\s-?[\d.]+\] ms", descriptions[0]
+        )
     assert "exposed communication" not in descriptions[1]
 
 
