@@ -87,7 +87,18 @@ def _reason(estimate: Estimate, includes: str) -> str:
     return "holds for these processes only (one generation)"
 
 
-def _scaling_finding(point: Point) -> Finding:
+def _target_text(efficiency: Estimate, target: float | None) -> str:
+    """Says whether an efficiency meets the target of the study, if it has one."""
+    if target is None:
+        return ""
+    percent = formats.percent(target)
+    if not efficiency.excludes(target):
+        return f"; whether it meets the target of {percent} is inconclusive"
+    where = "above" if efficiency.value > target else "below"
+    return f", {where} the target of {percent}"
+
+
+def _scaling_finding(point: Point, target: float | None) -> Finding:
     assert point.speedup is not None
     assert point.efficiency is not None
     replicas = formats.count(point.num_replicas, "replica")
@@ -101,7 +112,8 @@ def _scaling_finding(point: Point) -> Finding:
         sentence = (
             f"{point.backend} {verb} {speedup} with {replicas} ({NOUN[point.mode]}), a "
             f"parallel efficiency of {formats.percent(point.efficiency.value)} "
-            f"{interval_text(point.efficiency, as_percent=True)}."
+            f"{interval_text(point.efficiency, as_percent=True)}"
+            f"{_target_text(point.efficiency, target)}."
         )
     else:
         sentence = (
@@ -292,10 +304,11 @@ def _headline(findings: list[Finding], leader: str) -> str:
 
 def judge(view: View) -> Verdict:
     """Returns the verdict on a study."""
-    findings = [_scaling_finding(point) for point in _scaled(view)]
+    target = view.study.plan.measuring.efficiency_target
+    findings = [_scaling_finding(point, target) for point in _scaled(view)]
     findings += [_comparison_finding(item) for item in _compared(view)]
     points, compared = _findings_of_leader(view)
-    key_findings = [_scaling_finding(point) for point in points]
+    key_findings = [_scaling_finding(point, target) for point in points]
     key_findings += [_comparison_finding(item) for item in compared]
     in_headline = findings[:1]
     unfit = trust.why_unfit(view)

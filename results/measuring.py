@@ -123,6 +123,9 @@ class Measuring(Record):
         default=None, description="half width of the primary contrast to stop at"
     )
     primary: Contrast | None = None
+    efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="parallel efficiency that verdicts test"
+    )
 
 
 def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, float]:

@@ -265,7 +265,7 @@ def _is_done(store: Store) -> bool:
         _note(
             f"the target of {measuring.target:.2%} is not reached after"
             f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"
-            " --minutes to go on"
+            " --minutes to continue"
         )
     return is_time_over
 

@@ -113,14 +113,20 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--target",
                 metavar="PERCENT",
-                help="Go on until the interval of the primary contrast is at most this"
-                " wide to either side, such as 3%; needs 5 generations or more.",
+                help="Continue until the interval of the primary contrast is at most"
+                " this wide to either side, such as 3%; needs 5 generations or more.",
+            ),
+            click.option(
+                "--efficiency-target",
+                metavar="PERCENT",
+                default=f"{defaults.EFFICIENCY_TARGET:.0%}",
+                show_default=True,
+                help="Parallel efficiency that the verdict tests.",
             ),
             click.option(
                 "--allocator",
                 type=click.Choice(["default", "keep"]),
-                help="Whether glibc keeps freed memory.  [default: keep where backends"
-                " are compared]",
+                help="Whether glibc keeps freed memory.  [default: keep]",
             ),
             click.option(
                 "--controls",
@@ -245,6 +251,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
     backends, replicas = settings.pop("backends"), settings.pop("replicas")
     order, allocator = settings.pop("order"), settings.pop("allocator")
     target = settings.pop("target")
+    efficiency_target = settings.pop("efficiency_target")
     return SweepRequest(
         backends=(
             defaults.BACKENDS
@@ -257,6 +264,9 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
         modes=_parse_modes(settings.pop("modes")),
         order=None if order is None else Order(order),
         allocator=None if allocator is None else Allocator(allocator),
+        efficiency_target=parse_percentage(
+            efficiency_target, what="--efficiency-target"
+        ),
         target=None if target is None else parse_percentage(target, what="--target"),
         controls=_parse_controls(settings.pop("controls")),
         options=_parse_options(settings.pop("options")),

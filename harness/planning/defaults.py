@@ -14,5 +14,6 @@ MAX_ROUNDS: Final = 23
 QUALITY_REPEATS: Final = 1
 DEVICE: Final = "cpu"
 SEED: Final = 0
+EFFICIENCY_TARGET: Final = 0.8
 TIMEOUT_SEC: Final = 900.0
 RUNS_DIR: Final = "runs"

@@ -80,15 +80,12 @@ def choose_repeats(request: SweepRequest, order: Order) -> int:
 
 
 def choose_allocator(request: SweepRequest) -> Allocator:
-    """Returns the requested allocator; by default it keeps memory for comparisons.
+    """Returns the requested allocator; by default the one that keeps memory.
 
     A peer is shown at its best: ``tf_mirrored`` gains up to a half when glibc keeps
     what was freed (``docs/benchmarks``).
     """
-    if request.allocator is not None:
-        return request.allocator
-    is_comparison = len(request.backends) > 1
-    return Allocator.KEEP if is_comparison else Allocator.DEFAULT
+    return request.allocator or Allocator.KEEP
 
 
 def relay_fields(request: SweepRequest) -> dict[str, Any]:
@@ -122,7 +119,11 @@ def make_measuring(
     """Returns how the trials are measured."""
     primary = _primary(trials, num_cores)
     if order is not Order.RELAY:
-        return Measuring(order=order, primary=primary)
+        return Measuring(
+            order=order,
+            primary=primary,
+            efficiency_target=request.efficiency_target,
+        )
     if request.target is not None and primary is None:
         raise PlanError(
             f"--target {request.target:.2%} needs a primary contrast, but the sweep has"
@@ -143,6 +144,7 @@ def make_measuring(
         max_rounds=request.max_rounds or defaults.MAX_ROUNDS,
         target=request.target,
         primary=primary,
+        efficiency_target=request.efficiency_target,
     )
 
 

@@ -30,8 +30,8 @@ class SweepRequest:
       max_rounds: The most rounds of a generation.
       target: Half width of the primary contrast's interval at which a relay ends, as a
         fraction; None for a fixed number of generations.
-      allocator: What glibc does with freed memory; by default it keeps it where
-        backends are compared.
+      efficiency_target: Parallel efficiency that the verdict tests.
+      allocator: What glibc does with freed memory; by default it keeps it.
       controls: Cases that leave something out, to explain what the others cost; only
         in a relay.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
@@ -64,6 +64,7 @@ class SweepRequest:
     max_rounds: int | None = None
     target: float | None = None
     allocator: Allocator | None = None
+    efficiency_target: float = defaults.EFFICIENCY_TARGET
     controls: tuple[Control, ...] = ()
     preset: str | None = None
     data: str | None = None

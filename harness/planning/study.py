@@ -177,6 +177,7 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
                     "generation_sec": new.measuring.generation_sec,
                     "max_rounds": new.measuring.max_rounds,
                     "target": new.measuring.target,
+                    "efficiency_target": new.measuring.efficiency_target,
                 }
             ),
             "timeout_sec": new.timeout_sec,

@@ -34,7 +34,7 @@ from results.measuring import MAX_ATTEMPTS, Turn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from harness.run.trial_runner import RunSettings
+    from harness.run.trial_runner import RunSettings, VoidReason
     from results.records import PlannedTrial, StatusRecord
     from results.store import Store
 
@@ -81,7 +81,7 @@ def run_generation(
       store: The study.
       generation: What to run.
       settings: How to run it.
-      stage: Receives what is going on.
+      stage: Receives what happens now.
       free_memory: Returns the bytes that are free now.
 
     Returns:
@@ -99,7 +99,7 @@ def run_generation(
     with _residents(store, generation, settings) as residents:
         _import_side_by_side(residents, stage)
         _warm_up(residents, stage, free_memory)
-        _take_rounds(residents, generation, deadline, stage)
+        _take_rounds(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)
         return [_record(store, resident, settings) for resident in residents]
@@ -185,6 +185,7 @@ def _take_rounds(
     generation: Generation,
     deadline: float | None,
     stage: Stage,
+    void_reason: VoidReason,
 ) -> None:
     generator = random.Random(f"{generation.seed}/{generation.index}")  # noqa: S311
     longest_round_sec = 0.0
@@ -203,12 +204,12 @@ def _take_rounds(
         generator.shuffle(alive)
         for resident in alive:
             started = time.monotonic()
-            _take_turn(resident, round_index)
+            _take_turn(resident, round_index, void_reason)
             resident.busy_sec += time.monotonic() - started
         longest_round_sec = max(longest_round_sec, time.monotonic() - now)
 
 
-def _take_turn(resident: Resident, round_index: int) -> None:
+def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) -> None:
     """Gives one turn, and repeats it while it is void."""
     num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
     for attempt in range(MAX_ATTEMPTS):
@@ -240,7 +241,7 @@ def _take_turn(resident: Resident, round_index: int) -> None:
             involuntary_switches=int(total(answers, "involuntary_switches")),
             num_throttled=load.num_throttled,
             num_retraces=num_retraces,
-            void_reason=disturbance.void_reason(load, num_retraces),
+            void_reason=void_reason(load, num_retraces),
         )
         resident.turns.append(turn)
         if turn.is_valid:

@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import PlanError, StudyError
-from harness.machine import canary, environment, foreign_load, gpus, machine_state
+from harness.machine import (
+    canary,
+    disturbance,
+    environment,
+    foreign_load,
+    gpus,
+    machine_state,
+)
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import allocation as placement
@@ -31,10 +38,13 @@ from results.records import Measuring, StatusRecord, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from harness.machine.disturbance import Disturbance
     from harness.placement.processes import Processes
     from harness.run.launch import TrialExit
     from results.records import Environment, PlannedTrial, Turn
     from results.store import Store
+
+    VoidReason = Callable[[Disturbance, int], str]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +61,7 @@ class RunSettings:
         kept; that of a failed one is always kept.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
       measuring: How long a relay measures.
+      void_reason: Says why a turn does not count, or "" if it does.
     """
 
     timeout_sec: float
@@ -61,6 +72,7 @@ class RunSettings:
     are_checkpoints_kept: bool = False
     data_dir: str | None = None
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
+    void_reason: VoidReason = disturbance.void_reason
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

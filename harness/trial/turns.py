@@ -1,4 +1,4 @@
-"""The process of a trial in a relay: it starts, and takes turns, when it is told to.
+"""The process of a trial in a relay: it starts, and takes turns, on command.
 
 In a relay (``docs/measuring.md``) the processes of several cases are alive at once.
 Each process connects to the harness, says what it has reached, and waits for the next

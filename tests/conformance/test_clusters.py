@@ -118,8 +118,8 @@ LOST = runner.Outcome(error_kinds=("WorkerLostError", "ClusterError"))
         ([LOST, LOST], None, (False, 0)),
     ],
 )
-def test_processes_go_on_together_or_not_at_all(outcomes, error, expected):
+def test_processes_continue_together_or_not_at_all(outcomes, error, expected):
     """After an error that all of them raise, they try to meet."""
     job = _Job(error)
 
-    assert expected == (runner.can_go_on(outcomes, job), job.num_meetings)
+    assert expected == (runner.can_continue(outcomes, job), job.num_meetings)

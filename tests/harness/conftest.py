@@ -37,7 +37,11 @@ SMALL = (
 _DRIVER = f"""
 import sys
 from harness.cli.main import main
-overrides = {{"worker_command": {FAKE_WORKER!r}, "canary": lambda core: 0.2}}
+overrides = {{
+    "worker_command": {FAKE_WORKER!r},
+    "canary": lambda core: 0.2,
+    "void_reason": lambda load, num_retraces: "",
+}}
 sys.exit(main(run_overrides=overrides))
 """
 
@@ -97,8 +101,15 @@ def one_core() -> CpuTopology:
 
 @pytest.fixture(scope="session")
 def overrides() -> dict[str, Any]:
-    """Returns what makes the command line use the fake worker and canary."""
-    return {"worker_command": FAKE_WORKER, "canary": _canary}
+    """Returns what makes the command line use the fake worker and canary.
+
+    No turn is void, whatever else this machine does.
+    """
+    return {
+        "worker_command": FAKE_WORKER,
+        "canary": _canary,
+        "void_reason": lambda _load, _num_retraces: "",
+    }
 
 
 def _canary(core: int | None) -> float:
@@ -113,6 +124,7 @@ def settings(one_core: CpuTopology) -> RunSettings:
         topology=one_core,
         worker_command=FAKE_WORKER,
         canary=_canary,
+        void_reason=lambda _load, _num_retraces: "",
     )
 
 

@@ -334,3 +334,56 @@ def test_the_table_fits_a_terminal_of_80_columns(complete: Store) -> None:
 
     assert "…" not in stream.getvalue()
     assert "[1.77, 1.85]" in _plain(stream.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("target", "clause"),
+    [
+        (0.5, r"\], above the target of 50 %\."),
+        (1.0, r"\], below the target of 100 %\."),
+        (None, r"\]\."),
+    ],
+)
+def test_an_efficiency_is_tested_against_the_target_of_the_study(
+    tmp_path: pathlib.Path, synthetic: Any, target: float | None, clause: str
+) -> None:
+    """Not only whether replicas gain something, but whether they gain enough."""
+    store = synthetic.make_store(tmp_path / "study")
+    plan = store.read_plan()
+    measuring = plan.measuring.model_copy(update={"efficiency_target": target})
+    store.write_plan(plan.model_copy(update={"measuring": measuring}))
+    headline, _, _ = _judge(store)
+
+    assert re.search(
+        rf"parallel efficiency of \d\d % \[\d\d %, \d\d %{clause}", headline
+    )
+
+
+def test_an_efficiency_near_the_target_is_inconclusive(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Its interval includes the target: neither met nor missed."""
+    store = synthetic.make_store(tmp_path / "study")
+    shown = view.view_store(store)
+    (point,) = [p for p in shown.points_of(WEAK, "in_graph") if p.num_replicas == 2]
+    plan = store.read_plan()
+    measuring = plan.measuring.model_copy(
+        update={"efficiency_target": point.efficiency.value}
+    )
+    store.write_plan(plan.model_copy(update={"measuring": measuring}))
+    headline, _, _ = _judge(store)
+
+    assert re.search(
+        r"; whether it meets the target of \d\d % is inconclusive", headline
+    )
+
+
+def test_one_repetition_asserts_no_speedup(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Its figure is shown in the sentence, but not as a finding."""
+    store = synthetic.make_store(tmp_path / "study", synthetic.Shape(repeats=1))
+    _, findings, _ = _judge(store)
+
+    assert "reaches" not in findings
+    assert "[one repetition: no interval] is that of one repetition." in findings

@@ -7,7 +7,7 @@ A module of cases has
 - ``CASES``: functions by name;
 - ``set_up(folder, **options)``, if there is something to make once: returns a tuple of
   what every case is called with;
-- ``can_go_on(values, *made)``, if a case can leave the processes unable to continue
+- ``can_continue(values, *made)``, if a case can leave the processes unable to continue
   together: asked after each case with the values of all processes; False ends them;
 - ``afterwards(folder)``, if something follows the last case: for as long as it takes.
 """
@@ -59,9 +59,9 @@ def run_cases(plan, process):
         sys.stdout.flush()
         result = evaluate(module.CASES[name], made, timeout_sec)
         results.write(name, process, result)
-        if hasattr(module, "can_go_on"):
+        if hasattr(module, "can_continue"):
             every = results.wait_for_all(name, timeout_sec)
-            if not module.can_go_on([one.value for one in every], *made):
+            if not module.can_continue([one.value for one in every], *made):
                 return
     if hasattr(module, "afterwards"):
         module.afterwards(folder)

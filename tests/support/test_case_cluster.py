@@ -25,7 +25,7 @@ def hang(how):
 def fail(how):
     raise ValueError(f"not on worker {rank()}")
 
-def can_go_on(values, how):
+def can_continue(values, how):
     return "part" not in values
 
 def afterwards(folder):
@@ -84,7 +84,7 @@ def test_asking_for_what_did_not_come_fails_the_test(run, case, ask, message):
         getattr(running, ask)(case)
 
 
-def test_processes_that_cannot_go_on_together_end(run, tmp_path):
+def test_processes_that_cannot_continue_together_end(run, tmp_path):
     """The case itself has its result, those behind it have none."""
     with run("part", "behind") as running:
         assert ["part", "part"] == running.values("part")

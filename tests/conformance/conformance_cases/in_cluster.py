@@ -29,6 +29,6 @@ def _case(case):
 CASES = {name: _case(case) for name, case in every.CASES.items()}
 
 
-def can_go_on(outcomes, make):
+def can_continue(outcomes, make):
     """Whether no case has parted the processes; None is an outcome that was lost."""
-    return None not in outcomes and runner.can_go_on(outcomes, make(1))
+    return None not in outcomes and runner.can_continue(outcomes, make(1))

@@ -111,7 +111,7 @@ def join(outcomes: Sequence[Outcome]) -> Outcome:
     return dataclasses.replace(outcomes[0], value=value)
 
 
-def can_go_on(outcomes: Sequence[Outcome], repl: Any) -> bool:
+def can_continue(outcomes: Sequence[Outcome], repl: Any) -> bool:
     """Whether the processes of a cluster can run another case after one.
 
     They have parted where some have an error that others have not. Where all have the

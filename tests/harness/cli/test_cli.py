@@ -23,7 +23,7 @@ def test_plan_lists_trials_on_stdout_and_notes_on_stderr(
     code, out, err = harness("plan", "--workload=resnet50", "--preset=smoke")
 
     assert exit_codes.OK == code
-    assert "in_graph x1 weak+strong, batch 1x4, repetition 0" in out
+    assert "in_graph x1 weak+strong, batch 1x4, generation 0" in out
     assert "assuming 30 s per trial: no earlier ones like these" in out
     assert "default for" in err
     assert [] == written()

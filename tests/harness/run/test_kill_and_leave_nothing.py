@@ -34,7 +34,9 @@ SWEEP = (
     "--repeats=2",
     "--study=s",
 )
-NUM_TRIALS = 8
+# By order: trials of the sweep, and those that one kill can hit.
+NUM_TRIALS = {"sequential": 8, "relay": 10}
+HIT_BY_A_KILL = {"sequential": 1, "relay": 5}
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
@@ -79,12 +81,15 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
     duration = 3.0
     while num_kills < NUM_KILLS:
         num_studies += 1
+        order = ("relay", "sequential")[num_studies % 2]
         runs, count = tmp_path / f"runs{num_studies}", tmp_path / f"count{num_studies}"
         num_kills_here, finished = 0, frozenset[str]()
         while True:
             begin = time.monotonic()
             process = start_harness(
                 *SWEEP,
+                f"--order={order}",
+                *(["--rounds=3"] if order == "relay" else []),
                 f"--runs-dir={runs}",
                 FAKE_STEP_SEC="0.01",
                 FAKE_COUNT_FILE=count,
@@ -119,10 +124,11 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         statuses = [trial.status for trial in Store.open(runs / "s").trials()]
 
         assert 0 == process.returncode
-        assert NUM_TRIALS == len(starts) == len(statuses)
+        assert NUM_TRIALS[order] == len(starts) == len(statuses)
         assert {TrialStatus.OK} == {status.status for status in statuses}
-        # A kill costs at most the trial that it hit, which then runs once more.
-        assert sum(starts.values()) <= NUM_TRIALS + num_kills_here
+        # A kill costs at most the trials that it hit, which then run once more.
+        most = NUM_TRIALS[order] + num_kills_here * HIT_BY_A_KILL[order]
+        assert sum(starts.values()) <= most
     left = set(SHARED_MEMORY.iterdir()) - memory_before
 
     assert NUM_KILLS == num_kills

@@ -27,6 +27,7 @@ SWEEP = (
     "--replicas=1,2",
     "--mode=weak",
     "--repeats=2",
+    "--order=sequential",
     "--study=s",
 )
 NUM_TRIALS = 8

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.errors import DoesNotFitError
-from harness.machine import disturbance
 from harness.planning import plan
 from harness.planning.request import SweepRequest
 from harness.run import process_tree, relay
@@ -68,12 +68,6 @@ def relay_store(tmp_path: Path, relay_plan: Plan) -> Store:
     return made
 
 
-@pytest.fixture
-def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes every turn valid, whatever else this machine does."""
-    monkeypatch.setattr(disturbance, "void_reason", lambda _load, _retraces: "")
-
-
 def first_generation(store: Store, **fields: Any) -> Generation:
     """Returns the generation with index 0."""
     trials = [t for t in store.read_plan().trials if t.spec.repetition_index == 0]
@@ -94,7 +88,6 @@ def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
     return [store.read_trial(trial.trial_id) for trial in generation.trials]
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_every_case_takes_one_turn_per_round(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -133,7 +126,6 @@ def solo_trial(relay_plan: Plan) -> PlannedTrial:
     )
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_the_programs_of_solo_take_each_turn_together(
     relay_store: Store, settings: RunSettings, solo_trial: PlannedTrial
 ) -> None:
@@ -151,7 +143,6 @@ def test_the_programs_of_solo_take_each_turn_together(
     assert 2 == len(solo.env.placement.cpusets)
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_program_of_solo_that_is_killed_fails_the_control_only(
     relay_store: Store,
     settings: RunSettings,
@@ -169,7 +160,6 @@ def test_a_program_of_solo_that_is_killed_fails_the_control_only(
     assert [] == process_tree.find_tree(marker)
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,9 +167,9 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     orders: list[list[str]] = []
     take = relay._take_turn
 
-    def spy(resident: Any, round_index: int) -> None:
+    def spy(resident: Any, round_index: int, void_reason: Any) -> None:
         orders[-1].append(f"{round_index} {resident.prepared.trial.trial_id}")
-        take(resident, round_index)
+        take(resident, round_index, void_reason)
 
     monkeypatch.setattr(relay, "_take_turn", spy)
     for seed in (7, 7, 8):
@@ -196,7 +186,7 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
 
 
 def test_a_void_turn_is_kept_and_repeated_up_to_twice(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+    relay_store: Store, settings: RunSettings
 ) -> None:
     """The first turn of each round is void, then all of one round are."""
     calls = itertools.count()
@@ -205,7 +195,7 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(
         call = next(calls)
         return "others were busy" if call in (0, 2, 3, 4) else ""
 
-    monkeypatch.setattr(disturbance, "void_reason", void_reason)
+    settings = dataclasses.replace(settings, void_reason=void_reason)
     generation = first_generation(relay_store)
     (trial,) = run(relay_store, settings, trials=generation.trials[:1])
     found = [(t.round_index, t.attempt, t.is_valid) for t in trial.result.turns]
@@ -223,10 +213,10 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(
 
 
 def test_a_trial_whose_turns_are_all_void_gives_no_number(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+    relay_store: Store, settings: RunSettings
 ) -> None:
     """Its status is its own, and its reason is that of its last turn."""
-    monkeypatch.setattr(disturbance, "void_reason", lambda *_: "others were busy")
+    settings = dataclasses.replace(settings, void_reason=lambda *_: "others were busy")
     generation = first_generation(relay_store)
     (trial,) = run(relay_store, settings, trials=generation.trials[:1], max_rounds=1)
 
@@ -237,7 +227,6 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(
     assert 3 == len(trial.result.turns)
 
 
-@pytest.mark.usefixtures("undisturbed")
 @pytest.mark.parametrize(
     ("behavior", "status", "phase"),
     [
@@ -266,13 +255,10 @@ def test_one_failure_does_not_end_the_generation(
     assert all(ROUNDS == len(t.result.rates) for t in trials if t not in bad)
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_a_turn_without_an_end_is_a_timeout(
     relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The time limit holds for each turn; nothing of the trial remains."""
-    import dataclasses
-
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
     trials = run(relay_store, dataclasses.replace(settings, timeout_sec=6.0))
     by_name = {(t.spec.backend, t.spec.num_replicas, t.spec.control): t for t in trials}
@@ -286,7 +272,6 @@ def test_a_turn_without_an_end_is_a_timeout(
     assert [] == process_tree.find_tree(marker)
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -305,7 +290,6 @@ def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
         assert [] == process_tree.find_tree(marker)
 
 
-@pytest.mark.usefixtures("undisturbed")
 def test_little_time_still_gives_the_fewest_rounds(
     relay_store: Store, settings: RunSettings
 ) -> None:

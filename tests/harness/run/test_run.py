@@ -153,17 +153,16 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:hang_with_grandchild")
     monkeypatch.setenv("FAKE_GRANDCHILD_FILE", str(pid_file))
     # The clock starts once the grandchild is there, however long that takes.
-    start = launch._start
+    start = launch.ProcessTree.start
 
-    def start_with_grandchild(*args: Any) -> Any:
-        process = start(*args)
+    def start_with_grandchild(tree: Any) -> None:
+        start(tree)
         deadline = time.monotonic() + 60
         while not (pid_file.exists() and pid_file.read_text()):
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        return process
 
-    monkeypatch.setattr(launch, "_start", start_with_grandchild)
+    monkeypatch.setattr(launch.ProcessTree, "start", start_with_grandchild)
     monkeypatch.setattr(process_tree, "TERMINATE_GRACE_SEC", 0.3)
     settings = dataclasses.replace(settings, timeout_sec=0.5)
     trial = run_one(store, settings)

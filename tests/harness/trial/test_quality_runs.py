@@ -337,4 +337,5 @@ def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
         run_overrides=overrides,
     )
 
-    assert 2 * str(tmp_path / "sets") == seen.read_text(encoding="utf-8")
+    # A case and its twin, before and after.
+    assert 4 * str(tmp_path / "sets") == seen.read_text(encoding="utf-8")

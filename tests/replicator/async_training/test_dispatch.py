@@ -314,7 +314,7 @@ def test_an_error_of_a_batch_is_that_of_all_its_members(workers):
 
 
 @pytest.mark.parametrize("iterators_are_new", [True, False])
-def test_what_failed_goes_on_after_the_last_step_that_all_servers_have(
+def test_what_failed_continues_after_the_last_step_that_all_servers_have(
     workers, iterators_are_new
 ):
     """New iterators first drop what was read for the steps that are done."""

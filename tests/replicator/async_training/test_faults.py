@@ -176,7 +176,7 @@ def test_a_lost_server_is_an_error_that_names_it(story, when, server):
 
 
 @pytest.mark.parametrize("when", ["lost chief", "lost in a save"])
-def test_a_restarted_job_goes_on_from_its_last_checkpoint(story, when):
+def test_a_restarted_job_continues_from_its_last_checkpoint(story, when):
     """A save that lost a server leaves the one before it in charge."""
     assert story[when]["saved"] == story[when]["restored"] > 0
 

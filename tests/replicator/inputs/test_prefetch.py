@@ -100,7 +100,7 @@ def test_a_pipeline_works_ahead_of_the_steps():
         (DEVICES, "by skipping the 3 steps that were read (batches prefetched to"),
     ],
 )
-def test_training_goes_on_with_the_batch_behind_the_last_one(tmp_path, devices, how):
+def test_training_continues_with_the_batch_behind_the_last_one(tmp_path, devices, how):
     """What waited when the checkpoint was saved is read again, on any device."""
     repl = replicator.create("in_graph", num_replicas=2, devices=devices)
     with repl.context():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from workloads.d4pg.replay.streams import StepStreams, StreamWriter
 
 _WAIT_SEC = 0.001
-_LONGEST_WAIT_SEC = 0.1
+_LONGEST_WAIT_SEC = 0.01
 
 
 @dataclasses.dataclass(kw_only=True, slots=True)

@@ -114,7 +114,7 @@ def test_a_worker_that_goes_astray_is_named(tmp_path, mode, message):
         assert re.search(message, text), text
 
 
-def test_a_killed_job_goes_on_from_its_last_checkpoint(tmp_path):
+def test_a_killed_job_continues_from_its_last_checkpoint(tmp_path):
     """All processes are started again; the loss curve is that of no fault."""
     with cluster_of(tmp_path, "killed", num_workers=2) as cluster:
         wait_until(lambda: field(cluster, 1, "at_fault"), cluster, START_SEC)

@@ -72,7 +72,7 @@ def test_state_is_shared_out(workers):
     assert text in second["explained"]
 
 
-def test_a_checkpoint_of_two_workers_goes_on_with_one(workers, folder):
+def test_a_checkpoint_of_two_workers_continues_with_one(workers, folder):
     """The chief writes all state; after that each worker has its share again."""
     results = workers.values("saved")
     expected = results[0]["weights"]
@@ -86,7 +86,7 @@ def test_a_checkpoint_of_two_workers_goes_on_with_one(workers, folder):
     assert shares == [result["here"] for result in results]
 
 
-def test_a_checkpoint_of_one_replica_goes_on_with_two_workers(workers):
+def test_a_checkpoint_of_one_replica_continues_with_two_workers(workers):
     """Every worker keeps its share of what is restored."""
     results = workers.values("restored")
     alone = sharded_worker.train(replicator.create("single"))

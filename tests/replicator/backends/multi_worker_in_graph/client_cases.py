@@ -1,6 +1,6 @@
 """Cases that run in the client of the test cluster, in this order.
 
-Once they have ended and there is a file ``go_on``, the client runs steps until it is
+Once they have ended and there is a file ``continue``, the client runs steps until it is
 killed.
 """
 
@@ -41,7 +41,7 @@ def set_up(_folder):
 
 def afterwards(folder):
     """Steps, so that the client can be killed in one; says when they have begun."""
-    while not (folder / "go_on").exists():  # the cores are left to other tests
+    while not (folder / "continue").exists():  # the cores are left to other tests
         time.sleep(0.1)
     training = tiny_models.Training(make(2), "wide")
     training.run(4, num_steps_per_run=4)

@@ -37,6 +37,6 @@ def client(served):
 def stepping_client(served):
     """The client, once it has run all cases and runs steps until it is killed."""
     client, folder = served
-    (folder / "go_on").touch()
+    (folder / "continue").touch()
     client.wait_until((folder / "stepping").exists, "its endless steps")
     return client

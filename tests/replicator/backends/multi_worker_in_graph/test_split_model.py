@@ -84,7 +84,7 @@ def cpus(monkeypatch):
     return pretend
 
 
-def test_parts_of_a_replica_go_on_on_the_next_worker(cpus):
+def test_parts_of_a_replica_continue_on_the_next_worker(cpus):
     """One replica of two parts over two workers; two of them stay on one each."""
     cpus(2)
 

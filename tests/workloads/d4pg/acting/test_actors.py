@@ -321,3 +321,41 @@ def test_actors_with_frames_wait_for_the_learner() -> None:
             assert batch["observation"].std() > 5
             found = pool.counters()
             assert found.idle_sec <= found.elapsed_sec
+
+
+@pytest.mark.processes
+def test_paused_actors_stand_still_and_their_pause_is_not_counted() -> None:
+    """Stopped by the kernel, not replaced, and continued as if nothing had been."""
+    settings = ActorSettings(name=NAME, num_actors=2, stuck_sec=1.0)
+    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+        wait_until(lambda: streams.num_written.min() > 50, pool)
+        pool.pause()
+        processes = [psutil.Process(pid) for pid in pool.process_ids()]
+        wait_until(
+            lambda: {psutil.STATUS_STOPPED} == {p.status() for p in processes}, pool
+        )
+        written, before = streams.num_written.copy(), pool.counters()
+        busy = [sum(process.cpu_times()[:2]) for process in processes]
+        time.sleep(3 * settings.stuck_sec)
+        stood_still = (written == streams.num_written).all()
+        busy_after = [sum(process.cpu_times()[:2]) for process in processes]
+        pool.resume()
+        wait_until(lambda: (streams.num_written - written).min() > 50, pool)
+        after = pool.counters()
+
+    assert stood_still
+    assert busy == busy_after
+    assert 0 == after.num_restarts
+    assert after.elapsed_sec >= before.elapsed_sec
+
+
+@pytest.mark.processes
+def test_a_pool_that_is_paused_can_be_closed() -> None:
+    """Stopped actors are killed; nothing waits for them."""
+    settings = ActorSettings(name=NAME)
+    with make_streams(settings) as streams, ActorPool(settings, streams) as pool:
+        wait_until(lambda: streams.num_written[0] > 10, pool)
+        pool.pause()
+        pids = pool.process_ids()
+
+    assert not any(map(psutil.pid_exists, pids))
