@@ -65,8 +65,8 @@ class Shown:
 
 def writer(lost: LostTime) -> Callable[[float], str]:
     """Returns what writes seconds in ms, all parts with the decimals of the step."""
-    step_milli = 1000 * (lost.step.value_sec or 0.0)
-    exponent = math.floor(math.log10(step_milli)) if step_ms > 0 else 0
+    whole = 1000 * (lost.step.value_sec or 0.0)
+    exponent = math.floor(math.log10(whole)) if whole > 0 else 0
     decimals = max(0, formats.SIGNIFICANT_DIGITS - 1 - exponent)
 
     def write(value_sec: float) -> str:
