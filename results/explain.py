@@ -173,7 +173,7 @@ def rounds_of(result: TrialResult) -> Rounds:
 
 
 def _one(name: str, of_processes: Sequence[float]) -> float:
-    """The step of a trial: that of its slowest process, or the mean of those of solo."""
+    """The step of a trial: of its slowest process; of solo, the mean over all."""
     if name == "solo":
         return math.fsum(of_processes) / len(of_processes)
     return max(of_processes)

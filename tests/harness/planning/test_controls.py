@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from harness import catalog
-from harness.errors import PlanError
-from harness.planning import code_digest, plan
+from harness.errors import MatchStudyError, PlanError
+from harness.planning import code_digest, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
-from results.records import Control, Order, ScalingMode
+from results.records import Control, Order, Plan, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
@@ -138,6 +138,27 @@ def test_controls_without_anything_to_explain_are_an_error(
         plan_of(**fields)
 
     assert re.search(message, str(caught.value))
+
+
+def record_of(**fields: Any) -> Plan:
+    """Returns the plan record of a relay."""
+    request = SweepRequest(workload="resnet50", preset="smoke", **fields)
+    return study.make_plan(plan_of(**fields), request, study="some", command=("x",))
+
+
+def test_a_stored_plan_with_solo_can_be_resumed() -> None:
+    """Its backend runs one replica, and each of its programs has one."""
+    study.check_trials(record_of())
+
+
+def test_a_control_cannot_be_added_to_a_relay() -> None:
+    """It would have no turns beside the others."""
+    with pytest.raises(
+        MatchStudyError,
+        match=r"^study 'some' is a relay without control 'nosync' of in_graph x2 at .*"
+        r"choose another --study$",
+    ):
+        study.reconcile(record_of(controls=()), record_of())
 
 
 def test_trials_that_run_in_sequence_have_no_controls_and_say_so() -> None:
