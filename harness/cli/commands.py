@@ -15,7 +15,7 @@ import click
 from harness.cli import exit_codes, progress, study_status
 from harness.errors import DoesNotFitError, Interrupted, StudyError
 from harness.machine import gpus, topology
-from harness.planning import estimate, extend
+from harness.planning import controls, estimate, extend
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
@@ -106,15 +106,16 @@ def sweep(
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
+    left_out: list[str] = []
     if is_order_free and known is not None:
         # It was decided when the study began, maybe by the memory that was free.
-        request = dataclasses.replace(request, order=known.measuring.order)
+        request, left_out = controls.with_order(request, known.measuring.order)
         planned = plan_module.plan_sweep(request, machine)
     new = study_module.make_plan(
         planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
-    notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
+    notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
             reconciled.plan,
@@ -153,8 +154,9 @@ def sweep(
                     f"{error}; free some memory, or use --order sequential, fewer"
                     " --backends or fewer --replicas"
                 ) from error
-            _note(f"{error}: the trials run in sequence instead")
-            request = dataclasses.replace(request, order=Order.SEQUENTIAL)
+            request, left_out = controls.with_order(request, Order.SEQUENTIAL)
+            reason = f"{error}: the trials run in sequence instead"
+            _note("; ".join([reason, *left_out]))
             planned = plan_module.plan_sweep(request, machine)
             plan = study_module.make_plan(
                 planned, request, study=name, command=new.command

@@ -28,7 +28,14 @@ from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
-from harness.planning import batches, code_digest, design, plan_count, quality_runs
+from harness.planning import (
+    batches,
+    code_digest,
+    controls,
+    design,
+    plan_count,
+    quality_runs,
+)
 from harness.planning.quality_runs import PlannedCase
 from results import identity
 from results.record_file import first_complaint
@@ -196,6 +203,10 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     timed = design.with_twin(cases, machine.num_available_cores, order)
     if request.baseline is not None:
         timed += design.of_revision(cases, request.baseline.revision)
+    added, control_notes = controls.choose(
+        request, cases, machine.num_available_cores, order
+    )
+    timed += added
     plan_count.check(len(timed) * repeats + num_quality_runs)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
@@ -211,7 +222,12 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
-        notes=(*notes, *backend_notes, *design.notes(measuring, repeats)),
+        notes=(
+            *notes,
+            *backend_notes,
+            *control_notes,
+            *design.notes(measuring, repeats),
+        ),
         preset=preset_name,
         repeats=repeats,
         measuring=measuring,
