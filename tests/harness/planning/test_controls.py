@@ -9,7 +9,7 @@ import pytest
 
 from harness import catalog
 from harness.errors import MatchStudyError, PlanError
-from harness.planning import code_digest, plan, study
+from harness.planning import cases, code_digest, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
 from results.records import Control, Order, Plan, ScalingMode
@@ -29,7 +29,7 @@ def plan_of(num_available_cores: int = 2, **fields: Any) -> plan.PlannedSweep:
     }
     request = SweepRequest(workload="resnet50", **(defaults | fields))
     return plan.plan_sweep(
-        request, plan.Machine(num_available_cores=num_available_cores)
+        request, cases.Machine(num_available_cores=num_available_cores)
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import DoesNotFitError
-from harness.planning import plan
+from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run import process_tree, relay
 from harness.run.relay import Generation, run_generation
@@ -46,7 +46,7 @@ def relay_plan() -> Plan:
         repeats=2,
         budget="none",
     )
-    planned = plan.plan_sweep(request, plan.Machine(num_available_cores=2))
+    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=2))
     return Plan(
         study="relay",
         created_at="2026-01-01T00:00:00+00:00",
