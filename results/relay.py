@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import TYPE_CHECKING
 
 from results import generations, scaling
@@ -23,8 +24,8 @@ class TurnCounts:
     Attributes:
       num_turns: All turns, repeated ones included.
       num_void: Those that do not count.
-      reasons: How often each reason occurs, the most frequent first; digits of a reason
-        are left out, so that equal causes are counted together.
+      reasons: How often each reason occurs, the most frequent first, without what was
+        measured, so that equal causes are counted together.
     """
 
     num_turns: int
@@ -53,12 +54,16 @@ def count_turns(study: Study) -> TurnCounts:
     void = [turn for turn in turns if not turn.is_valid]
     counts: dict[str, int] = {}
     for turn in void:
-        reason = " ".join(
-            word for word in turn.void_reason.split() if not word[:1].isdigit()
-        )
+        reason = _without_numbers(turn.void_reason)
         counts[reason] = counts.get(reason, 0) + 1
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return TurnCounts(num_turns=len(turns), num_void=len(void), reasons=tuple(ordered))
+
+
+def _without_numbers(reason: str) -> str:
+    """Returns a reason with the limit in place of what was measured."""
+    with_limit = re.sub(r"\d+ %(.*) \(limit (\d+ %)\)$", r"more than \2\1", reason)
+    return re.sub(r" (once|\d+ times)$", "", with_limit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +100,8 @@ def _without_control(case: Case) -> dict[str, object]:
 def primary_logs(study: Study) -> list[float]:
     """Returns d_g of the primary contrast, by generation; empty without any."""
     primary = study.plan.measuring.primary
-    cases = {case.case_id: case for case in study.cases}
+    both = (*study.cases, *study.other_revisions)
+    cases = {case.case_id: case for case in both}
     if primary is None or study.plan.measuring.order is not Order.RELAY:
         return []
     first = cases.get(primary.first_case_id)

@@ -7,6 +7,7 @@
       trials/<trial_id>/
         spec.json  env.json  result.json  status.json    status is written last
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
+        turns.jsonl                                      load within each turn
       report/index.html
 
 Studies merge with ``cp -r``, because a trial's folder is named by a hash of its spec.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -10,21 +11,43 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes
-from harness.doctor import diagnose
+from harness.doctor import canaries, diagnose, pair
+from harness.errors import ParseError
+from harness.run.sweep import stop_signals
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from harness.doctor.finding import Finding
+
+    Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
 _PIPE_WIDTH = 140
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
 
 
-def doctor(*, is_json: bool) -> int:
-    """Checks the machine; returns UNFIT where timings would be unusable."""
-    click.echo(f"checking for about {diagnose.DURATION_SEC:.0f} s ...", err=True)
-    findings = diagnose.diagnose()
+def doctor(*, is_json: bool, relay_sec: float) -> int:
+    """Checks the machine; returns UNFIT where timings would be unusable.
+
+    Args:
+      is_json: Whether data is printed in place of the table.
+      relay_sec: Time for the relay of an A/A pair; 0 leaves it out.
+
+    Raises:
+      ParseError: Too little time for a relay.
+    """
+    if 0 < relay_sec < pair.LEAST_SEC:
+        raise ParseError(
+            f"--relay {relay_sec:g} is too short, must be at least {pair.LEAST_SEC:g} s"
+            " since starting its processes takes 15 s or more; 0 leaves it out"
+        )
+    measures: list[Measure] = [canaries.check_canaries]
+    if relay_sec:
+        measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
+    duration_sec = diagnose.DURATION_SEC + relay_sec
+    click.echo(f"checking for about {duration_sec:.0f} s ...", err=True)
+    with stop_signals():
+        findings = diagnose.diagnose(measures=measures)
     is_unfit = diagnose.is_unfit(findings)
     if is_json:
         rows = [dataclasses.asdict(finding) for finding in findings]

@@ -16,6 +16,7 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import check_arguments, one_line, refusal
+from harness.cli.judging_verbs import VERBS
 from harness.cli.sweep_options import (
     SECONDS,
     data_dir_option,
@@ -28,6 +29,9 @@ from harness.errors import HarnessError, Interrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+MAX_RELAY_SEC = 3600.0
 
 
 class _Group(click.Group):
@@ -43,9 +47,9 @@ class _Group(click.Group):
     no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
-        " 6 machine unfit, 70 internal error, 130 interrupted (run the same command to"
-        " resume)."
+        "Exit codes: 0 ok, 1 regression, 2 usage, 3 inconclusive, 4 some trials failed,"
+        " 5 nothing measured, 6 machine unfit, 70 internal error, 130 interrupted (run"
+        " the same command to resume)."
     ),
 )
 def cli() -> None:
@@ -201,16 +205,63 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
 
 
 @cli.command()
+@click.argument("study")
+@runs_dir_option
 @json_option
-def doctor(*, is_json: bool) -> int:
+def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
+    """Recomputes all figures of a study from its raw observations.
+
+    Exit code 4 if a figure differs or cannot be recomputed, 5 if none can.
+    """
+    from harness.cli import verify_verb
+
+    return verify_verb.verify(study, runs_dir=runs_dir, is_json=is_json)
+
+
+@cli.command()
+@click.argument("studies", nargs=-1, metavar="[STUDY]...")
+@runs_dir_option
+@click.option("--markdown", "is_markdown", is_flag=True, help="Print Markdown tables.")
+@json_option
+def history(
+    studies: tuple[str, ...], *, runs_dir: Path, is_markdown: bool, is_json: bool
+) -> int:
+    """Shows how cases changed from study to study, one table per machine class.
+
+    Without names, of all studies in the runs directory.
+    """
+    from harness.cli import history_verb
+
+    return history_verb.show_history(
+        studies, runs_dir=runs_dir, is_json=is_json, is_markdown=is_markdown
+    )
+
+
+@cli.command()
+@click.option(
+    "--relay",
+    "relay_sec",
+    type=click.FloatRange(min=0, max=MAX_RELAY_SEC),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for a relay of two equal cases; 0 leaves it out.",
+)
+@json_option
+def doctor(*, relay_sec: float, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
 
-    Looks for neighbours, throttling, swap and settings, and measures what a core does
-    when all are busy. Takes about 15 s. Exit code 6 if timings would be unusable.
+    Looks for neighbours, throttling, swap and settings, measures what a core does when
+    all are busy, and what interval a sweep of nine minutes could give. Takes about 15 s
+    and the relay. Exit code 6 if timings would be unusable.
     """
     from harness.cli import doctor_verb
 
-    return doctor_verb.doctor(is_json=is_json)
+    return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec)
+
+
+for _verb in VERBS:
+    cli.add_command(_verb)
 
 
 def main(

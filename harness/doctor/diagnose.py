@@ -29,9 +29,7 @@ def diagnose(
 
     Args:
       root: The file system root; tests pass a fake one.
-      measures: What is timed, each on the logical CPUs that this process may use. A
-        relay of two identical cases joins here: it returns the interval that a sweep
-        can give on this machine.
+      measures: What is timed, each on the logical CPUs that this process may use.
     """
     cpus = read_topology(root)
     cores = [cpu.cpu for cpu in cpus.cpus]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import DoesNotFitError
 from harness.machine import core_clock, disturbance
 from harness.machine.free_memory import read_free_memory
-from harness.run import trial_runner
+from harness.run import trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
 from results.measuring import MAX_ATTEMPTS, Turn
 
@@ -124,7 +124,8 @@ def _residents(
 def _name(resident: Resident) -> str:
     spec = resident.prepared.trial.spec
     control = "" if spec.control.value == "none" else f" ({spec.control.value})"
-    return f"{spec.backend} x{spec.num_replicas}{control}"
+    revision = f" of {spec.revision}" if spec.revision else ""
+    return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 
 
 def _import_side_by_side(residents: Sequence[Resident], stage: Stage) -> None:
@@ -224,6 +225,7 @@ def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) ->
             return
         after = core_clock.read(resident.cores, pids)
         load = disturbance.between(before, after)
+        turn_file.append(resident.prepared.trial_dir, round_index, attempt, load)
         num_retraces = int(total(answers, "num_retraces"))
         turn = Turn(
             round_index=round_index,

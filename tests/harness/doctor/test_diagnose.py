@@ -33,7 +33,7 @@ def test_the_table_and_the_exit_code(
     last_line: str,
 ) -> None:
     """One row per check with level, what was found and what to do."""
-    monkeypatch.setattr(diagnose, "diagnose", lambda: findings)
+    monkeypatch.setattr(diagnose, "diagnose", lambda measures: findings)
     found_code, out, err = harness("doctor")
 
     assert code == found_code
@@ -48,7 +48,7 @@ def test_the_table_and_the_exit_code(
 
 def test_json_has_the_same(harness: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """For scripts; the exit code is the same too."""
-    monkeypatch.setattr(diagnose, "diagnose", lambda: [OK, BAD])
+    monkeypatch.setattr(diagnose, "diagnose", lambda measures: [OK, BAD])
     code, out, _ = harness("doctor", "--json")
     data = json.loads(out)
 

@@ -1,0 +1,156 @@
+"""The verb ``history``: how a case's throughput changed from study to study."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes
+from harness.cli.arguments import one_line
+from harness.errors import StudyError
+from harness.planning import study as study_module
+from reports import formats
+from results import change_points
+from results.errors import ResultsError
+from results.history import as_data, history
+from results.store import PLAN_NAME, Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from results.history import History, Observation, Series
+    from results.study import Study
+
+_PIPE_WIDTH = 140
+_DATE_LENGTH = len("2026-01-01T00:00")
+_COLUMNS = ("date", "study", "commit", "throughput", "95 % interval", "n", "change")
+
+
+def show_history(
+    studies: Sequence[str], *, runs_dir: Path, is_json: bool, is_markdown: bool
+) -> int:
+    """Prints one table per case and machine class.
+
+    Raises:
+      StudyError: There is no study, or both formats were requested.
+      ResultsError: A study that was named cannot be read.
+    """
+    if is_json and is_markdown:
+        raise StudyError("--json and --markdown exclude each other; use one of them")
+    found = history(_named(studies, runs_dir) if studies else _all_in(runs_dir))
+    if is_json:
+        click.echo(json.dumps(as_data(found), indent=2))
+    elif is_markdown:
+        click.echo("\n".join(_markdown(found)))
+    else:
+        _print(found)
+    for reason in found.left_out:
+        click.echo(one_line(f"left out: {reason}"), err=True)
+    return exit_codes.OK
+
+
+def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
+    roots = [study_module.find_study(study, runs_dir) for study in studies]
+    # The same study twice would count as two observations.
+    unique = {root.resolve(): root for root in roots}
+    return [load_study(Store.open(root)) for root in unique.values()]
+
+
+def _all_in(runs_dir: Path) -> list[Study]:
+    """Reads every study below a directory; unreadable ones are named and left out."""
+    paths = sorted(runs_dir.glob(f"*/{PLAN_NAME}"))
+    found = [study for path in paths if (study := _read(path.parent)) is not None]
+    if not found:
+        raise StudyError(
+            f"no study in {str(runs_dir)!r}: name studies or another --runs-dir, or"
+            " run a sweep first"
+        )
+    return found
+
+
+def _read(root: Path) -> Study | None:
+    try:
+        return load_study(Store.open(root))
+    except ResultsError as error:
+        click.echo(one_line(f"left out: {error}"), err=True)
+        return None
+
+
+def _title(series: Series) -> str:
+    return (
+        f"{series.workload} {series.preset}, {series.case}, on {series.machine_name}"
+        f" ({series.machine[:8]})"
+    )
+
+
+def _conclusion(series: Series) -> str:
+    number = len(series.observations)
+    if series.num_missing:
+        studies = "study" if number == 1 else "studies"
+        return (
+            f"{number} {studies}: no change points, which take at least"
+            f" {change_points.FEWEST} of this case on this machine class"
+        )
+    changes = sum(seen.change is not None for seen in series.observations)
+    if not changes:
+        return f"no change in {number} studies"
+    return f"{changes} change{'' if changes == 1 else 's'} in {number} studies"
+
+
+def _cells(seen: Observation) -> tuple[str, ...]:
+    throughput = seen.throughput
+    interval = formats.ABSENT
+    if throughput.low is not None and throughput.high is not None:
+        interval = formats.interval(
+            throughput.low, throughput.high, formats.significant
+        )
+    change = ""
+    if seen.change is not None:
+        change = f"{100 * (seen.change - 1):+.1f} % from here on"
+    return (
+        seen.date[:_DATE_LENGTH].replace("T", " "),
+        seen.study,
+        seen.commit or formats.ABSENT,
+        f"{formats.significant(throughput.value)} {throughput.unit}",
+        interval,
+        str(throughput.n),
+        change,
+    )
+
+
+def _print(found: History) -> None:
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    # A pipe has no width: choose one in which no cell is wrapped.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    console = Console(width=width, highlight=False)
+    for series in found.series:
+        click.echo(one_line(_title(series)))
+        table = Table(*_COLUMNS, box=rich.box.SIMPLE_HEAD)
+        for seen in series.observations:
+            # Text, since names of studies can contain markup.
+            table.add_row(*map(Text, _cells(seen)))
+        console.print(table)
+        click.echo(f"{_conclusion(series)}\n")
+
+
+def _markdown(found: History) -> list[str]:
+    lines = []
+    for series in found.series:
+        lines += [f"### {one_line(_title(series))}", ""]
+        lines += [_row(_COLUMNS), _row(("---",) * len(_COLUMNS))]
+        lines += [_row(_cells(seen)) for seen in series.observations]
+        lines += ["", f"{_conclusion(series)}.", ""]
+    return lines
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"

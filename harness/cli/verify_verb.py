@@ -1,0 +1,129 @@
+"""The verb ``verify``: recomputes what a study states from its raw observations."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes
+from harness.cli.arguments import one_line
+from harness.planning import study as study_module
+from results.store import Store
+from results.verify import verify as verify_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.verify_check import Check
+
+_PAGE = "numbers on the page"
+_MOST_SHOWN = 20
+_PIPE_WIDTH = 140
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
+    """Compares a study with its raw observations and prints what was found.
+
+    Raises:
+      ResultsError: There is no such study, or its plan cannot be read.
+    """
+    store = Store.open(study_module.find_study(study, runs_dir))
+    check = verify_study(store)
+    _verify_page(store, check)
+    if is_json:
+        data = {
+            "kinds": [dataclasses.asdict(kind) for kind in check.kinds],
+            "differences": [dataclasses.asdict(item) for item in check.differences],
+            "missing": check.missing,
+        }
+        click.echo(json.dumps(data, indent=2))
+    else:
+        _print(check)
+    return exit_code(check)
+
+
+def exit_code(check: Check) -> int:
+    """Returns the exit code: everything, a part, or nothing is verified."""
+    if check.differences or (check.missing and check.num_recomputed):
+        return exit_codes.SOME_TRIALS_FAILED
+    return exit_codes.OK if check.num_recomputed else exit_codes.NOTHING_MEASURED
+
+
+def _verify_page(store: Store, check: Check) -> None:
+    """Compares the numbers on the stored page with those of a page made anew.
+
+    The page is a function of the records, which were compared with the raw
+    observations before.
+    """
+    from reports import build
+
+    try:
+        stored = store.report_path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return
+    except (OSError, UnicodeDecodeError) as error:
+        check.differ(_PAGE, str(store.report_path), "readable", one_line(str(error)))
+        return
+    made = build.build_report(store)
+    stated, derived = _NUMBER.findall(stored), _NUMBER.findall(made)
+    if len(stated) != len(derived):
+        check.differ(
+            _PAGE,
+            "report/index.html",
+            f"{len(stated)} numbers",
+            f"{len(derived)} numbers: made by another version, or changed; make it "
+            "again with 'report'",
+        )
+        return
+    for position, (one, other) in enumerate(zip(stated, derived, strict=True)):
+        check.compare(_PAGE, f"report/index.html number {position + 1}", one, other)
+
+
+def _print(check: Check) -> None:
+    import rich.box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("figures", box=rich.box.SIMPLE_HEAD)
+    for name in ("recomputed", "differ", "no raw observations"):
+        table.add_column(name, justify="right")
+    for kind in check.kinds:
+        counts = (kind.num_recomputed, kind.num_different, kind.num_missing)
+        table.add_row(kind.kind, *(f"{count:,}" for count in counts))
+    # A pipe has no width: choose one in which no cell is wrapped.
+    width = None if sys.stdout.isatty() else _PIPE_WIDTH
+    Console(width=width, highlight=False).print(table)
+    for item in check.differences[:_MOST_SHOWN]:
+        click.echo(
+            one_line(
+                f"differs: {item.where}: stated {item.stated}, recomputed"
+                f" {item.recomputed}"
+            )
+        )
+    for reason in check.missing[:_MOST_SHOWN]:
+        click.echo(one_line(f"not verified: {reason}"))
+    for name, items in (("differ", check.differences), ("missing", check.missing)):
+        if len(items) > _MOST_SHOWN:
+            click.echo(f"{len(items) - _MOST_SHOWN} more {name}: see --json")
+    click.echo(_conclusion(check))
+
+
+def _conclusion(check: Check) -> str:
+    if check.differences:
+        number = len(check.differences)
+        differ = "figure differs" if number == 1 else "figures differ"
+        return f"not verified: {number:,} {differ}"
+    if not check.num_recomputed:
+        return "nothing verified: there are no raw observations"
+    if check.missing:
+        return (
+            f"partly verified: {check.num_recomputed:,} figures are as recomputed,"
+            f" {len(check.missing)} could not be recomputed"
+        )
+    return f"verified: {check.num_recomputed:,} figures are as recomputed"

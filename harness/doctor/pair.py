@@ -1,0 +1,209 @@
+"""A relay of an A/A pair: what an interval of this machine would be worth.
+
+The same small case twice, as residents that take turns, for a minute. Their ratio is 1,
+so what the rounds show is the noise that is left after pairing. From it follows the
+interval of a sweep that takes nine minutes. The spread between processes cannot be seen
+in one generation, and is assumed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.doctor.finding import Finding, bad, caution, ok
+from harness.errors import DoesNotFitError
+from harness.machine.time_of_day import now_text
+from harness.planning import defaults, plan
+from harness.planning.request import SweepRequest
+from harness.run.relay import Generation, run_generation
+from harness.run.trial_runner import RunSettings
+from results import power, relay, scaling
+from results.records import Order, Plan, ScalingMode
+from results.store import Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from results.study import Study
+
+CHECK: Final = "A/A pair"
+LEAST_SEC: Final = 30.0
+"""Starting the two processes alone takes 15 s or more."""
+NUM_CASES: Final = 6
+"""Cases of the sweep that is predicted: the default one has so many on two cores."""
+PROCESS_SPREAD: Final = 0.02
+"""Assumed deviation between processes of one case (docs/decisions/0022-relay.md)."""
+WIDEST_GOOD: Final = 0.06
+"""Half width that the primary ratio of a default sweep should not exceed."""
+
+_MOST_ROUNDS = 10_000
+_SEED = 0
+_TIMEOUT_SEC = 300.0
+_ADVICE = "end other programs, or measure longer: --minutes, --target"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """What a sweep of nine minutes would give.
+
+    Attributes:
+      num_rounds: Of each of its generations.
+      half_width: Median half width of the 95 % interval of a ratio, as a logarithm.
+    """
+
+    num_rounds: int
+    half_width: float
+
+
+def predict(deviation: float, turn_sec: float, start_sec: float) -> Prediction:
+    """Predicts the interval of a ratio in a relay of nine minutes and six cases.
+
+    Args:
+      deviation: Standard deviation over rounds of the log ratio of two turns.
+      turn_sec: Duration of a turn, what lies between turns included.
+      start_sec: To start and warm up one process.
+    """
+    generation_sec = defaults.MINUTES * 60 / defaults.GENERATIONS
+    left_sec = generation_sec - NUM_CASES * start_sec
+    num_rounds = int(left_sec / (NUM_CASES * turn_sec))
+    num_rounds = min(max(num_rounds, 1), defaults.MAX_ROUNDS)
+    spread = math.sqrt(2 * PROCESS_SPREAD**2 + deviation**2 / num_rounds)
+    half_width = power.median_half_width(spread, defaults.GENERATIONS)
+    return Prediction(num_rounds=num_rounds, half_width=half_width)
+
+
+def make_plan(num_cores: int) -> Plan:
+    """Returns the plan of one small case and its twin, on at most two cores."""
+    request = SweepRequest(
+        workload="resnet50",
+        preset="smoke",
+        backends=("in_graph",),
+        replicas=(min(num_cores, 2),),
+        modes=(ScalingMode.WEAK,),
+        repeats=1,
+        order=Order.RELAY,
+        budget="none",
+        is_evaluated=False,
+        seed=_SEED,
+    )
+    planned = plan.plan_sweep(request, plan.Machine(num_available_cores=num_cores))
+    return Plan(
+        study="doctor",
+        created_at=now_text(),
+        command=("python", "-m", "harness", "doctor"),
+        baseline_num_replicas=planned.baseline_num_replicas,
+        repeats=1,
+        seed=_SEED,
+        timeout_sec=_TIMEOUT_SEC,
+        measuring=planned.measuring,
+        trials=planned.trials,
+    )
+
+
+def check_pair(
+    cores: Sequence[int],
+    duration_sec: float,
+    settings: RunSettings | None = None,
+    stage: Callable[[str, float | None], None] = lambda _text, _left: None,
+) -> list[Finding]:
+    """Measures the pair on some cores.
+
+    Args:
+      cores: Those that this process may use.
+      duration_sec: For all of it, start-up included; at least five rounds are taken.
+      settings: How trials are run; tests pass a fake worker.
+      stage: Receives what the relay does now.
+    """
+    settings = settings or RunSettings(timeout_sec=_TIMEOUT_SEC)
+    with tempfile.TemporaryDirectory(prefix="replicator-doctor-") as folder:
+        store = Store.create(Path(folder) / "doctor")
+        store.write_plan(make_plan(len(cores)))
+        first_round: list[float] = []
+
+        def notice(text: str, left_sec: float | None) -> None:
+            if text.startswith("round ") and not first_round:
+                first_round.append(time.monotonic())
+            stage(text, left_sec)
+
+        started = time.monotonic()
+        generation = Generation(
+            trials=store.read_plan().trials,
+            index=0,
+            duration_sec=duration_sec,
+            max_rounds=_MOST_ROUNDS,
+            seed=_SEED,
+        )
+        try:
+            run_generation(store, generation, settings, notice)
+        except DoesNotFitError as error:
+            advice = "free memory: a relay needs all its processes at once"
+            return [caution(CHECK, f"not measured: {error}", advice)]
+        start_sec = (first_round[0] - started) if first_round else math.nan
+        study = load_study(store)
+        return [judge(study, start_sec / len(generation.trials))]
+
+
+def judge(study: Study, start_sec: float) -> Finding:
+    """Says what the turns of a pair show.
+
+    Args:
+      study: With one generation of a case and its twin.
+      start_sec: What it took to start and warm up one process.
+    """
+    counts = relay.count_turns(study)
+    if counts.is_unfit:
+        return bad(
+            CHECK,
+            f"{counts.num_void} of {counts.num_turns} turns are void: in"
+            f" {counts.reasons[0][1]} of them {counts.reasons[0][0]}",
+            "find what disturbs the cores: nothing would be judged",
+        )
+    failed = [entry for entry in study.planned if not entry.is_ok]
+    twin = relay.twin_of(study)
+    if failed or twin is None:
+        reason = failed[0].reason if failed else "no round has a valid turn of both"
+        advice = "run 'sweep --workload resnet50 --preset smoke' to see more"
+        return caution(CHECK, f"not measured: {reason}", advice)
+    (logs,) = scaling.turn_logs(study.controls[0], twin.case)
+    if len(logs) < 2:  # noqa: PLR2004 - a deviation needs two
+        return caution(
+            CHECK, "not measured: only one round has valid turns of both", _ADVICE
+        )
+    deviation = statistics.stdev(logs)
+    found = predict(deviation, _turn_sec(study), start_sec)
+    ratio = twin.ratio
+    interval = ""
+    if ratio.low is not None and ratio.high is not None:
+        interval = f" [{ratio.low:.3f}, {ratio.high:.3f}]"
+    width = math.expm1(found.half_width)
+    text = (
+        f"ratio {ratio.value:.3f}{interval} in {len(logs)} rounds, which vary by"
+        f" {deviation:.1%}; {counts.num_void} of {counts.num_turns} turns void; in"
+        f" {defaults.MINUTES:g} min a ratio of {NUM_CASES} such cases would be known to"
+        f" +-{width:.1%} ({defaults.GENERATIONS} generations of {found.num_rounds}"
+        f" rounds, {PROCESS_SPREAD:.0%} between processes assumed)"
+    ).replace("%", " %")
+    if width > WIDEST_GOOD:
+        return caution(CHECK, text, _ADVICE)
+    return ok(CHECK, text)
+
+
+def _turn_sec(study: Study) -> float:
+    """Returns the time from one turn to the next, over all turns."""
+    turns = sorted(
+        (turn.start_ns, turn.end_ns)
+        for entry in study.planned
+        if entry.trial is not None and entry.trial.result is not None
+        for turn in entry.trial.result.turns
+    )
+    starts = [start for start, _ in turns]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(starts)]
+    return statistics.median(gaps) / 1e9

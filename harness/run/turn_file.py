@@ -1,0 +1,41 @@
+"""The file ``turns.jsonl``: what the kernel said of each turn of a trial, line by line.
+
+The trial's own processes cannot see what others do to its cores, so the harness writes
+these lines, between turns. ``result.json`` is made from them and the rank files, and
+``verify`` compares it with both.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from harness.machine.disturbance import Disturbance
+
+TURNS_NAME = "turns.jsonl"
+
+
+def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -> None:
+    """Appends one turn.
+
+    Args:
+      trial_dir: The directory of the trial.
+      round_index: Of the turn.
+      attempt: Of the turn, from 0.
+      load: What disturbed it; resolutions are what can be rounding.
+    """
+    line = {
+        "round_index": round_index,
+        "attempt": attempt,
+        "foreign_cpu_fraction": load.foreign_cpu_fraction,
+        "foreign_resolution": load.foreign_resolution,
+        "stolen_cpu_fraction": load.stolen_cpu_fraction,
+        "stolen_resolution": load.stolen_resolution,
+        "run_delay_sec": load.run_delay_sec,
+        "num_throttled": load.num_throttled,
+    }
+    with (trial_dir / TURNS_NAME).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line) + "\n")

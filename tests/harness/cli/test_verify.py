@@ -1,0 +1,254 @@
+"""``verify`` recomputes all figures of a study, and finds every changed digit."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.machine import disturbance
+from harness.machine.disturbance import Disturbance
+from results.errors import NewerSchemaError
+from results.store import Store
+from results.verify import verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+QUIET = Disturbance(
+    foreign_cpu_fraction=0.012345678,
+    foreign_resolution=0.031,
+    stolen_cpu_fraction=0.001234567,
+    stolen_resolution=0.031,
+    run_delay_sec=0.012345678,
+    num_throttled=0,
+    throttled_sec=0.0,
+)
+BUSY = Disturbance(
+    foreign_cpu_fraction=0.312345678,
+    foreign_resolution=0.031,
+    stolen_cpu_fraction=0.001234567,
+    stolen_resolution=0.031,
+    run_delay_sec=0.112345678,
+    num_throttled=0,
+    throttled_sec=0.0,
+)
+OPTIONS = ("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak")
+SWEEPS = {
+    "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),
+    "relay": (*OPTIONS, "--order=relay", "--repeats=2", "--rounds=3", "--budget=none"),
+    "one": (*OPTIONS, "--order=relay", "--repeats=1", "--rounds=8", "--budget=none"),
+}
+NUMBER = re.compile(r"(?<=[\s:\[,])-?\d[\d.]*(?:e-?\d+)?(?=[\s,\]}\n])")
+NUM_MUTATIONS = 40
+NUM_DIGITS = 11  # and the point
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory: Any, overrides: Any) -> Path:
+    """Returns a directory with one study per design, measured by the fake worker."""
+    root = tmp_path_factory.mktemp("verified")
+    number = iter(range(10**6))
+    real_rule = overrides | {"void_reason": disturbance.void_reason}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        # Every seventh turn is void.
+        patch.setattr(
+            disturbance,
+            "between",
+            lambda _before, _after: QUIET if next(number) % 7 else BUSY,
+        )
+        for name, options in SWEEPS.items():
+            code = cli.main(
+                ("sweep", *options, f"--study={name}"), run_overrides=real_rule
+            )
+            assert exit_codes.OK == code
+    return root / "runs"
+
+
+@pytest.fixture(params=SWEEPS)
+def study(studies: Path, tmp_path: Path, request: Any) -> Path:
+    """Returns a copy of one of the studies."""
+    shutil.copytree(studies / request.param, tmp_path / "runs" / request.param)
+    return tmp_path / "runs" / request.param
+
+
+def kinds(root: Path) -> dict[str, tuple[int, int, int]]:
+    """Returns the counts of each kind."""
+    return {
+        kind.kind: (kind.num_recomputed, kind.num_different, kind.num_missing)
+        for kind in verify(Store.open(root)).kinds
+    }
+
+
+def test_a_study_is_verified(study: Path, harness: Any) -> None:
+    """All kinds of figures are recomputed, and none differs."""
+    code, out, _ = harness("verify", str(study))
+    found = kinds(study)
+
+    assert exit_codes.OK == code
+    assert re.match(r"verified: [\d,]+ figures are as recomputed", out.split("\n")[-2])
+    assert {"throughput", "speedup", "efficiency", "ratios of backends"} < set(found)
+    assert {"trials", "steps, losses, memory", "windows", "checks"} < set(found)
+    assert "numbers on the page" in out
+    assert all(counts[1:] == (0, 0) for counts in found.values())
+    assert ("turns" in found) == (study.name != "sequential")
+    assert ("quality runs" in found) == (study.name == "sequential")
+
+
+def test_json_has_the_same(study: Path, harness: Any) -> None:
+    """For scripts."""
+    code, out, _ = harness("verify", str(study), "--json")
+    data = json.loads(out)
+
+    assert exit_codes.OK == code
+    assert [] == data["differences"] == data["missing"]
+    assert 10 < sum(kind["num_recomputed"] for kind in data["kinds"])
+
+
+def numbers_of(path: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields the text of a record, and where each of its numbers begins and ends."""
+    text = path.read_text()
+    for match in NUMBER.finditer(text):
+        # What can be rounding is no figure: it only decides which turns are void.
+        if not text[: match.start()].endswith('_resolution": '):
+            yield text, match.start(), match.end()
+
+
+def with_another_digit(number: str, generator: random.Random) -> str:
+    """Changes one of the first digits; sums are compared to twelve."""
+    places = [i for i, sign in enumerate(number.partition("e")[0]) if sign.isdigit()]
+    zeros = len(number) - len(number.lstrip("-0."))
+    places = [place for place in places if place < zeros + NUM_DIGITS]
+    place = generator.choice(places)
+    other = generator.choice(sorted(set("123456789") - {number[place]}))
+    return number[:place] + other + number[place + 1 :]
+
+
+def is_found(root: Path) -> bool:
+    """Whether something differs, or the record cannot be read for its version."""
+    try:
+        return bool(verify(Store.open(root)).differences)
+    except NewerSchemaError:
+        return True
+
+
+@pytest.mark.parametrize("name", ["result.json", "rank_0.jsonl", "turns.jsonl"])
+def test_every_changed_digit_is_found(study: Path, name: str) -> None:
+    """In any number of a result, of a step or turn, of the load within a turn."""
+    generator = random.Random(f"{study.name}/{name}")
+    paths = sorted(study.glob(f"trials/*/{name}"))
+    if study.name == "sequential" and name == "turns.jsonl":
+        assert not paths
+        return
+    # One trial is enough: the others only make reading slow.
+    path = generator.choice(paths)
+    numbers = list(numbers_of(path))
+    missed = []
+    for text, start, end in generator.sample(numbers, min(NUM_MUTATIONS, len(numbers))):
+        line = text[:start].rpartition("\n")[2]
+        if (
+            name == "rank_0.jsonl"
+            and '"kind": "step"' not in line
+            and ('"kind": "turn"' not in line)
+        ):
+            continue
+        changed = with_another_digit(text[start:end], generator)
+        path.write_text(text[:start] + changed + text[end:])
+        if not is_found(study):
+            missed.append(f"{line[-40:]}{text[start:end]} -> {changed}")
+        path.write_text(text)
+
+    assert not missed
+
+
+def test_a_turn_that_should_be_void_is_found(studies: Path, tmp_path: Path) -> None:
+    """And one that should not be: the rule is applied anew to the load."""
+    root = tmp_path / "relay"
+    shutil.copytree(studies / "relay", root)
+    found = 0
+    for path in root.glob("trials/*/turns.jsonl"):
+        text = path.read_text()
+        changed = text.replace('"foreign_resolution": 0.031', '"foreign_resolution": 1')
+        path.write_text(changed.replace("0.012345678", "1.112345678", 1))
+        found += len(verify(Store.open(root)).differences)
+        path.write_text(text)
+
+    assert found
+
+
+def test_a_difference_is_named_and_has_its_exit_code(study: Path, harness: Any) -> None:
+    """The file, the field, both values, and the figures that follow from it."""
+    path = min(study.glob("trials/*/result.json"))
+    fields = json.loads(path.read_text())
+    before = fields["ranks"][0]["step_time_sec"][1]
+    fields["ranks"][0]["step_time_sec"][1] = before * 2
+    path.write_text(json.dumps(fields))
+    code, out, _ = harness("verify", str(study))
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert (
+        f"differs: trials/{path.parent.name}/result.json ranks[0].step_time_sec[1]:"
+        f" stated {before * 2!r}, recomputed {before!r}"
+    ) in out
+    assert re.fullmatch(r"not verified: [\d,]+ figures? differs?", out.split("\n")[-2])
+
+
+def test_a_changed_page_is_found(study: Path, harness: Any) -> None:
+    """A figure on the page that the records do not have."""
+    page = study / "report" / "index.html"
+    text = page.read_text()
+    start = text.index("images/s") - 3
+    while not text[start].isdigit():
+        start -= 1
+    digit = "1" if text[start] != "1" else "2"
+    page.write_text(text[:start] + digit + text[start + 1 :])
+    code, out, _ = harness("verify", str(study))
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert "differs: report/index.html number " in out
+
+
+def test_missing_raw_files_are_never_counted_as_verified(
+    study: Path, harness: Any
+) -> None:
+    """One trial first, then all of them."""
+    paths = sorted(study.glob("trials/*/rank_0.jsonl"))
+    whole = kinds(study)
+    paths[0].unlink()
+    code, out, _ = harness("verify", str(study))
+    found = kinds(study)
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert f"not verified: trials/{paths[0].parent.name}: no rank_0.jsonl" in out
+    assert "partly verified: " in out
+    assert (whole["trials"][0] - 1, 0, 1) == found["trials"]
+    assert 0 == sum(counts[1] for counts in found.values())
+
+    for path in paths[1:]:
+        path.unlink()
+    (study / "report" / "index.html").unlink()
+    code, out, _ = harness("verify", str(study))
+    assert exit_codes.NOTHING_MEASURED == code
+    assert "nothing verified: there are no raw observations" == out.split("\n")[-2]
+    assert 0 == sum(counts[0] for counts in kinds(study).values())
+
+
+def test_loads_that_were_not_stored_are_said(study: Path, harness: Any) -> None:
+    """Of a relay that was measured before turns.jsonl was written."""
+    paths = list(study.glob("trials/*/turns.jsonl"))
+    for path in paths:
+        path.unlink()
+    code, out, _ = harness("verify", str(study))
+
+    assert bool(paths) == ("no turns.jsonl" in out)
+    assert (exit_codes.SOME_TRIALS_FAILED if paths else exit_codes.OK) == code

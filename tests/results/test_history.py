@@ -1,0 +1,182 @@
+"""A series is one case on one machine class; its changes are found where they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from results import change_points
+from results.history import History, history, machine_class
+from results.records import TrialStatus
+from results.store import Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NOISE = 0.01
+
+
+@pytest.fixture
+def make_studies(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes studies of one case, a day apart.
+
+    It takes how fast each one is, and replaces fields of the machine of some.
+    """
+
+    def make(
+        factors: Sequence[float], machines: dict[int, dict[str, Any]] | None = None
+    ) -> list[Any]:
+        shape = synthetic.Shape(
+            backends=("in_graph",),
+            modes=(synthetic.WEAK,),
+            replicas=(1,),
+            repeats=2,
+            is_evaluated=False,
+        )
+        for index, factor in enumerate(factors):
+            root = synthetic.make_store(tmp_path / f"study-{index:02}", shape).root
+            for path in root.glob("trials/*/*.json"):
+                fields = json.loads(path.read_text())
+                if path.name == "result.json":
+                    fields["window_sec"] /= factor
+                if path.name == "status.json":
+                    fields["started_at"] = f"2026-01-{index + 1:02}T12:00:00+00:00"
+                if path.name == "env.json":
+                    fields["machine_state"] = {
+                        "git_commit": f"{index:x}{COMMIT[1:]}",
+                        "is_source_modified": index == 1,
+                    }
+                    fields |= (machines or {}).get(index, {})
+                path.write_text(json.dumps(fields))
+        roots = sorted(tmp_path.glob("study-*"), reverse=True)
+        return [load_study(Store.open(root)) for root in roots]
+
+    return make
+
+
+def factors(length: int) -> np.ndarray:
+    """Returns the noise of so many studies, as factors."""
+    return np.exp(np.random.default_rng(1).normal(0, NOISE, length))
+
+
+def test_a_slower_version_is_a_change_where_it_began(make_studies: Any) -> None:
+    """Ten studies, the last four 10 % slower; whatever their order."""
+    values = factors(10)
+    values[6:] *= 0.9
+    (series,) = history(make_studies(values)).series
+    seen = series.observations
+
+    assert [f"2026-01-{day:02}T12:00:00+00:00" for day in range(1, 11)] == [
+        of.date for of in seen
+    ]
+    assert [6] == [i for i, of in enumerate(seen) if of.change is not None]
+    assert pytest.approx(0.9, abs=0.02) == seen[6].change
+    assert ("resnet50", "laptop") == (series.workload, series.preset)
+    assert "in_graph, 1 replica x 8" == series.case
+    assert "012345678" == seen[0].commit
+    assert "112345678+" == seen[1].commit
+    assert all(of.throughput.n == 2 and of.throughput.has_interval for of in seen)
+
+
+def test_equal_versions_have_no_change(make_studies: Any) -> None:
+    """Noise alone."""
+    (series,) = history(make_studies(factors(10))).series
+
+    assert all(of.change is None for of in series.observations)
+    assert 0 == series.num_missing
+
+
+def test_too_few_studies_have_no_change_points(make_studies: Any) -> None:
+    """However large the step is; the series says how many are missing."""
+    values = [1.0, 1.01, 0.99, 1.0, 0.5, 0.51, 0.5]
+    (series,) = history(make_studies(values)).series
+
+    assert all(of.change is None for of in series.observations)
+    assert change_points.FEWEST - len(values) == series.num_missing == 1
+
+
+def test_machines_are_never_compared(make_studies: Any) -> None:
+    """The last six ran on a faster CPU: two series, no change."""
+    values = factors(14)
+    values[8:] *= 3
+    faster = {index: {"cpu_model": "Faster CPU"} for index in range(8, 14)}
+    found = history(make_studies(values, faster)).series
+
+    assert sorted([8, 6]) == sorted(len(series.observations) for series in found)
+    assert 2 == len({series.machine for series in found})
+    assert {"Synthetic CPU @ 2.00GHz", "Faster CPU"} == {
+        series.machine_name.split(",")[0] for series in found
+    }
+    assert all(of.change is None for series in found for of in series.observations)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_same"),
+    [
+        ({"packages": {"tensorflow": "2.21.0", "replicator-harness": "9"}}, True),
+        ({"packages": {"tensorflow": "2.22.0"}}, False),
+        ({"load_average_before": 9.0, "fingerprint": "0"}, True),
+        ({"kernel": "Linux 7"}, False),
+        ({"gpus": ("A GPU",)}, False),
+        ({"memory_bytes": 2**40}, False),
+    ],
+)
+def test_what_a_machine_class_is(
+    make_studies: Any, fields: dict[str, Any], *, is_same: bool
+) -> None:
+    """Hardware, kernel and packages; neither load nor the version of this package."""
+    (study,) = make_studies([1.0])
+    env = study.entries[0].trial.env
+    env = env.model_copy(update={"packages": {"tensorflow": "2.21.0"}})
+    other = env.model_copy(update=fields)
+
+    assert is_same == (machine_class(env) == machine_class(other))
+
+
+def test_what_has_no_place_in_a_series_is_said(tmp_path: Path, synthetic: Any) -> None:
+    """A case without an ok trial, and one whose trials ran on two machines."""
+    shape = synthetic.Shape(
+        backends=("in_graph", "tf_mirrored"),
+        modes=(synthetic.WEAK,),
+        replicas=(1,),
+        repeats=2,
+        statuses={
+            ("in_graph", synthetic.WEAK, 1, r): TrialStatus.FAILED for r in (0, 1)
+        },
+    )
+    store = synthetic.make_store(tmp_path / "study", shape)
+    study = load_study(store)
+    (mirrored,) = (case for case in study.cases if case.spec.backend != "in_graph")
+    path = store.trial_dir(mirrored.entries[0].trial_id) / "env.json"
+    fields = json.loads(path.read_text()) | {"kernel": "Linux 7"}
+    path.write_text(json.dumps(fields))
+    found = history([load_study(store)])
+
+    assert History(series=(), left_out=found.left_out) == found
+    assert [
+        "resnet50-laptop-synthetic, in_graph, 1 replica x 8: no trial is ok",
+        (
+            "resnet50-laptop-synthetic, tf_mirrored, 1 replica x 8: "
+            "its trials ran on 2 machine classes"
+        ),
+    ] == list(found.left_out)
+
+
+def test_the_change_is_the_ratio_of_the_segments(make_studies: Any) -> None:
+    """Of their geometric means."""
+    values = factors(12)
+    values[6:] *= 1.2
+    (series,) = history(make_studies(values)).series
+    logs = [math.log(of.throughput.value) for of in series.observations]
+    expected = math.exp(sum(logs[6:]) / 6 - sum(logs[:6]) / 6)
+
+    assert pytest.approx(expected) == series.observations[6].change
+    assert dataclasses.asdict(series)["observations"][6]["change"] is not None
