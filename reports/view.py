@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from results import explain, scaling
+from results.records import Control
 from results.study import load_study
 
 if TYPE_CHECKING:
@@ -68,6 +69,14 @@ class View:
         """Whether a fastest baseline can be another than a backend's own."""
         return any(point.efficiency_of_best is not None for point in self.points) and (
             len({point.backend for point in self.points}) > 1
+        )
+
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether programs that never communicate were measured."""
+        return any(
+            case.spec.control is Control.SOLO and case.ok_entries
+            for case in self.study.controls
         )
 
     @property

@@ -91,6 +91,19 @@ def test_ids_in_the_page_are_unique(page: str) -> None:
     assert len(ids) == len(set(ids))
 
 
+def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(
+    page: str,
+) -> None:
+    """A line in its figure, in words too; not in those of speedup and efficiency."""
+    described = re.findall(r"<desc id=\"(\w+)-weak-desc\">([^<]*)</desc>", page)
+    of = dict(described)
+
+    assert "never communicate: " in of["throughput"]
+    assert re.search(r"never communicate: \d+ at 2 replicas", of["throughput"])
+    assert "never communicate" not in of["speedup"] + of["efficiency"]
+    assert 1 == page.count("Short line: the ceiling")
+
+
 def test_cases_that_cannot_be_compared_say_so(tmp_path: pathlib.Path) -> None:
     """In place of the figure."""
     shape = RelayShape(is_without_common_round=True, generations=2)
