@@ -143,24 +143,24 @@ def estimate(
     if not found:
         return None
     if metric is throughput_of and case.is_in_relay:
-        return _over_turns(
-            {entry.key: entry.result.rates for entry in case.ok_entries}, unit=unit
-        )
+        logs = [
+            [math.log(rate) for rate in entry.result.rates.values()]
+            for entry in case.ok_entries
+        ]
+        return _from_generations(case, logs, unit=unit)
     return statistics.geometric_mean(list(found.values()), unit=unit)
 
 
-def _over_turns(rates: Mapping[Key, Mapping[int, float]], *, unit: str) -> Estimate:
-    """Estimates a throughput from the rates of turns, by generation and round."""
-    logs = [[math.log(rate) for rate in of.values()] for of in rates.values()]
-    return _from_generations(logs, unit=unit)
-
-
-def _from_generations(logs: Sequence[Sequence[float]], *, unit: str = "") -> Estimate:
+def _from_generations(
+    case: Case, logs: Sequence[Sequence[float]], *, unit: str = ""
+) -> Estimate:
     """Estimates a figure from the logarithms of each generation's rounds."""
     if len(logs) == 1:
         return generations.these_processes_only(logs[0], unit=unit)
     means = [math.fsum(of) / len(of) for of in logs]
-    return generations.over_generations(means, unit=unit)
+    return generations.over_generations(
+        means, unit=unit, is_stopped_on_width=case.is_stopped_on_width
+    )
 
 
 def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
@@ -181,7 +181,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     """
     if first.is_in_relay and second.is_in_relay:
         logs = turn_logs(first, second)
-        return _from_generations(logs) if logs else None
+        return _from_generations(first, logs) if logs else None
     numerator = values(first, throughput_of)
     denominator = values(second, throughput_of)
     if not numerator or not denominator:

@@ -71,11 +71,14 @@ class Case:
       case_id: Content hash.
       modes: Scaling modes that the case serves.
       entries: One per repetition, planned order.
+      is_stopped_on_width: Whether the number of generations followed from the width of
+        an interval, which is then widened.
     """
 
     case_id: str
     modes: tuple[ScalingMode, ...]
     entries: tuple[Entry, ...]
+    is_stopped_on_width: bool = False
 
     @property
     def spec(self) -> TrialSpec:
@@ -170,13 +173,17 @@ class Study:
         """The planned cases that train to a budget, in planned order."""
         return self._group(entry for entry in self.planned if entry.spec.budget)
 
-    @staticmethod
-    def _group(entries: Iterable[Entry]) -> tuple[Case, ...]:
+    def _group(self, entries: Iterable[Entry]) -> tuple[Case, ...]:
         groups: dict[str, list[Entry]] = {}
         for entry in entries:
             groups.setdefault(entry.case_id, []).append(entry)
         return tuple(
-            Case(case_id=case_id, modes=group[0].modes, entries=tuple(group))
+            Case(
+                case_id=case_id,
+                modes=group[0].modes,
+                entries=tuple(group),
+                is_stopped_on_width=self.plan.measuring.target is not None,
+            )
             for case_id, group in groups.items()
         )
 
