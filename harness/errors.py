@@ -5,6 +5,7 @@
     +-- PlanError                 settings that contradict each other or the machine
     +-- StudyError                a study directory that cannot be used
     +-- MatchStudyError           a study that holds a different plan
+    +-- RevisionError             a revision that cannot be measured
     +-- DoesNotFitError           processes that do not fit into memory at once
     +-- DoctorError               a machine that could not be checked
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
@@ -34,6 +35,10 @@ class StudyError(HarnessError):
 
 class MatchStudyError(HarnessError):
     """An existing study whose plan differs from the requested one."""
+
+
+class RevisionError(HarnessError):
+    """A revision that does not exist, cannot be installed, or cannot run trials."""
 
 
 class DoesNotFitError(HarnessError):

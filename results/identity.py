@@ -21,7 +21,7 @@ ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
 
 _NOT_IDENTITY = {"schema_version"}
-_ADDED = ("budget", "order", "control", "allocator", "variables")
+_ADDED = ("budget", "order", "control", "allocator", "variables", "revision")
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 

@@ -28,7 +28,7 @@ import enum
 import math
 from typing import TYPE_CHECKING
 
-from results import errors, statistics
+from results import errors, statistics, two_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -143,6 +143,40 @@ def judge(
         slowdown=statistics.from_logs(
             centre, half, n=logs.size, unit="", method=METHOD, confidence=confidence
         ),
+        delta=delta,
+        alpha=alpha,
+    )
+
+
+def judge_groups(
+    change: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    delta: float = DEFAULT_DELTA,
+    alpha: float = DEFAULT_ALPHA,
+) -> Judgement:
+    """Judges a change against a baseline that was not measured in the same rounds.
+
+    A weaker judgement: nothing that happened to the machine in between cancels.
+
+    Args:
+      change: The logarithm of a cost in each generation, such as -ln(throughput).
+      baseline: The same of the baseline.
+      delta: The slowdown that matters, as a ratio.
+      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
+
+    Raises:
+      ResultsError: Fewer than two generations on a side, a number that is not finite,
+        or a ``delta`` or ``alpha`` that is out of range.
+    """
+    check_delta(delta)
+    check_alpha(alpha)
+    shift = two_groups.shift(change, baseline)
+    confidence = 1 - 2 * alpha
+    half = shift.half_width(confidence)
+    return Judgement(
+        verdict=verdict_of(shift.centre - half, shift.centre + half, delta=delta),
+        slowdown=shift.estimate(confidence),
         delta=delta,
         alpha=alpha,
     )

@@ -7,7 +7,7 @@ History of ``SCHEMA_VERSION``:
    ``QualityMetric.protocol``.
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
-   ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+   ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
    ``Environment.machine_state``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
@@ -171,6 +171,9 @@ class TrialSpec(Record):
         default_factory=dict,
         max_length=1_000,
         description="environment variables that can change the numbers",
+    )
+    revision: Name = Field(
+        default="", description="whose code runs; empty for the tree of the harness"
     )
     is_evaluated: bool = Field(description="whether held-out quality is measured")
     budget: Budget | None = None

@@ -100,7 +100,8 @@ def _without_control(case: Case) -> dict[str, object]:
 def primary_logs(study: Study) -> list[float]:
     """Returns d_g of the primary contrast, by generation; empty without any."""
     primary = study.plan.measuring.primary
-    cases = {case.case_id: case for case in study.cases}
+    both = (*study.cases, *study.other_revisions)
+    cases = {case.case_id: case for case in both}
     if primary is None or study.plan.measuring.order is not Order.RELAY:
         return []
     first = cases.get(primary.first_case_id)

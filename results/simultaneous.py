@@ -100,19 +100,37 @@ def differences(
       ResultsError: ``alpha`` is out of range, or a comparison has no generation or a
         number that is not finite.
     """
+    tested = {
+        name: (generations.over_generations(logs), p_value(logs))
+        for name, logs in logs_by_name.items()
+    }
+    return of_set(tested, alpha=alpha)
+
+
+def of_set(
+    tested: Mapping[str, tuple[Estimate, float | None]], *, alpha: float = DEFAULT_ALPHA
+) -> dict[str, Difference]:
+    """Returns each comparison, and whether it holds within the set.
+
+    Args:
+      tested: Each ratio with its own p-value, None where nothing was tested.
+      alpha: The accepted probability of one or more false differences.
+
+    Raises:
+      ResultsError: ``alpha`` is out of range.
+    """
     if not 0 < alpha < 1:
         raise errors.ResultsError(
             f"alpha is {alpha!r}, must be more than 0 and less than 1: the accepted "
             "probability of a false difference in the set, such as 0.05"
         )
-    single = {name: p_value(logs) for name, logs in logs_by_name.items()}
-    tested = {name: value for name, value in single.items() if value is not None}
-    adjusted = dict(zip(tested, holm(list(tested.values())), strict=True))
+    single = {name: value for name, (_, value) in tested.items() if value is not None}
+    adjusted = dict(zip(single, holm(list(single.values())), strict=True))
     return {
         name: Difference(
-            ratio=generations.over_generations(logs),
+            ratio=ratio,
             p_value=adjusted.get(name),
             holds=adjusted.get(name, 1.0) < alpha,
         )
-        for name, logs in logs_by_name.items()
+        for name, (ratio, _) in tested.items()
     }

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from results.records import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from results.records import Plan, ScalingMode, TrialResult, TrialSpec
     from results.store import Problem, Store, Trial
@@ -103,12 +103,13 @@ class Case:
 
     @property
     def label(self) -> str:
-        """Backend, replicas and per-replica batch, in words."""
+        """Backend, replicas and per-replica batch, in words; and another revision."""
         spec = self.spec
+        revision = f", revision {spec.revision}" if spec.revision else ""
         return (
             f"{spec.backend}, {spec.num_replicas} "
             f"{'replica' if spec.num_replicas == 1 else 'replicas'} x "
-            f"{spec.per_replica_batch_size}"
+            f"{spec.per_replica_batch_size}{revision}"
         )
 
 
@@ -138,8 +139,20 @@ class Study:
 
     @property
     def cases(self) -> tuple[Case, ...]:
-        """The planned cases without quality runs and controls, in planned order."""
-        return self._group(
+        """The planned cases of this tree without quality runs and controls, in order.
+
+        Those of another revision are in ``other_revisions``.
+        """
+        return self._group(entry for entry in self._timed if not entry.spec.revision)
+
+    @property
+    def other_revisions(self) -> tuple[Case, ...]:
+        """The planned cases whose code is that of another revision, in order."""
+        return self._group(entry for entry in self._timed if entry.spec.revision)
+
+    @property
+    def _timed(self) -> Iterator[Entry]:
+        return (
             entry
             for entry in self.planned
             if not entry.spec.budget and entry.spec.control is Control.NONE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shlex
@@ -27,11 +28,16 @@ from results.store import Store
 from results.study import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
+    from harness.planning.source_tree import SourceTree
     from results.records import Plan
+
+    # Receives the study and the trials that were requested; returns the exit code.
+    Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
 
 PIPE_WIDTH = 140
 
@@ -60,8 +66,25 @@ def sweep(
     is_failed_retried: bool = False,
     are_checkpoints_kept: bool = False,
     overrides: Mapping[str, Any] | None = None,
+    conclude: Conclude | None = None,
+    name_prefix: str = "",
+    check: Callable[[PlannedSweep], None] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
+
+    Args:
+      request: What to measure.
+      study: Its name; by default derived from the request.
+      runs_dir: Directory of the studies.
+      is_json: Whether data is printed as JSON.
+      is_dry_run: Whether nothing is run and written.
+      is_failed_retried: Whether recorded failures are run again.
+      are_checkpoints_kept: Whether completed quality runs keep their last checkpoint.
+      overrides: Replaces fields of ``RunSettings``.
+      conclude: Shows what was measured and returns the exit code; by default the
+        report and summary of a sweep.
+      name_prefix: Of a name that is derived from the request.
+      check: Receives the plan before anything is written; raises if it cannot be used.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
@@ -78,7 +101,8 @@ def sweep(
         variables=variables.identity_variables(os.environ),
     )
     planned = plan_module.plan_sweep(request, machine)
-    name = study or study_module.default_name(planned)
+    (check or _accept)(planned)
+    name = study or name_prefix + study_module.default_name(planned)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
@@ -89,7 +113,7 @@ def sweep(
     new = study_module.make_plan(
         planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
     )
-    reconciled = study_module.reconcile(known, new)
+    reconciled = study_module.reconcile(known, new, request.baseline)
     notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
@@ -100,11 +124,12 @@ def sweep(
             runs_dir=runs_dir,
             is_json=is_json,
         )
+    conclude = conclude or functools.partial(_conclude_sweep, is_json=is_json)
     store = Store.create(root)
     with lock_study(root):
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
-        reconciled = study_module.reconcile(existing, new)
+        reconciled = study_module.reconcile(existing, new, request.baseline)
         _check_readable(store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
@@ -117,10 +142,11 @@ def sweep(
             are_checkpoints_kept=are_checkpoints_kept,
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
+            trees=_trees(request),
             **(overrides or {}),
         )
         try:
-            return _run(store, reconciled.asked, settings, runs_dir, is_json=is_json)
+            return _run(store, reconciled.asked, settings, runs_dir, conclude)
         except DoesNotFitError as error:
             if not is_order_free or _is_any_finished(store):
                 raise DoesNotFitError(
@@ -137,7 +163,16 @@ def sweep(
                 trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
             store.write_plan(plan)
             settings = dataclasses.replace(settings, measuring=plan.measuring)
-            return _run(store, plan.trials, settings, runs_dir, is_json=is_json)
+            return _run(store, plan.trials, settings, runs_dir, conclude)
+
+
+def _accept(_planned: PlannedSweep) -> None:
+    """Any plan can be run."""
+
+
+def _trees(request: SweepRequest) -> dict[str, SourceTree]:
+    baseline = request.baseline
+    return {} if baseline is None else {baseline.revision: baseline}
 
 
 def resume(
@@ -172,7 +207,8 @@ def resume(
             measuring=plan.measuring,
             **(overrides or {}),
         )
-        return _run(store, plan.trials, settings, root.parent, is_json=is_json)
+        conclude = functools.partial(_conclude_sweep, is_json=is_json)
+        return _run(store, plan.trials, settings, root.parent, conclude)
 
 
 def _check_readable(store: Store) -> None:
@@ -196,8 +232,7 @@ def _run(
     trials: Sequence[PlannedTrial],
     settings: RunSettings,
     runs_dir: Path,
-    *,
-    is_json: bool,
+    conclude: Conclude,
 ) -> int:
     durations = estimate.read_durations(runs_dir)
     try:
@@ -211,10 +246,22 @@ def _run(
                     store, trials, settings, progress.make_progress(), durations
                 )
     except Interrupted as error:
-        command = shlex.join(["python", "-m", "harness", "resume", str(store.root)])
         _note(f"interrupted ({error.signal_name}); finished trials are kept")
-        _note(f"resume with: {command}")
+        _note(f"resume with: {_resume_command(store, settings)}")
         return exit_codes.INTERRUPTED
+    return conclude(store, trials)
+
+
+def _resume_command(store: Store, settings: RunSettings) -> str:
+    if settings.trees:  # only the same command knows the other revision
+        return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
+    return shlex.join(["python", "-m", "harness", "resume", str(store.root)])
+
+
+def _conclude_sweep(
+    store: Store, trials: Sequence[PlannedTrial], *, is_json: bool
+) -> int:
+    """Writes the report, prints the summary, and returns the exit code."""
     _conclude(store, is_json=is_json)
     statuses = _statuses(store, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)

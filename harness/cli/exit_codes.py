@@ -9,10 +9,17 @@ from __future__ import annotations
 from typing import Final
 
 OK: Final = 0
-"""Every trial of the plan is measured and sane."""
+"""Every trial of the plan is measured and sane; a gate passes."""
+
+REGRESSION: Final = 1
+"""A gate found a regression."""
 
 USAGE: Final = 2
 """The request cannot be carried out as written; nothing was started."""
+
+INCONCLUSIVE: Final = 3
+"""The interval of a gate holds both pass and regress, or the sides are not comparable.
+"""
 
 SOME_TRIALS_FAILED: Final = 4
 """At least one trial is ok and at least one is not; or, of ``verify``, a figure is not

@@ -16,6 +16,7 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import check_arguments, one_line, refusal
+from harness.cli.judging_verbs import VERBS
 from harness.cli.sweep_options import (
     SECONDS,
     data_dir_option,
@@ -46,9 +47,9 @@ class _Group(click.Group):
     no_args_is_help=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog=(
-        "Exit codes: 0 ok, 2 usage, 4 some trials failed, 5 nothing measured,"
-        " 6 machine unfit, 70 internal error, 130 interrupted (run the same command to"
-        " resume)."
+        "Exit codes: 0 ok, 1 regression, 2 usage, 3 inconclusive, 4 some trials failed,"
+        " 5 nothing measured, 6 machine unfit, 70 internal error, 130 interrupted (run"
+        " the same command to resume)."
     ),
 )
 def cli() -> None:
@@ -257,6 +258,10 @@ def doctor(*, relay_sec: float, is_json: bool) -> int:
     from harness.cli import doctor_verb
 
     return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec)
+
+
+for _verb in VERBS:
+    cli.add_command(_verb)
 
 
 def main(

@@ -22,11 +22,12 @@ def describe_trial(trial: PlannedTrial) -> str:
     modes = "+".join(mode.value for mode in trial.modes)
     budget = "" if spec.budget is None else f", quality run of {spec.budget}"
     control = "" if spec.control is Control.NONE else f", control {spec.control.value}"
+    revision = f", revision {spec.revision}" if spec.revision else ""
     repeat = "generation" if spec.order is Order.RELAY else "repetition"
     return (
         f"{spec.backend} x{spec.num_replicas} {modes}, batch"
         f" {spec.num_replicas}x{spec.per_replica_batch_size}, {repeat}"
-        f" {spec.repetition_index}{control}{budget}"
+        f" {spec.repetition_index}{control}{budget}{revision}"
     )
 
 

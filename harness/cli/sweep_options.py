@@ -39,6 +39,8 @@ class _FiniteRange(click.FloatRange):
 
 SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
 """The allowed time limits of a trial."""
+MINUTES = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
+"""The allowed times of a measurement."""
 
 runs_dir_option = click.option(
     "--runs-dir",
@@ -97,7 +99,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--minutes",
-                type=_FiniteRange(min=0, min_open=True, max=limits.MAX_SEC),
+                type=MINUTES,
                 metavar="MINUTES",
                 help="Time for a relay, start-up included."
                 f"  [default: {defaults.MINUTES:g}; with --target"
@@ -229,6 +231,18 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
+
+
+def without_options(*names: str) -> Callable[..., Any]:
+    """Returns a decorator that removes options of ``request_options`` by parameter."""
+
+    def remove(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters: list[click.Parameter] = function.__click_params__  # type: ignore[attr-defined]  # click adds it
+        assert set(names) <= {parameter.name for parameter in parameters}
+        parameters[:] = [p for p in parameters if p.name not in names]
+        return function
+
+    return remove
 
 
 def make_request(settings: dict[str, Any]) -> SweepRequest:

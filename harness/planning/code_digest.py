@@ -33,12 +33,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from harness.planning.source_code import Code
+    from harness.planning.source_tree import SourceTree
 
 START: Final = ("harness.run.trial_runner", "harness.run.relay")
 ENGINE: Final = "replicator"
 BACKENDS: Final = "replicator.backends"
 _PACKAGES = ("harness", "replicator", "workloads")
-_DISTRIBUTIONS = (
+DISTRIBUTIONS: Final = (
     "dm-control",
     "keras",
     "mujoco",
@@ -46,6 +47,7 @@ _DISTRIBUTIONS = (
     "tensorflow",
     "tensorflow-datasets",
 )
+"""Packages whose version can change the numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,10 +57,12 @@ class Sources:
     Attributes:
       root: The folder that the packages are in.
       texts: Contents to use in place of those on disk, by module.
+      versions: Of the packages that run it; by default those that are installed.
     """
 
     root: Path
     texts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    versions: Mapping[str, str] | None = None
 
     @functools.cached_property
     def paths(self) -> Mapping[str, Path]:
@@ -92,17 +96,21 @@ class Sources:
             ) from error
 
 
-def of_trial(workload: str, backend: str) -> str:
+def of_trial(workload: str, backend: str, tree: SourceTree | None = None) -> str:
     """Returns the digest of the code that determines the numbers of a trial.
 
     Args:
       workload: A name in the catalogue.
       backend: A name in the catalogue.
+      tree: The sources that it runs; by default those of this module.
 
     Raises:
       PlanError: A source file cannot be read, or a name is unknown.
     """
-    return _of_installed(workload, backend)
+    if tree is None:
+        return _of_installed(workload, backend)
+    sources = Sources(root=tree.root, versions=tree.versions)
+    return of_sources(workload, backend, sources)
 
 
 @functools.cache
@@ -120,8 +128,12 @@ def of_sources(workload: str, backend: str, sources: Sources) -> str:
     hasher = hashlib.blake2b(digest_size=8)
     for name, fingerprint in sorted(measured_code(workload, backend, sources).items()):
         hasher.update(f"{name} {fingerprint}\0".encode())
-    for name in _DISTRIBUTIONS:
-        hasher.update(f"{name}=={importlib.metadata.version(name)}\0".encode())
+    versions = sources.versions
+    for name in DISTRIBUTIONS:
+        version = (
+            importlib.metadata.version(name) if versions is None else versions[name]
+        )
+        hasher.update(f"{name}=={version}\0".encode())
     hasher.update(f"python {sys.version_info.major}.{sys.version_info.minor}".encode())
     return hasher.hexdigest()
 

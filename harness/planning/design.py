@@ -110,6 +110,11 @@ def with_twin(
     return [*cases, dataclasses.replace(twin, control=Control.TWIN)]
 
 
+def of_revision(cases: Sequence[PlannedCase], revision: str) -> list[PlannedCase]:
+    """Returns the same cases with the code of another revision."""
+    return [dataclasses.replace(case, revision=revision) for case in cases]
+
+
 def make_measuring(
     request: SweepRequest,
     order: Order,
@@ -149,11 +154,14 @@ def make_measuring(
 
 
 def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
-    first_repetition = [
+    both = [
         trial
         for trial in trials
         if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
     ]
+    first_repetition = [trial for trial in both if not trial.spec.revision]
+    if len(first_repetition) < len(both):
+        return _primary_of_revisions(both, num_cores)
     mode = first_repetition[0].modes[0]
     usable = [
         trial
@@ -174,6 +182,27 @@ def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
         text = f"{backends[0]}, {mode.value} scaling, x{most} / x{fewest}"
         return _contrast(own[0], own[-1], text)
     return None
+
+
+def _primary_of_revisions(
+    trials: Sequence[PlannedTrial], num_cores: int
+) -> Contrast | None:
+    """Returns the most replicas of the first backend, over the other revision."""
+    own = [trial for trial in trials if not trial.spec.revision]
+    own = [trial for trial in own if trial.spec.backend == own[0].spec.backend]
+    fitting = [t for t in own if t.spec.num_replicas <= num_cores] or own[:1]
+    first = max(fitting, key=lambda trial: trial.spec.num_replicas)
+    (second,) = (
+        trial
+        for trial in trials
+        if trial.spec.revision
+        and (trial.spec.backend, trial.spec.global_batch_size, trial.modes)
+        == (first.spec.backend, first.spec.global_batch_size, first.modes)
+        and trial.spec.num_replicas == first.spec.num_replicas
+    )
+    spec = first.spec
+    text = f"{spec.backend} x{spec.num_replicas}: this tree / {second.spec.revision}"
+    return _contrast(first, second, text)
 
 
 def _contrast(

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
     from harness.catalog import BackendInfo, PresetInfo
     from harness.planning.request import SweepRequest
+    from harness.planning.source_tree import SourceTree
 
 MAX_DEFAULT_REPLICAS: Final = 8
 """The largest default replica count, to keep the default sweep short."""
@@ -193,11 +194,13 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         num_quality_runs = len(learning.cases) * request.quality_repeats
         notes.append(learning.note)
     timed = design.with_twin(cases, machine.num_available_cores, order)
+    if request.baseline is not None:
+        timed += design.of_revision(cases, request.baseline.revision)
     plan_count.check(len(timed) * repeats + num_quality_runs)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
     )
-    trials = _trials(timed, repeats, request.seed, measured)
+    trials = _trials(timed, repeats, request.seed, measured, request.baseline)
     measuring = design.make_measuring(
         request, order, trials, machine.num_available_cores
     )
@@ -228,7 +231,11 @@ def _num_workers(case: PlannedCase) -> int:
 
 
 def _trials(
-    cases: Sequence[PlannedCase], repeats: int, seed: int, common: dict[str, Any]
+    cases: Sequence[PlannedCase],
+    repeats: int,
+    seed: int,
+    common: dict[str, Any],
+    baseline: SourceTree | None = None,
 ) -> list[PlannedTrial]:
     """Creates the trials of all repetitions, in ABBA order."""
     trials = []
@@ -237,12 +244,17 @@ def _trials(
         for case in cases if repetition % 2 == 0 else cases[::-1]:
             spec = TrialSpec(
                 **common,
-                code_digest=code_digest.of_trial(common["workload"], case.backend),
+                code_digest=code_digest.of_trial(
+                    common["workload"],
+                    case.backend,
+                    baseline if case.revision else None,
+                ),
                 backend=case.backend,
                 num_replicas=case.num_replicas,
                 per_replica_batch_size=case.per_replica_batch_size,
                 global_batch_size=case.per_replica_batch_size * case.num_replicas,
                 control=case.control,
+                revision=case.revision,
                 repetition_index=repetition,
                 seed=repetition_seed,
             )

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from harness.planning.source_tree import SourceTree
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class SweepRequest:
@@ -50,6 +52,7 @@ class SweepRequest:
       options: The workload's own options.
       seed: Seed of the sweep.
       timeout_sec: Time limit of one trial.
+      baseline: Another tree of sources, in which every case is measured as well.
     """
 
     workload: str
@@ -78,3 +81,4 @@ class SweepRequest:
     options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
     seed: int = defaults.SEED
     timeout_sec: float = defaults.TIMEOUT_SEC
+    baseline: SourceTree | None = None

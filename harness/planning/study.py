@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
+    from harness.planning.source_tree import SourceTree
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,99}")
 
@@ -37,6 +38,7 @@ _VARYING = {
     "per_replica_batch_size",
     "global_batch_size",
     "repetition_index",
+    "revision",
     "seed",
 }
 
@@ -144,7 +146,9 @@ class Reconciled:
     note: str | None = None
 
 
-def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
+def reconcile(
+    existing: Plan | None, new: Plan, baseline: SourceTree | None = None
+) -> Reconciled:
     """Resumes or extends an existing plan with a new one.
 
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
@@ -159,7 +163,7 @@ def reconcile(existing: Plan | None, new: Plan) -> Reconciled:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
     _check_same_settings(existing, new)
     _check_same_cases(existing, new)
-    check_code(existing)
+    check_code(existing, baseline)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:
         old = known.get(trial.trial_id)
@@ -269,18 +273,34 @@ def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
     return {f"{mode.value} {field}": value for value in values}
 
 
-def check_code(plan: Plan) -> None:
+def check_code(plan: Plan, baseline: SourceTree | None = None) -> None:
     """Checks that the code that would run is the code of the plan.
+
+    Args:
+      plan: Of an existing study.
+      baseline: The other tree of sources that is measured now.
 
     Raises:
       MatchStudyError: It is not; results of different code must not be mixed.
     """
     made_with = {
-        (trial.spec.workload, trial.spec.backend, trial.spec.code_digest)
+        (
+            trial.spec.revision,
+            trial.spec.workload,
+            trial.spec.backend,
+            trial.spec.code_digest,
+        )
         for trial in plan.trials
     }
-    for workload, backend, planned in sorted(made_with):
-        now = code_digest.of_trial(workload, backend)
+    for revision, workload, backend, planned in sorted(made_with):
+        tree = baseline if revision else None
+        if revision and (tree is None or tree.revision != revision):
+            raise MatchStudyError(
+                f"study {plan.study!r} compares this tree with revision {revision!r},"
+                " whose sources only a gate has; repeat the gate with its options to"
+                " resume it"
+            )
+        now = code_digest.of_trial(workload, backend, tree)
         if planned != now:
             raise MatchStudyError(
                 f"study {plan.study!r} was made with code_digest {planned!r} of backend"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
     from results.records import Placement, TrialSpec
 
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the packages that run, unless a trial is of another revision."""
 WORKER_COMMAND = (sys.executable, "-m", "harness.trial.worker")
 """The trial directory is appended."""
 CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")
@@ -82,6 +84,7 @@ def trial_variables(
     *,
     gpu_ids: Sequence[str] = (),
     data_dir: str | None = None,
+    source_root: Path = SOURCE_ROOT,
     base: Mapping[str, str] = os.environ,
 ) -> dict[str, str]:
     """Returns the environment variables of a trial's processes.
@@ -92,10 +95,10 @@ def trial_variables(
       trial_dir: Its directory, which marks its processes.
       gpu_ids: The GPUs it may see.
       data_dir: Directory of TFDS data sets, if not that of TFDS.
+      source_root: The folder of the packages that run.
       base: The harness's own variables.
     """
-    source_root = str(Path(__file__).resolve().parents[2])
-    paths = [source_root, *filter(None, [base.get("PYTHONPATH")])]
+    paths = [str(source_root), *filter(None, [base.get("PYTHONPATH")])]
     variables = {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES}
     num_threads = str(placement.num_intra_op_threads)
     return variables | {
@@ -114,6 +117,11 @@ def trial_variables(
         **_ALLOCATOR_VARIABLES[spec.allocator],
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
+
+
+def with_python(command: Sequence[str], python: str) -> tuple[str, ...]:
+    """Returns a command of this interpreter as one of another interpreter."""
+    return tuple(python if part == sys.executable else part for part in command)
 
 
 class ProcessTree:

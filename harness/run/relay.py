@@ -124,7 +124,8 @@ def _residents(
 def _name(resident: Resident) -> str:
     spec = resident.prepared.trial.spec
     control = "" if spec.control.value == "none" else f" ({spec.control.value})"
-    return f"{spec.backend} x{spec.num_replicas}{control}"
+    revision = f" of {spec.revision}" if spec.revision else ""
+    return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 
 
 def _import_side_by_side(residents: Sequence[Resident], stage: Stage) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from harness.machine.disturbance import Disturbance
     from harness.placement.processes import Processes
+    from harness.planning.source_tree import SourceTree
     from harness.run.launch import TrialExit
     from results.records import Environment, PlannedTrial, Turn
     from results.store import Store
@@ -62,6 +63,7 @@ class RunSettings:
       data_dir: Directory of TFDS data sets; by default that of TFDS.
       measuring: How long a relay measures.
       void_reason: Says why a turn does not count, or "" if it does.
+      trees: Sources of other revisions, by the name that specs have.
     """
 
     timeout_sec: float
@@ -73,6 +75,7 @@ class RunSettings:
     data_dir: str | None = None
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
     void_reason: VoidReason = disturbance.void_reason
+    trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,16 +131,27 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     command = tuple(settings.worker_command)
     if processes.is_cluster:
         command = (*launch.CLUSTER_COMMAND, *command)
+    source_root = launch.SOURCE_ROOT
+    if spec.revision:
+        tree = settings.trees[spec.revision]
+        command, source_root = launch.with_python(command, tree.python), tree.root
     gpu_ids = _gpu_ids(spec.num_replicas) if spec.device == "gpu" else ()
     variables = launch.trial_variables(
-        spec, place, trial_dir, gpu_ids=gpu_ids, data_dir=settings.data_dir
+        spec,
+        place,
+        trial_dir,
+        gpu_ids=gpu_ids,
+        data_dir=settings.data_dir,
+        source_root=source_root,
     )
     env = environment.read_environment(
         place,
         variables,
         gpus=gpus.gpu_names() if gpu_ids else (),
         inherited=os.environ,
-        state=machine_state.read_machine_state([*itertools.chain(*place.cpusets)]),
+        state=machine_state.read_machine_state(
+            [*itertools.chain(*place.cpusets)], source_root=source_root
+        ),
     )
     prepared = Prepared(
         trial=trial,

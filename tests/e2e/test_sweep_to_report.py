@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import exit_codes
 from results import frame
 from results.records import TrialStatus
 from results.store import Store
@@ -23,7 +24,10 @@ pytestmark = pytest.mark.processes
 
 
 def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> None:
-    """Real data, real network, two replica counts: numbers that are sane."""
+    """Real data, real network, two replica counts in a relay: numbers that are sane.
+
+    Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
+    """
     done = subprocess.run(
         [
             sys.executable,
@@ -36,6 +40,9 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
             "--replicas=1,2",
             "--mode=weak,strong",
             "--repeats=1",
+            "--rounds=2",
+            "--evaluate",
+            "--budget=none",
             "--study=s",
             f"--runs-dir={tmp_path / 'runs'}",
             "--json",
@@ -47,14 +54,21 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
         check=False,
         timeout=TIMEOUT_SEC,
     )
-    assert done.returncode == 0, done.stderr
+    allowed = (
+        exit_codes.OK,
+        exit_codes.SOME_TRIALS_FAILED,
+        exit_codes.NOTHING_MEASURED,
+        exit_codes.UNFIT,
+    )
+    assert done.returncode in allowed, done.stderr
     summary = json.loads(done.stdout)
     store = Store.open(tmp_path / "runs" / "s")
     trials = list(store.trials())
     page = store.report_path.read_text(encoding="utf-8")
 
-    assert {TrialStatus.OK} == {t.status.status for t in trials if t.status}
-    assert summary["coverage"] == {"planned": 3, "ok": 3}
+    statuses = {t.status.status for t in trials if t.status}
+    assert statuses <= {TrialStatus.OK, TrialStatus.VOID}, done.stderr
+    assert summary["coverage"]["planned"] == 4 == len(trials)
     assert {(1, "weak"), (2, "weak"), (1, "strong"), (2, "strong")} == {
         (point["num_replicas"], point["mode"]) for point in summary["points"]
     }
@@ -63,7 +77,8 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
 
         assert result is not None
         assert result.num_parameters == NUM_PARAMETERS
-        assert result.examples_per_sec > 0
+        assert [0, 1] == sorted({turn.round_index for turn in result.turns})
+        assert all(turn.time_sec > 0 for turn in result.turns)
         assert result.quality[0].num_examples == NUM_TEST_IMAGES
         assert "replicas_in_sync" in {check.name for check in result.sanity}
         assert trial.trial_id[:8] in page
@@ -85,6 +100,7 @@ def test_a_sweep_with_actors_ends_in_learning_curves(tmp_path: Path) -> None:
             "--replicas=1",
             "--mode=strong",
             "--repeats=1",
+            "--order=sequential",
             # So few that actors must act within a window of 20 steps.
             "--option=samples_per_insert=4",
             "--budget=60steps",

@@ -16,6 +16,10 @@ from results import identity
 from results.records import (
     Budget,
     BudgetUnit,
+    Contrast,
+    Control,
+    Measuring,
+    Order,
     Plan,
     PlannedTrial,
     ScalingMode,
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 BASE_BATCH = 8
+FEWEST_OF_A_CONTRAST = 2
 HAS_RESULT = {TrialStatus.OK, TrialStatus.INSANE}
 
 
@@ -55,6 +60,13 @@ class Shape:
       num_learning_runs: Repetitions of those.
       has_actors: Whether programs count environment steps.
       noise: Standard deviation of log throughput between repetitions.
+      num_rounds: Of each generation; 0 for trials in sequence.
+      revisions: In a relay, revisions beside this tree, with the factor by which their
+        steps take longer.
+      twin_factor: In a relay, by which steps of the twin take longer; None for no twin.
+      void_share: In a relay, of turns that are void.
+      name: Of the study.
+      workload_version: Of all trials.
     """
 
     backends: tuple[str, ...] = ("in_graph", "tf_mirrored")
@@ -71,6 +83,12 @@ class Shape:
     budget: Budget | None = None
     num_learning_runs: int = 1
     has_actors: bool = False
+    num_rounds: int = 0
+    revisions: dict[str, float] = dataclasses.field(default_factory=dict)
+    twin_factor: float | None = None
+    void_share: float = 0.0
+    name: str = "resnet50-laptop-synthetic"
+    workload_version: str = "1"
 
 
 def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
@@ -80,13 +98,14 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
     store = Store.create(root)
     store.write_plan(
         Plan(
-            study="resnet50-laptop-synthetic",
+            study=shape.name,
             created_at="2025-01-01T00:00:00Z",
             command=("python", "-m", "harness", "sweep", "--workload", "resnet50"),
             baseline_num_replicas=shape.replicas[0],
             repeats=shape.repeats,
             seed=7,
             timeout_sec=300,
+            measuring=_measuring(planned, shape),
             trials=tuple(
                 PlannedTrial(
                     trial_id=trial_id,
@@ -118,6 +137,30 @@ def _planned(shape: Shape) -> Planned:
     }
 
 
+def _measuring(planned: Planned, shape: Shape) -> Measuring:
+    """Names the largest case of two backends, or of two revisions, as primary."""
+    ids = {
+        (spec.backend, spec.revision): identity.case_id(spec)
+        for spec, modes in planned.values()
+        if spec.control is Control.NONE
+        and spec.num_replicas == shape.replicas[-1]
+        and shape.modes[0] in modes
+        and spec.budget is None
+    }
+    if not shape.num_rounds or len(ids) < FEWEST_OF_A_CONTRAST:
+        return Measuring()
+    first, second = list(ids)[:2]
+    return Measuring(
+        order=Order.RELAY,
+        minutes=9,
+        primary=Contrast(
+            first_case_id=ids[first],
+            second_case_id=ids[second],
+            text=f"{' '.join(first)} / {' '.join(second)}",
+        ),
+    )
+
+
 def _timed(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
     """Trials that are timed, every other repetition in reverse order."""
     for repetition in range(shape.repeats):
@@ -129,7 +172,13 @@ def _timed(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
             if backend != "single" or num_replicas == 1
         ]
         for backend, mode, num_replicas in cases[:: -1 if repetition % 2 else 1]:
-            yield _spec(backend, mode, num_replicas, repetition, shape), mode
+            spec = _spec(backend, mode, num_replicas, repetition, shape)
+            yield spec, mode
+            for revision in shape.revisions:
+                yield spec.model_copy(update={"revision": revision}), mode
+            is_last = (backend, num_replicas) == (shape.backends[0], shape.replicas[-1])
+            if is_last and mode is shape.modes[0] and shape.twin_factor is not None:
+                yield spec.model_copy(update={"control": Control.TWIN}), mode
 
 
 def _learning(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
@@ -158,7 +207,7 @@ def _spec(
     per_replica = BASE_BATCH if mode is WEAK else max(1, BASE_BATCH // num_replicas)
     return TrialSpec(
         workload="resnet50",
-        workload_version="1",
+        workload_version=shape.workload_version,
         code_digest="c0de" * 5,
         preset="laptop",
         data="digits",
@@ -168,7 +217,8 @@ def _spec(
         global_batch_size=per_replica * num_replicas,
         cores_per_replica=1,
         num_warmup_steps=3,
-        num_measured_steps=shape.num_measured_steps,
+        num_measured_steps=None if shape.num_rounds else shape.num_measured_steps,
+        order=Order.RELAY if shape.num_rounds else Order.SEQUENTIAL,
         is_evaluated=shape.is_evaluated or budget is not None,
         budget=budget,
         repetition_index=repetition,
@@ -189,8 +239,18 @@ def _write_trial(
     store.write_spec(trial_id, spec)
     store.write_env(trial_id, synthetic_trial.environment(spec, fingerprint))
     if status in HAS_RESULT:
+        factor = shape.revisions.get(spec.revision, 1.0)
+        if spec.control is Control.TWIN:
+            factor = shape.twin_factor or 1.0
         result = synthetic_trial.result(
-            spec, mode, trial_id, noise=shape.noise, has_actors=shape.has_actors
+            spec,
+            mode,
+            trial_id,
+            noise=shape.noise,
+            has_actors=shape.has_actors,
+            factor=factor,
+            num_rounds=shape.num_rounds,
+            void_share=shape.void_share,
         )
         store.write_result(trial_id, result)
         for point in result.curve:

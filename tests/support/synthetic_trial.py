@@ -23,6 +23,7 @@ from results.records import (
     ScalingMode,
     TrialResult,
     TrialStatus,
+    Turn,
 )
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2
+VOID = "other processes used 12 % of its cores (limit 3 %)"
 SHARE_OF_SLOW_STEPS = 0.08
 
 # Images per second on two cores by backend, mode and number of replicas.
@@ -90,6 +92,9 @@ def result(
     *,
     noise: float,
     has_actors: bool,
+    factor: float = 1.0,
+    num_rounds: int = 0,
+    void_share: float = 0.0,
 ) -> TrialResult:
     """Makes the observations of a trial.
 
@@ -99,13 +104,17 @@ def result(
       trial_id: Seeds the noise.
       noise: Standard deviation of log throughput between repetitions.
       has_actors: Whether the program counts environment steps.
+      factor: By which steps take longer.
+      num_rounds: Of a relay, with one step per turn; 0 for a contiguous window.
+      void_share: Of the turns.
     """
     generator = np.random.default_rng(int(trial_id[:15], 16))
     # All cases of one repetition drift together, as on a shared machine.
     drift = np.random.default_rng(spec.seed).normal(0, noise)
     rate = _throughput(spec, mode) * math.exp(drift + generator.normal(0, noise / 2))
-    step = spec.global_batch_size / rate
-    times = step * np.exp(generator.normal(0, 0.03, spec.num_measured_steps))
+    step = factor * spec.global_batch_size / rate
+    num_steps = num_rounds or spec.num_measured_steps or 0
+    times = step * np.exp(generator.normal(0, 0.03, num_steps))
     times += (
         step
         * generator.exponential(0.15, times.size)
@@ -124,8 +133,9 @@ def result(
         example_unit="images",
         num_parameters=23_528_522,
         global_batch_size=spec.global_batch_size,
-        num_measured_steps=spec.num_measured_steps,
+        num_measured_steps=num_steps,
         window_sec=window,
+        turns=_turns(spec, times, generator, void_share) if num_rounds else (),
         ranks=(
             RankTimes(
                 rank=0,
@@ -134,7 +144,7 @@ def result(
                 step_time_sec=tuple(float(value) for value in times),
                 window_start_ns=0,
                 window_end_ns=int(window * 1e9),
-                losses=tuple(2.4 - 0.01 * k for k in range(spec.num_measured_steps)),
+                losses=tuple(2.4 - 0.01 * k for k in range(num_steps)),
                 peak_memory_bytes=int((1.1 + 0.55 * spec.num_replicas) * 2**30),
             ),
         ),
@@ -143,6 +153,29 @@ def result(
         curve=curve,
         window_metrics=_counts(generator) if has_actors else (),
         collectives="214 all_mean in 3 buckets over 2 owners",
+    )
+
+
+def _turns(
+    spec: TrialSpec,
+    times: np.ndarray,
+    generator: np.random.Generator,
+    void_share: float,
+) -> tuple[Turn, ...]:
+    """One step per turn; noise of a round is shared by all cases."""
+    shared = np.random.default_rng([spec.seed, 1]).normal(0, 0.1, times.size)
+    ends = np.cumsum(times * np.exp(shared)) * 1e9
+    starts = np.concatenate([[0.0], ends[:-1]])
+    return tuple(
+        Turn(
+            round_index=index,
+            attempt=0,
+            start_ns=int(start),
+            end_ns=int(end),
+            num_steps=1,
+            void_reason=VOID if generator.random() < void_share else "",
+        )
+        for index, (start, end) in enumerate(zip(starts, ends, strict=True))
     )
 
 

@@ -33,7 +33,7 @@ A_LINE = "\nCHANGED = True\n"
 # Place, start, time and conclude a trial, in the harness or in the trial.
 ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
-ROOMS_THAT_DO_NOT = ("cli", "doctor", "planning")
+ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "planning")
 MODULES_THAT_COUNT = {"harness", "harness.catalog", "harness.errors"}
 # The order in which trials run, and the start of the command line.
 MODULES_THAT_DO_NOT = {

@@ -135,7 +135,7 @@ def test_other_code_of_another_backend_is_not_refused(
     first = plan_of(backends=("in_graph",))
     monkeypatch.setattr(
         "harness.planning.code_digest.of_trial",
-        lambda workload, backend: (
+        lambda workload, backend, _tree=None: (
             now(workload, backend) if backend == "in_graph" else "another"
         ),
     )

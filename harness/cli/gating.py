@@ -1,0 +1,273 @@
+"""The verb ``gate``: measures this tree beside a baseline, and judges it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import commands, exit_codes, judging
+from harness.errors import Interrupted, PlanError, StudyError
+from harness.judging import baselines, revisions, this_machine
+from harness.planning import defaults
+from harness.planning import study as study_module
+from harness.run import sweep as run
+from reports import judgement
+from results import gate as gate_module
+from results import gate_metrics, judge, study_match
+from results.judge import Verdict
+from results.records import Order
+from results.store import PLAN_NAME, Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from harness.planning.plan import PlannedSweep
+    from harness.planning.request import SweepRequest
+    from harness.planning.source_tree import SourceTree
+    from results.gate import Gate
+    from results.gate_metrics import Metric
+    from results.records import PlannedTrial
+    from results.study import Study
+
+NAME_PREFIX = "gate-"
+"""Of the study of a gate whose name is derived."""
+
+_WRITE_GATE: dict[str, Callable[[Gate], str]] = {
+    "text": judgement.gate_text,
+    "junit": judgement.gate_junit,
+    "github": judgement.gate_github,
+    "markdown": judgement.gate_markdown,
+    "json": judgement.gate_json,
+}
+_CODES = {
+    Verdict.PASS: exit_codes.OK,
+    Verdict.IMPROVE: exit_codes.OK,
+    Verdict.REGRESS: exit_codes.REGRESSION,
+    Verdict.INCONCLUSIVE: exit_codes.INCONCLUSIVE,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What is judged, and how strictly."""
+
+    metric: Metric
+    delta: float
+    alpha: float
+
+
+def make_rule(*, metric: str, delta: float, alpha: float) -> Rule:
+    """Returns a checked rule.
+
+    Raises:
+      ResultsError: The metric is unknown, or a number is out of range.
+    """
+    judge.check_delta(delta)
+    judge.check_alpha(alpha)
+    return Rule(metric=gate_metrics.metric_of(metric), delta=delta, alpha=alpha)
+
+
+def gate(
+    request: SweepRequest,
+    *,
+    baseline: str | None,
+    rule: Rule,
+    is_different_allowed: bool,
+    form: str,
+    study: str | None,
+    runs_dir: Path,
+    overrides: Mapping[str, Any] | None = None,
+) -> int:
+    """Measures this tree beside a baseline, prints the verdict, returns its exit code.
+
+    Args:
+      request: What to measure.
+      baseline: A named baseline, a study, or a git revision.
+      rule: What is judged, and how strictly.
+      is_different_allowed: Whether a study that is not comparable is shown.
+      form: Of the output.
+      study: Name of the gate's study; by default derived.
+      runs_dir: Directory of the studies.
+      overrides: Replaces fields of ``RunSettings``.
+
+    Raises:
+      HarnessError: The request cannot be carried out; nothing was measured.
+      ResultsError: A study cannot be used.
+    """
+    request = _of_gate(request, rule)
+    name, stored = _find_baseline(baseline, runs_dir)
+    if stored is not None:
+        return _against_study(
+            request,
+            stored,
+            name=name,
+            rule=rule,
+            is_different_allowed=is_different_allowed,
+            form=form,
+            study=study,
+            runs_dir=runs_dir,
+            overrides=overrides,
+        )
+    commit = revisions.find_commit(name)
+
+    def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+        found = gate_module.of_revisions(
+            load_study(store),
+            rule.metric,
+            baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
+            delta=rule.delta,
+            alpha=rule.alpha,
+        )
+        return _conclude(store, found, form)
+
+    try:
+        with run.stop_signals(), _tree(name, commit) as tree:
+            return commands.sweep(
+                dataclasses.replace(request, baseline=tree),
+                study=study,
+                runs_dir=runs_dir,
+                is_json=False,
+                is_dry_run=False,
+                is_failed_retried=True,
+                overrides=overrides,
+                conclude=judge_revisions,
+                name_prefix=NAME_PREFIX,
+                check=lambda planned: revisions.check_runs(
+                    name, tree, planned.trials[-1].spec
+                ),
+            )
+    except Interrupted as error:
+        click.echo(f"interrupted ({error.signal_name})", err=True)
+        return exit_codes.INTERRUPTED
+
+
+@contextlib.contextmanager
+def _tree(name: str, commit: str) -> Iterator[SourceTree]:
+    def note(text: str) -> None:
+        click.echo(text, err=True)
+
+    with revisions.checked_out(name, commit, note) as tree:
+        yield tree
+
+
+def _of_gate(request: SweepRequest, rule: Rule) -> SweepRequest:
+    """Returns what a gate measures: no quality, as many generations as a relay.
+
+    Raises:
+      PlanError: There are too few generations.
+    """
+    if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
+        raise PlanError(
+            f"--repeats {request.repeats} gives no verdict: one generation says nothing"
+            f" about the spread between processes; use {judge.FEWEST_GENERATIONS} or"
+            " more"
+        )
+    request = dataclasses.replace(request, budget="none", is_evaluated=False)
+    if rule.metric is gate_metrics.THROUGHPUT:
+        return request
+    # These exist once per process, and are measured best where it is alone.
+    order = request.order or Order.SEQUENTIAL
+    repeats = request.repeats or defaults.GENERATIONS
+    return dataclasses.replace(request, order=order, repeats=repeats)
+
+
+def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
+    """Returns the name of a baseline, and its study; None if it is a revision.
+
+    Raises:
+      StudyError: No baseline was given, and none is named default.
+    """
+    known = baselines.read_baselines(runs_dir)
+    if text is None:
+        if baselines.DEFAULT_NAME not in known:
+            raise StudyError(
+                "a gate needs a baseline: give --baseline with a git revision or a"
+                " study, or name one with 'baseline set STUDY'"
+            )
+        text = baselines.DEFAULT_NAME
+    if not text.strip():
+        raise StudyError(
+            "--baseline is empty; give a git revision, a study, or a named baseline"
+        )
+    if text in known:
+        of = known[text]
+        return f"baseline {text} (study {of.study})", judging.load(of.study, runs_dir)
+    if (study_module.find_study(text, runs_dir) / PLAN_NAME).exists():
+        return f"study {text}", judging.load(text, runs_dir)
+    return text, None
+
+
+def _against_study(
+    request: SweepRequest,
+    stored: Study,
+    *,
+    name: str,
+    rule: Rule,
+    is_different_allowed: bool,
+    form: str,
+    study: str | None,
+    runs_dir: Path,
+    overrides: Mapping[str, Any] | None,
+) -> int:
+    """Measures this tree alone, and judges it against a stored study."""
+
+    def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
+        found = gate_module.of_studies(
+            load_study(store),
+            stored,
+            rule.metric,
+            baseline=name,
+            delta=rule.delta,
+            alpha=rule.alpha,
+        )
+        if found.differences and not is_different_allowed:
+            # Seen only now: placement and machine are recorded with the trials.
+            judging.check_comparable(str(store.root), name, found.differences, False)
+        return _conclude(store, found, form)
+
+    def check(planned: PlannedSweep) -> None:
+        differences = study_match.planned_differences(
+            planned.trials, stored, this_machine.fingerprint(planned.trials[0].spec)
+        )
+        judging.check_comparable("this tree", name, differences, is_different_allowed)
+
+    return commands.sweep(
+        request,
+        study=study,
+        runs_dir=runs_dir,
+        is_json=False,
+        is_dry_run=False,
+        is_failed_retried=True,
+        overrides=overrides,
+        conclude=judge_studies,
+        name_prefix=NAME_PREFIX,
+        check=check,
+    )
+
+
+def _conclude(store: Store, found: Gate, form: str) -> int:
+    from reports import build
+
+    build.write_report(store, store.report_path)
+    click.echo(_WRITE_GATE[form](found))
+    click.echo(f"report of this tree: {store.report_path}", err=True)
+    return code_of(found)
+
+
+def code_of(found: Gate) -> int:
+    """Returns the exit code of a gate: trials that are not ok come before a verdict."""
+    is_disturbed_only = all(": void: " in failure for failure in found.failures)
+    if found.failures and not is_disturbed_only:
+        return (
+            exit_codes.SOME_TRIALS_FAILED
+            if found.num_ok
+            else exit_codes.NOTHING_MEASURED
+        )
+    if found.failures or found.why_unfit or found.verdict is None:
+        return exit_codes.UNFIT
+    return _CODES[found.verdict]

@@ -1,0 +1,170 @@
+"""The verb ``power``: what a gate can find with the spread of a study."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes
+from harness.errors import PlanError
+from harness.planning import defaults
+from harness.planning import study as study_module
+from reports import power as power_table
+from results import gate_metrics, generations, judge
+from results import power as power_module
+from results.store import Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.study import Study
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Spread:
+    """A spread, where it is from, and how long a generation takes."""
+
+    value: float
+    source: str
+    minutes_per_generation: float
+    minutes: float
+
+
+def power(
+    study: str | None,
+    *,
+    spread: float | None,
+    num_generations: int | None,
+    minutes: float | None,
+    target: float | None,
+    delta: float,
+    alpha: float,
+    runs_dir: Path,
+    is_json: bool,
+) -> int:
+    """Prints the tables.
+
+    Raises:
+      PlanError: The arguments contradict each other, or the time is too short.
+      ResultsError: There is no such study, or it has no spread.
+    """
+    judge.check_delta(delta)
+    judge.check_alpha(alpha)
+    found = _spread(study, spread, runs_dir)
+    each = found.minutes_per_generation
+    minutes_in_all = found.minutes if minutes is None else minutes
+    number = num_generations or math.floor(minutes_in_all / each + 1e-9)
+    if number < judge.FEWEST_GENERATIONS:
+        needed = judge.FEWEST_GENERATIONS * each
+        raise PlanError(
+            f"--minutes {minutes_in_all:g} is time for {number} generation(s) of"
+            f" {each:.1f} min, but a verdict needs {judge.FEWEST_GENERATIONS} or more;"
+            f" use --minutes {math.ceil(needed)} or more"
+        )
+    if target is not None:
+        _check_target(target, found, number)
+    table = power_table.calculate(
+        found.value,
+        source=found.source,
+        num_generations=number,
+        minutes_per_generation=each,
+        delta=delta,
+        alpha=alpha,
+    )
+    click.echo(power_table.as_json(table) if is_json else power_table.text(table))
+    return exit_codes.OK
+
+
+def _check_target(target: float, found: _Spread, number: int) -> None:
+    """Checks that half of all measurements reach a target in their time.
+
+    Raises:
+      PlanError: They do not; says what can be reached, and what it takes.
+    """
+    needed = power_module.generations_for_target(target, found.value)
+    if needed is not None and needed <= number:
+        return
+    each = found.minutes_per_generation
+    takes = f"needs more than {power_module.MOST_GENERATIONS} generations"
+    advice = ""
+    if needed is not None:
+        takes = f"needs {needed} generations, about {needed * each:.0f} min"
+        advice = f"--minutes {math.ceil(needed * each)} or "
+    reached = power_module.median_half_width(found.value, number)
+    if number >= generations.FEWEST_TO_STOP:
+        reached *= generations.widening(number)
+    raise PlanError(
+        f"--target {target:.2%} {takes} at a spread of {found.value:.2%}, and"
+        f" {number * each:.1f} min are time for {number}, which reach"
+        f" {math.expm1(reached):.1%}; use {advice}a wider target"
+    )
+
+
+def _spread(study: str | None, spread: float | None, runs_dir: Path) -> _Spread:
+    if study is None and spread is None:
+        raise PlanError(
+            "power needs a spread between generations: name a study of a relay, or give"
+            " one such as --spread 3%"
+        )
+    usual = defaults.MINUTES / defaults.GENERATIONS
+    if study is None:
+        assert spread is not None
+        return _Spread(
+            value=spread,
+            source="given",
+            minutes_per_generation=usual,
+            minutes=defaults.MINUTES,
+        )
+    loaded = load_study(Store.open(study_module.find_study(study, runs_dir)))
+    each = _minutes_per_generation(loaded) or usual
+    source = "given"
+    if spread is None:
+        spread, source = _spread_of(loaded)
+    return _Spread(
+        value=spread,
+        source=source,
+        minutes_per_generation=each,
+        minutes=loaded.plan.measuring.minutes or each * loaded.plan.repeats,
+    )
+
+
+def _minutes_per_generation(study: Study) -> float:
+    """Returns how long the timed trials of a generation took, on average."""
+    used_sec = sum(
+        entry.trial.status.duration_sec
+        for entry in study.planned
+        if not entry.spec.budget
+        and entry.trial is not None
+        and entry.trial.status is not None
+    )
+    return used_sec / 60 / study.plan.repeats
+
+
+def _spread_of(study: Study) -> tuple[float, str]:
+    """Returns the spread of the primary contrast, and its description.
+
+    Raises:
+      PlanError: There is no primary contrast, or it has one generation only.
+    """
+    name, primary = study.plan.study, study.plan.measuring.primary
+    if primary is None:
+        raise PlanError(
+            f"study {name!r} has no primary contrast, so it has no spread; give one,"
+            " such as --spread 3%, or measure two backends or replica counts"
+        )
+    cases = {case.case_id: case for case in (*study.cases, *study.other_revisions)}
+    first, second = (cases[i] for i in (primary.first_case_id, primary.second_case_id))
+    logs = gate_metrics.log_ratios(first, second, gate_metrics.THROUGHPUT)
+    if len(logs) < judge.FEWEST_GENERATIONS:
+        raise PlanError(
+            f"study {name!r} has {len(logs)} generation(s) of {primary.text}, but a"
+            f" spread needs {judge.FEWEST_GENERATIONS} or more; measure more"
+            " --repeats, or give --spread"
+        )
+    mean = math.fsum(logs) / len(logs)
+    variance = math.fsum((log - mean) ** 2 for log in logs) / (len(logs) - 1)
+    return math.sqrt(variance), f"{primary.text}; {len(logs)} generations of {name}"

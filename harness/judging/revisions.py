@@ -1,0 +1,222 @@
+"""The sources of another revision, in a temporary directory, ready to run trials.
+
+A git worktree is checked out and removed again, however the measurement ends. It runs
+with the interpreter of the harness, unless its ``requirements.lock`` differs: then it
+gets an environment of its own, made as ``make setup`` makes it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.errors import RevisionError
+from harness.planning import code_digest
+from harness.planning.source_tree import SourceTree
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from results.records import TrialSpec
+
+SOURCE_ROOT = Path(__file__).resolve().parents[2]
+"""The git repository, and the tree whose packages are installed."""
+LOCK_NAME = "requirements.lock"
+PREFIX = "replicator-gate-"
+"""Of the temporary directory."""
+SHOWN_DIGITS = 12
+"""Of a commit, as the revision of specs."""
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_READ_VERSIONS = """
+import importlib.metadata, json, sys
+print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
+"""
+_READ_SPEC = """
+import sys
+import harness.trial.turns
+from results.records import TrialSpec
+TrialSpec.model_validate_json(sys.stdin.read())
+"""
+
+
+def find_commit(revision: str) -> str:
+    """Returns the full id of the commit that a revision names.
+
+    Raises:
+      RevisionError: The sources are not in a git repository, or it has no such
+        revision.
+    """
+    try:
+        found = _git(
+            "rev-parse",
+            "--verify",
+            "--quiet",
+            "--end-of-options",
+            f"{revision}^{{commit}}",
+        )
+    except FileNotFoundError as error:
+        raise RevisionError(
+            f"--baseline {revision!r}: git is not installed, and no study has this"
+            " name; install git, or name a stored study"
+        ) from error
+    if found.returncode == 0:
+        return found.stdout.strip()
+    if _git("rev-parse", "--git-dir").returncode != 0:
+        raise RevisionError(
+            f"--baseline {revision!r} is no stored study, and {str(SOURCE_ROOT)!r} is"
+            " not a git repository, so it has no revisions; name a stored study"
+        )
+    raise RevisionError(
+        f"--baseline {revision!r} is neither a named baseline, nor a study, nor a"
+        f" revision of {str(SOURCE_ROOT)!r}; 'baseline list' and 'git log' show which"
+        " there are"
+    )
+
+
+@contextlib.contextmanager
+def checked_out(
+    revision: str, commit: str, note: Callable[[str], None]
+) -> Iterator[SourceTree]:
+    """Checks a commit out for as long as the block lasts.
+
+    Args:
+      revision: As the user named it, for messages.
+      commit: Its full id.
+      note: Receives what takes long, one line.
+
+    Raises:
+      RevisionError: It cannot be checked out, or its packages cannot be installed.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX)).resolve()
+    root = folder / "tree"
+    try:
+        made = _git("worktree", "add", "--quiet", "--detach", str(root), commit)
+        if made.returncode != 0:
+            raise RevisionError(
+                f"revision {revision!r} cannot be checked out: {_last(made.stderr)};"
+                " fix the repository, or choose another revision"
+            )
+        python, versions = sys.executable, None
+        if _lock_of(root) != _lock_of(SOURCE_ROOT):
+            note(f"revision {revision} has another {LOCK_NAME}: installing it")
+            python = _install(revision, root, folder / "env")
+            versions = _versions(revision, python)
+        yield SourceTree(
+            revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
+        )
+    finally:
+        with _uninterrupted():
+            _git("worktree", "remove", "--force", str(root))
+            shutil.rmtree(folder, ignore_errors=True)
+            _git("worktree", "prune")
+
+
+def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
+    """Checks that the sources of a revision can take part in a measurement.
+
+    Raises:
+      RevisionError: They do not start, do not take turns, or do not read the spec.
+    """
+    done = _run(
+        [tree.python, "-c", _READ_SPEC],
+        variables={"PYTHONPATH": str(tree.root)},
+        text=spec.model_dump_json(),
+    )
+    if done.returncode != 0:
+        raise RevisionError(
+            f"revision {revision!r} cannot run the trials of this tree:"
+            f" {_last(done.stderr)}; the two must agree on the records and on how"
+            " turns are taken: choose a later revision, or use a stored study as"
+            " baseline"
+        )
+
+
+def _install(revision: str, root: Path, folder: Path) -> str:
+    """Makes an environment with the locked packages of a tree; returns its Python."""
+    python = str(folder / "bin" / "python")
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    for command in (
+        [sys.executable, "-m", "venv", str(folder)],
+        [*pip, "--no-deps", "--require-hashes", "-r", str(root / LOCK_NAME)],
+    ):
+        done = _run(command)
+        if done.returncode != 0:
+            raise RevisionError(
+                f"revision {revision!r} cannot be installed:"
+                f" {_last(done.stderr or done.stdout)}; choose a revision whose"
+                f" {LOCK_NAME} can be installed here"
+            )
+    return python
+
+
+def _versions(revision: str, python: str) -> dict[str, str]:
+    done = _run([python, "-c", _READ_VERSIONS, *code_digest.DISTRIBUTIONS])
+    if done.returncode != 0:
+        raise RevisionError(
+            f"revision {revision!r} lacks a package: {_last(done.stderr)}; choose"
+            f" a revision whose {LOCK_NAME} is complete"
+        )
+    versions: dict[str, str] = json.loads(done.stdout)
+    return versions
+
+
+def _lock_of(root: Path) -> bytes | None:
+    path = root / LOCK_NAME
+    return path.read_bytes() if path.is_file() else None
+
+
+def _git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # Variables of a hook would lead to another repository.
+    names = [name for name in os.environ if name.startswith("GIT_")]
+    command = ["git", "-C", str(SOURCE_ROOT), "-c", "core.hooksPath=/dev/null"]
+    return _run([*command, *arguments], without=names)
+
+
+def _run(
+    command: Sequence[str],
+    *,
+    variables: Mapping[str, str] | None = None,
+    without: Sequence[str] = (),
+    text: str = "",
+) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if key not in without}
+    return subprocess.run(
+        command,
+        env={**kept, **(variables or {})},
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no reason was given"
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignores signals to stop until the block ends: a second Ctrl-C must not leave it.
+
+    The commands that the block runs inherit this.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

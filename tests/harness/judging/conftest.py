@@ -1,0 +1,130 @@
+"""Fixtures of judging: a repository whose revisions differ in the time of a step."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.judging import revisions
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("harness", "replicator", "results", "workloads")
+WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
+GATE = (
+    "gate",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1",
+    "--mode=weak",
+    "--repeats=3",
+    "--rounds=3",
+)
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True)
+
+
+def _commit(folder: Path, tag: str) -> None:
+    _git(folder, "add", "--all")
+    _git(folder, "commit", "--quiet", "--allow-empty", "--message", tag)
+    _git(folder, "tag", tag)
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: Any) -> Path:
+    """Returns a repository with a revision for everything that a gate can meet."""
+    folder = tmp_path_factory.mktemp("repository")
+    _git(folder, "init", "--quiet")
+    for name in PACKAGES:
+        shutil.copytree(
+            ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__")
+        )
+    shutil.copy(ROOT / revisions.LOCK_NAME, folder)
+    _commit(folder, "same")
+    (folder / "slowdown.txt").write_text("0.909")
+    _commit(folder, "faster")
+    (folder / "slowdown.txt").write_text("1.1")
+    _commit(folder, "slower")
+    (folder / "slowdown.txt").write_text("not a number")
+    _commit(folder, "fails")
+    records = folder / "results" / "records.py"
+    records.write_text(
+        records.read_text().replace("    revision: Name", "    tree: Name")
+    )
+    _commit(folder, "older")
+    (folder / revisions.LOCK_NAME).write_text("this is no requirement\n")
+    _commit(folder, "broken")
+    _git(folder, "checkout", "--quiet", "same")
+    return folder
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Returns the directory of temporary files, which is empty."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def gate_overrides() -> dict[str, Any]:
+    """Returns what makes the command line use ``gate_worker.py``.
+
+    Every turn is valid, whatever else this machine does.
+    """
+    return {
+        "worker_command": WORKER,
+        "canary": lambda _core: 0.2,
+        "void_reason": lambda _load, _retraces: "",
+    }
+
+
+@pytest.fixture
+def gate(
+    harness: Any,
+    repository: Path,
+    temporary: Path,
+    gate_overrides: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
+    del temporary
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+
+    def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
+        return harness(*of, *arguments, overrides=gate_overrides | replaced)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def template_of_gates(
+    repository: Path, tmp_path_factory: Any, gate_overrides: dict[str, Any]
+) -> Path:
+    """Returns a directory with a finished gate of two equal revisions, made once."""
+    root: Path = tmp_path_factory.mktemp("gates")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        patch.setattr(revisions, "SOURCE_ROOT", repository)
+        arguments = (*GATE, "--baseline=same", "--study=stored")
+        assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
+    return root
+
+
+@pytest.fixture
+def stored(template_of_gates: Path, tmp_path: Path) -> str:
+    """Returns the name of a finished study of this tree, beside another revision."""
+    shutil.copytree(template_of_gates / "runs", tmp_path / "runs")
+    return "stored"

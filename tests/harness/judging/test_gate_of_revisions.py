@@ -1,0 +1,217 @@
+"""A gate measures two revisions in the same rounds; its exit code is the verdict."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.judging import revisions
+from harness.run import process_tree
+from results.records import Control, Order
+from results.store import Store
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[3]
+WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
+GATE = (
+    "gate",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1",
+    "--mode=weak",
+    "--repeats=3",
+)
+DRIVER = f"""
+import pathlib, sys
+from harness.cli.main import main
+from harness.judging import revisions
+revisions.SOURCE_ROOT = pathlib.Path(sys.argv.pop(1))
+overrides = {{"worker_command": {WORKER!r}, "canary": lambda core: 0.2}}
+sys.exit(main(run_overrides=overrides))
+"""
+
+
+def worktrees(repository: Path) -> list[str]:
+    """Returns what git knows of worktrees besides the repository itself."""
+    listed = subprocess.run(
+        ["git", "worktree", "list", "--porcelain"],
+        cwd=repository,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return re.findall(r"^worktree (.*)", listed.stdout, re.MULTILINE)[1:]
+
+
+def written_at() -> dict[Path, int]:
+    """Returns when the status of each trial was written."""
+    found = Path("runs").rglob("status.json")
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+def test_a_slowdown_of_ten_percent_is_a_regression(
+    gate: Any, repository: Path, temporary: Path
+) -> None:
+    """Exit code 1; the worktree of the baseline is gone."""
+    code, out, err = gate("--baseline=faster", "--format=json")
+
+    data = json.loads(out)
+    assert exit_codes.REGRESSION == code, err
+    assert "regress" == data["verdict"]
+    (case,) = data["cases"]
+    assert pytest.approx(1.10, abs=0.02) == case["slowdown"]["value"]
+    assert 3 == case["slowdown"]["n"]
+    assert [] == worktrees(repository)
+    assert [] == list(temporary.iterdir())
+
+
+def test_two_equal_revisions_pass(gate: Any, tmp_path: Path, stored: str) -> None:
+    """Exit code 0; every case of the study exists twice, and one has a twin."""
+    code, out, err = gate("--baseline=same", f"--study={stored}")
+
+    assert exit_codes.OK == code, err
+    assert re.search(
+        r"(PASS|IMPROVE): throughput against revision same \(\w{12}\)", out
+    )
+    trials = Store.open(tmp_path / "runs" / stored).read_plan().trials
+    commit = revisions.find_commit("same")[: revisions.SHOWN_DIGITS]
+    first = [trial.spec for trial in trials if trial.spec.repetition_index == 0]
+    assert {("", Control.NONE), ("", Control.TWIN), (commit, Control.NONE)} == {
+        (spec.revision, spec.control) for spec in first
+    }
+
+
+def test_the_same_command_resumes_and_other_verbs_refuse(
+    gate: Any, harness: Any, stored: str
+) -> None:
+    """Nothing is measured twice; 'resume' has not the sources of the revision."""
+    statuses = written_at()
+    code, _, _ = gate("--baseline=same", f"--study={stored}")
+    resumed, _, err = harness("resume", stored)
+
+    assert exit_codes.OK == code
+    assert 9 == len(statuses)
+    assert statuses == written_at()
+    assert exit_codes.USAGE == resumed
+    assert re.search(r"compares this tree with revision '\w+'.* repeat the gate", err)
+
+
+def test_a_baseline_that_is_slower_shows_an_improvement(gate: Any) -> None:
+    """A kind of pass: exit code 0."""
+    code, out, _ = gate("--baseline=slower", "--repeats=2", "--delta=50%")
+
+    assert exit_codes.OK == code
+    assert re.search(r"in_graph x1, weak +-(8|9)\.\d %", out)
+
+
+def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
+    """Exit code 6, even though some turns are valid."""
+    reasons = itertools.cycle(["", "noise", "noise"])
+    code, out, _ = gate(
+        "--baseline=same",
+        "--repeats=2",
+        void_reason=lambda _load, _retraces: next(reasons),
+    )
+
+    assert exit_codes.UNFIT == code
+    assert re.search(r"^UNFIT: .* turns are void \(noise\), more", out, re.MULTILINE)
+
+
+def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
+    """Peak memory in sequence: no twin, no turns, four repetitions."""
+    of = tuple(arg for arg in GATE if not arg.startswith(("--rounds", "--repeats")))
+    code, out, err = gate(
+        "--baseline=slower", "--metric=peak_memory", "--study=g", of=of
+    )
+
+    assert exit_codes.OK == code, err
+    assert re.search(r"in_graph x1, weak +\+0.0 % .* 4  pass\n", out)
+    plan = Store.open(tmp_path / "runs" / "g").read_plan()
+    assert 8 == len(plan.trials)
+    assert {Order.SEQUENTIAL} == {trial.spec.order for trial in plan.trials}
+
+
+def test_an_interrupt_removes_the_worktree(
+    repository: Path, tmp_path: Path, temporary: Path
+) -> None:
+    """Exit code 130; it says how to resume, and nothing is left behind."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", DRIVER, str(repository), *GATE, "--baseline=same"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        while not list(tmp_path.glob("runs/*/trials/*/rank_0.jsonl")):
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        assert 1 == len(worktrees(repository))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+
+    assert (exit_codes.INTERRUPTED, "") == (process.returncode, out)
+    assert re.search(r"resume with: python -m harness gate .*--baseline=same", err)
+    assert [] == worktrees(repository)
+    assert [] == list(temporary.iterdir())
+    trials = [str(path) for path in tmp_path.glob("runs/*/trials/*")]
+    assert trials
+    assert not [trial for trial in trials if process_tree.find_tree(trial)]
+
+
+def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
+    """Exit code 4: what could not be measured does not pass."""
+    code, out, _ = gate("--baseline=fails", "--repeats=2")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert re.search(
+        r"failed: in_graph x1 of \w+, repetition 0: failed: could not", out
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), r"a gate needs a baseline: give --baseline"),
+        (("--baseline=",), r"--baseline is empty"),
+        (("--baseline=nothing",), r"'nothing' is neither a named baseline, nor"),
+        (("--baseline=--help",), r"'--help' is neither a named baseline, nor"),
+        (("--baseline=broken",), r"revision 'broken' cannot be installed: .*require"),
+        (("--baseline=older",), r"revision 'older' cannot run the trials of this tree"),
+        (("--baseline=same", "--repeats=1"), r"--repeats 1 gives no verdict"),
+        (("--baseline=same", "--metric=joy"), r"unknown metric 'joy'; allowed are thr"),
+        (("--baseline=same", "--metric=top_1"), r"'top_1' is a figure of quality runs"),
+        (("--baseline=same", "--delta=0%"), r"--delta: '0%' is not a percentage"),
+        (("--baseline=same", "--alpha=50%"), r"alpha is 0.5, must be .* less than 0.5"),
+    ],
+)
+def test_a_gate_that_cannot_be_run_is_one_line(
+    gate: Any,
+    written: Any,
+    repository: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    """Exit code 2; nothing is written, and nothing is left behind."""
+    code, out, err = gate(*arguments)
+
+    assert exit_codes.USAGE == code
+    assert re.search(f"^error: .*{message}", err, re.MULTILINE), err
+    assert not out
+    assert ["temporary"] == written()
+    assert [] == worktrees(repository)

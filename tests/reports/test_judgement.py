@@ -1,0 +1,159 @@
+"""A gate is written for terminals, pull requests, CI systems and programs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from reports import judgement
+from results import compare, gate, gate_metrics
+from results.study import Study, load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = "1234567890ab"
+
+
+@pytest.fixture
+def relay(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a gate's study with a baseline and a twin."""
+
+    def make(**fields: Any) -> Study:
+        defaults = {
+            "backends": ("in_graph", "tf_mirrored"),
+            "modes": (synthetic.WEAK,),
+            "repeats": 4,
+            "num_rounds": 10,
+            "noise": 0.008,
+            "twin_factor": 1.0,
+            "revisions": {BASE: 1 / 1.1},
+            "is_evaluated": False,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return load_study(synthetic.make_store(tmp_path / "s", shape))
+
+    return make
+
+
+def judged(study: Study) -> gate.Gate:
+    """Judges with the defaults."""
+    of = gate_metrics.THROUGHPUT
+    return gate.of_revisions(study, of, baseline="main", delta=0.05, alpha=0.05)
+
+
+def test_the_text_ends_with_the_verdict(relay: Any) -> None:
+    """A row per case, the twin, the void turns; the rule is in the last line."""
+    lines = judgement.gate_text(judged(relay())).splitlines()
+
+    assert re.match(r"case +slower by +90% interval +n +verdict", lines[0])
+    assert re.search(
+        r"in_graph x2, weak +\+\d+\.\d % +\[\+\d+.* %\] +4 +regress", lines[3]
+    )
+    assert lines[-3].startswith("twin (one case measured twice): ")
+    assert "void turns: 0 of 360" == lines[-2]
+    assert re.match(
+        r"REGRESS: throughput against main: 4 regress \(slower by 5.0% matters",
+        lines[-1],
+    )
+
+
+def test_junit_has_a_failure_per_regression(relay: Any) -> None:
+    """And one for the whole."""
+    suite = ET.fromstring(judgement.gate_junit(judged(relay())))
+
+    assert ("5", "5", "0") == tuple(
+        suite.get(name) for name in ("tests", "failures", "errors")
+    )
+    assert 5 == len(suite.findall("testcase/failure"))
+    assert "in_graph x1, weak" == suite.find("testcase").get("name")
+
+
+def test_junit_of_a_pass_has_no_failure(relay: Any) -> None:
+    """Nor an error."""
+    found = judged(relay(revisions={BASE: 1.0}, backends=("in_graph",)))
+    suite = ET.fromstring(judgement.gate_junit(found))
+
+    assert not suite.findall("testcase/*")
+
+
+def test_junit_of_an_unfit_machine_is_an_error(relay: Any) -> None:
+    """No case can hide it."""
+    found = judged(relay(revisions={BASE: 1.0}, void_share=0.5))
+    suite = ET.fromstring(judgement.gate_junit(found))
+    (error,) = suite.findall("testcase[@name='all']/error")
+
+    assert error.get("message").startswith("UNFIT: throughput against main: no verdict")
+
+
+def test_github_annotates_a_regression_as_an_error(relay: Any) -> None:
+    """A percent sign is escaped, as workflow commands demand."""
+    lines = judgement.gate_github(judged(relay())).splitlines()
+
+    assert 5 == len(lines)
+    assert all(
+        line.startswith("::error title=performance gate::throughput: ")
+        for line in lines[:4]
+    )
+    assert "%25" in lines[0]
+    assert not re.search(r"%(?!25)", lines[0])
+
+
+def test_markdown_is_a_table_below_the_verdict(relay: Any) -> None:
+    """Every row has the same columns."""
+    lines = judgement.gate_markdown(judged(relay())).splitlines()
+    table = [line for line in lines if line.startswith("|")]
+
+    assert lines[0].startswith("**REGRESS: throughput against main")
+    assert {6} == {line.count("|") for line in table}
+    assert 6 == len(table)
+
+
+def test_json_has_the_figures(relay: Any) -> None:
+    """With method and confidence."""
+    data = json.loads(judgement.gate_json(judged(relay())))
+
+    assert "regress" == data["verdict"]
+    assert pytest.approx(0.9) == data["cases"][0]["slowdown"]["confidence"]
+    assert 360 == data["num_turns"]
+    assert 4 == data["twin"]["n"]
+
+
+def test_a_gate_without_any_trial_says_so(relay: Any, synthetic: Any) -> None:
+    """No verdict can be read from it."""
+    timeout = synthetic.TrialStatus.TIMEOUT
+    statuses = {
+        ("in_graph", synthetic.WEAK, size, index): timeout
+        for size in (1, 2)
+        for index in range(4)
+    }
+    found = judged(relay(backends=("in_graph",), statuses=statuses))
+
+    assert "NO VERDICT: throughput against main: nothing was measured" == (
+        judgement.headline(found)
+    )
+
+
+def test_small_changes_have_no_sign_of_their_own() -> None:
+    """Neither -0.0 % nor +0.0 % that differ."""
+    assert "+0.0 %" == judgement.change_text(0.99999)
+    assert "-5.0 %" == judgement.change_text(0.95)
+
+
+def test_a_comparison_is_written_in_three_ways(relay: Any) -> None:
+    """Text, Markdown and JSON have the same ratios."""
+    found = compare.within(relay(), "in_graph", "tf_mirrored", gate_metrics.THROUGHPUT)
+    data = json.loads(judgement.comparison_json(found))
+    ratio = f"{data['rows'][1]['ratio']['value']:.3f}"
+
+    assert data["rows"][1]["differs"]
+    assert re.search(
+        rf"replicas 2, mode weak +{ratio} .*differs", (judgement.comparison_text(found))
+    )
+    assert f"| replicas 2, mode weak | {ratio} |" in (
+        judgement.comparison_markdown(found)
+    )

@@ -1,0 +1,172 @@
+"""A comparison pairs what was measured together, and says where it could not."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results import compare, gate_metrics, two_groups
+from results.errors import ResultsError
+from results.study import Study, load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+METRIC = gate_metrics.THROUGHPUT
+TRUE_RATIO = 47.2 / 37.4
+"""Of in_graph and tf_mirrored at two replicas, in the table of the made-up studies."""
+
+
+@pytest.fixture
+def relay(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a study of two backends in a relay."""
+
+    def make(name: str = "s", **fields: Any) -> Study:
+        defaults = {
+            "modes": (synthetic.WEAK,),
+            "repeats": 4,
+            "num_rounds": 10,
+            "noise": 0.008,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return load_study(synthetic.make_store(tmp_path / name, shape))
+
+    return make
+
+
+def test_two_backends_of_a_study_are_compared_at_every_size(relay: Any) -> None:
+    """The ratio of the table is in the interval, and holds within the set."""
+    found = compare.within(relay(), "in_graph", "tf_mirrored", METRIC)
+
+    assert ["replicas 1, mode weak", "replicas 2, mode weak"] == [
+        row.name for row in found.rows
+    ]
+    ratio = found.rows[1].difference.ratio
+    assert ratio.low < TRUE_RATIO < ratio.high
+    assert found.rows[1].difference.holds
+    assert not found.is_weaker
+
+
+def test_two_settings_of_a_study_are_compared(relay: Any) -> None:
+    """All else equal: backend by backend."""
+    found = compare.within(relay(), "replicas=2", "replicas=1", METRIC)
+
+    assert ["backend in_graph, mode weak", "backend tf_mirrored, mode weak"] == [
+        row.name for row in found.rows
+    ]
+    assert pytest.approx(47.2 / 26.1, rel=0.05) == found.rows[0].difference.ratio.value
+
+
+def test_two_revisions_of_a_gate_are_compared(relay: Any) -> None:
+    """'this' is the tree of the harness."""
+    study = relay(revisions={"abc": 1.25})
+    found = compare.within(study, "revision=this", "revision=abc", METRIC)
+
+    assert 4 == len(found.rows)
+    for row in found.rows:
+        assert pytest.approx(1.25, rel=0.05) == row.difference.ratio.value
+
+
+def test_a_case_of_both_modes_is_compared_once(relay: Any, synthetic: Any) -> None:
+    """The baseline serves weak and strong scaling: one ratio, one test."""
+    study = relay(modes=(synthetic.WEAK, synthetic.STRONG))
+    found = compare.within(study, "in_graph", "tf_mirrored", METRIC)
+
+    assert 3 == len(found.rows)
+
+
+def test_one_generation_tests_nothing(relay: Any) -> None:
+    """It is shown without a test."""
+    found = compare.within(relay(repeats=1), "in_graph", "tf_mirrored", METRIC)
+
+    assert found.rows == found.without_test
+    assert not any(row.difference.holds for row in found.rows)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "message"),
+    [
+        ("in_graph", "in_graph", r"both sides are 'in_graph', which has no difference"),
+        ("horovod", "in_graph", r"no backend 'horovod'; it has in_graph, tf_mirrored"),
+        ("replicas=3", "replicas=1", r"no replicas '3'; it has 1, 2"),
+        ("colour=red", "in_graph", r"'colour=red' selects no side .*backend, replicas"),
+        (
+            "backend=in_graph,replicas=1",
+            "tf_mirrored",
+            r"selects both .* setting more",
+        ),
+    ],
+)
+def test_a_side_that_is_not_there_is_refused(
+    relay: Any, first: str, second: str, message: str
+) -> None:
+    """With what there is."""
+    with pytest.raises(ResultsError, match=message):
+        compare.within(relay(), first, second, METRIC)
+
+
+def test_two_studies_are_two_groups(relay: Any) -> None:
+    """A weaker comparison; settings that differ are what is compared."""
+    found = compare.of_studies(relay("a"), relay("b", repeats=5, noise=0.009), METRIC)
+
+    assert found.is_weaker
+    assert () == found.differences
+    for row in found.rows:
+        assert "not measured in the same rounds" in row.difference.ratio.method
+        assert 4 == row.difference.ratio.n
+        assert row.difference.ratio.low < 1 < row.difference.ratio.high
+    assert "order: relay / sequential" in (
+        compare.of_studies(relay("c"), relay("d", num_rounds=0), METRIC).settings
+    )
+
+
+def test_a_study_of_one_generation_is_compared_without_a_test(relay: Any) -> None:
+    """Nothing is known about its spread."""
+    found = compare.of_studies(relay("a"), relay("b", repeats=1), METRIC)
+
+    assert found.rows == found.without_test
+
+
+def test_two_groups_agree_with_the_textbook() -> None:
+    """Welch's test of two small samples, computed by scipy."""
+    from scipy import stats
+
+    first, second = [0.11, 0.13, 0.02, 0.08], [0.01, -0.02, 0.04]
+    expected = stats.ttest_ind(first, second, equal_var=False)
+    found = two_groups.shift(first, second)
+
+    assert pytest.approx(expected.pvalue) == found.p_value()
+    assert pytest.approx(expected.df) == found.degrees_of_freedom
+    low, high = expected.confidence_interval(0.9)
+    assert pytest.approx((low, high)) == (
+        found.centre - found.half_width(0.9),
+        found.centre + found.half_width(0.9),
+    )
+
+
+def test_equal_groups_without_spread_do_not_differ() -> None:
+    """No division by zero."""
+    assert 1.0 == two_groups.shift([0.1, 0.1], [0.1, 0.1]).p_value()
+    assert 0.0 == two_groups.shift([0.2, 0.2], [0.1, 0.1]).p_value()
+    assert math.isfinite(two_groups.shift([0.1, 0.1], [0.1, 0.1]).half_width())
+
+
+def test_a_group_of_one_generation_is_refused() -> None:
+    """It says which, and what to do."""
+    message = r"the second group has 1 generation\(s\), .* needs 2 or more of each"
+    with pytest.raises(ResultsError, match=message):
+        two_groups.shift([0.1, 0.2], [0.1])
+
+
+def test_metrics_are_named_in_the_message() -> None:
+    """An unknown one, and one of quality runs."""
+    with pytest.raises(ResultsError, match=r"unknown metric 'x'; allowed are through"):
+        gate_metrics.metric_of("x")
+    with pytest.raises(ResultsError, match=r"'fid' is a figure of quality runs, which"):
+        gate_metrics.metric_of("fid")
+    assert re.fullmatch(r"\w+", METRIC.name)

@@ -1,0 +1,194 @@
+"""A gate judges every case against its baseline, and itself by twin and void turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results import gate, gate_metrics
+from results.errors import ResultsError
+from results.judge import Verdict
+from results.study import Study, load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BASE = "1234567890ab"
+NOISE = 0.008
+"""With 4 generations, far below the 5 % that matter."""
+
+
+@pytest.fixture
+def relay(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a study of one backend in a relay."""
+
+    def make(name: str = "s", **fields: Any) -> Study:
+        defaults = {
+            "backends": ("in_graph",),
+            "modes": (synthetic.WEAK,),
+            "repeats": 4,
+            "num_rounds": 12,
+            "noise": NOISE,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return load_study(synthetic.make_store(tmp_path / name, shape))
+
+    return make
+
+
+def of_revisions(study: Study, metric: str = "throughput") -> gate.Gate:
+    """Judges with the defaults."""
+    of = gate_metrics.metric_of(metric)
+    return gate.of_revisions(study, of, baseline="main", delta=0.05, alpha=0.05)
+
+
+def of_studies(study: Study, stored: Study) -> gate.Gate:
+    """Judges with the defaults."""
+    of = gate_metrics.THROUGHPUT
+    return gate.of_studies(
+        study, stored, of, baseline="study b", delta=0.05, alpha=0.05
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.0, Verdict.PASS), (1 / 1.1, Verdict.REGRESS), (1.2, Verdict.IMPROVE)],
+)
+def test_the_verdict_is_about_the_slowdown_against_the_revision(
+    relay: Any, factor: float, verdict: Verdict
+) -> None:
+    """A baseline whose steps are shorter makes this tree the slower one."""
+    judged = of_revisions(relay(revisions={BASE: factor}, twin_factor=1.0))
+
+    assert [verdict] * 2 == [case.judgement.verdict for case in judged.cases]
+    assert verdict is judged.verdict
+    assert ["in_graph x1, weak", "in_graph x2, weak"] == [
+        case.name for case in judged.cases
+    ]
+    for case in judged.cases:
+        slowdown = case.judgement.slowdown
+        assert slowdown.low <= 1 / factor * 1.01
+        assert slowdown.high >= 1 / factor * 0.99
+        assert 4 == slowdown.n
+
+
+def test_ordinary_figures_leave_the_other_revision_out(relay: Any) -> None:
+    """Points, comparisons and the report are of this tree; the rest is beside them."""
+    study = relay(revisions={BASE: 1.0})
+
+    assert {""} == {case.spec.revision for case in study.cases}
+    assert {BASE} == {case.spec.revision for case in study.other_revisions}
+    assert f"in_graph, 1 replica x 8, revision {BASE}" == study.other_revisions[0].label
+
+
+def test_the_worst_case_decides() -> None:
+    """Regress before inconclusive, pass and improve."""
+    order = list(gate.WORST_FIRST)
+
+    assert [
+        Verdict.REGRESS,
+        Verdict.INCONCLUSIVE,
+        Verdict.PASS,
+        Verdict.IMPROVE,
+    ] == order
+
+
+def test_a_twin_that_differs_from_its_case_leaves_no_verdict(relay: Any) -> None:
+    """A design that finds a difference between equal programs can find any."""
+    judged = of_revisions(relay(revisions={BASE: 1.0}, twin_factor=1.3))
+
+    assert judged.verdict is None
+    assert re.search(
+        r"twin of in_graph x2, weak differs .*ratio 0\.7\d", judged.why_unfit
+    )
+
+
+def test_many_void_turns_leave_no_verdict(relay: Any) -> None:
+    """Whatever the valid turns say."""
+    judged = of_revisions(relay(revisions={BASE: 1 / 1.5}, void_share=0.5))
+
+    assert judged.verdict is None
+    assert re.search(
+        r"\d+ of 192 turns are void \(other processes .*, more than 30%",
+        judged.why_unfit,
+    )
+
+
+def test_a_case_with_one_generation_makes_the_whole_inconclusive(relay: Any) -> None:
+    """It says how many generations there are, and needs two."""
+    judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=1))
+
+    assert Verdict.INCONCLUSIVE is judged.verdict
+    assert re.search(
+        r"1 generation\(s\) have both, a verdict needs 2", judged.cases[0].reason
+    )
+
+
+def test_failed_trials_are_named(relay: Any, synthetic: Any) -> None:
+    """With revision, repetition and reason."""
+    timeout = synthetic.TrialStatus.TIMEOUT
+    statuses = {("in_graph", synthetic.WEAK, 2, 1): timeout}
+    judged = of_revisions(relay(revisions={BASE: 1.0}, statuses=statuses))
+
+    assert 2 == len(judged.failures)
+    assert re.search(
+        rf"in_graph x2 of {BASE}, repetition 1: timeout: no end",
+        "\n".join(judged.failures),
+    )
+    assert [4, 3] == [case.judgement.slowdown.n for case in judged.cases]
+
+
+@pytest.mark.parametrize("metric", ["time_to_first_step", "peak_memory"])
+def test_costs_are_judged_process_by_process(relay: Any, metric: str) -> None:
+    """Equal programs differ by their noise only."""
+    judged = of_revisions(relay(revisions={BASE: 1.0}, repeats=8), metric)
+
+    assert judged.verdict in (Verdict.PASS, Verdict.IMPROVE, Verdict.INCONCLUSIVE)
+    assert pytest.approx(1, abs=0.06) == judged.cases[0].judgement.slowdown.value
+
+
+def test_a_stored_study_is_a_weaker_baseline(relay: Any) -> None:
+    """Two groups: the interval holds the spread of both, and says so."""
+    here = relay("a", repeats=8)
+    judged = of_studies(here, relay("b", repeats=6, noise=0.007))
+    paired = of_revisions(relay("c", repeats=8, revisions={BASE: 1.0}))
+
+    assert judged.is_weaker
+    assert () == judged.differences
+    assert Verdict.PASS is judged.verdict
+    slowdown = judged.cases[0].judgement.slowdown
+    assert 6 == slowdown.n
+    assert "not measured in the same rounds" in slowdown.method
+    other = paired.cases[0].judgement.slowdown
+    assert slowdown.high / slowdown.low > other.high / other.low
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"fingerprints": ("00" * 10,)}, "machine fingerprint: 5f0c3a.* / 0000"),
+        ({"workload_version": "2"}, "workload version: '1' / '2'"),
+        ({"num_rounds": 0}, "order: relay / sequential"),
+    ],
+)
+def test_a_study_that_is_not_comparable_never_passes(
+    relay: Any, fields: dict[str, Any], message: str
+) -> None:
+    """The difference is named; a regression remains one."""
+    judged = of_studies(relay("a"), relay("b", **fields))
+
+    assert re.search(message, "; ".join(judged.differences))
+    assert judged.verdict in (Verdict.INCONCLUSIVE, Verdict.REGRESS)
+    allowed = dataclasses.replace(judged, differences=())
+    assert Verdict.PASS is allowed.verdict
+
+
+def test_studies_without_a_common_case_are_refused(relay: Any) -> None:
+    """Both are named with their cases."""
+    with pytest.raises(ResultsError, match=r"no case is in both 'a' \(in_graph, 1 rep"):
+        of_studies(relay("a"), relay("b", backends=("tf_mirrored",)))
