@@ -22,8 +22,9 @@ def build_report(store: Store) -> str:
     """
     view = view_store(store)
     sections = [
-        {"slug": section.SLUG, "title": section.TITLE, "body": section.render(view)}
+        {"slug": section.SLUG, "title": section.TITLE, "body": body}
         for section in SECTIONS
+        if (body := section.render(view))
     ]
     return str(page.render("page", view=view, sections=sections)) + "\n"
 

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from results.records import QualityMetric
     from results.run_scores import RunScore
+    from results.time_to_target import TimeToTarget
 
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8
@@ -132,6 +133,23 @@ def _digits_that_tell(low: float, high: float) -> int:
     largest = max(abs(low), abs(high))
     needed = math.floor(math.log10(largest)) - math.floor(math.log10(high - low)) + 1
     return min(max(needed, SIGNIFICANT_DIGITS), MOST_DIGITS)
+
+
+def time_to_target(time: TimeToTarget) -> str:
+    """Writes a median time to a target, its interval and how many runs reached it."""
+
+    def end(value: float | None) -> str:
+        if value is None:
+            assert time.budget is not None
+            return f"more than {significant(time.budget)}"
+        return significant(value)
+
+    unit = " s" if time.unit == "s" else ""
+    text = f"{end(time.value)}{unit}"
+    if time.has_interval:
+        covered = f"{100 * time.confidence:.0f} %"
+        text += f" ({covered} interval: {end(time.low)} to {end(time.high)})"
+    return f"{text}; reached by {time.num_reached} of {time.n} runs"
 
 
 def short_id(trial_id: str) -> str:

@@ -10,12 +10,13 @@ import rich.table
 import rich.text
 
 from reports import formats, verdict
-from reports.sections import learning, seeds
+from reports.sections import learning, lost_time, seeds
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from results.records import QualityMetric
     from results.scaling import Point
     from results.statistics import Estimate
     from results.store import Store
@@ -29,7 +30,7 @@ def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
     return f"\n{formats.interval(estimate.low, estimate.high, write)}"
 
 
-def _cells(point: Point) -> tuple[str, ...]:
+def _cells(point: Point, *, is_best_shown: bool) -> tuple[str, ...]:
     throughput = speedup = efficiency = formats.ABSENT
     if point.throughput is not None:
         throughput = formats.significant(point.throughput.value)
@@ -41,6 +42,10 @@ def _cells(point: Point) -> tuple[str, ...]:
         efficiency += _interval(point.efficiency, _percent_digits)
     elif point.is_baseline and point.throughput is not None:
         speedup = "baseline"
+    of_best = formats.ABSENT
+    if point.efficiency_of_best is not None:
+        of_best = formats.percent(point.efficiency_of_best.value)
+        of_best += _interval(point.efficiency_of_best, _percent_digits)
     replicas = f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}"
     return (
         point.backend,
@@ -49,6 +54,7 @@ def _cells(point: Point) -> tuple[str, ...]:
         throughput,
         speedup,
         efficiency,
+        *([of_best] if is_best_shown else []),
         f"{len(point.trial_ids)}/{len(point.case.entries)}",
     )
 
@@ -65,22 +71,25 @@ def summary_table(view: View) -> rich.table.Table:
         box=rich.box.HORIZONTALS,  # the narrowest style with rules between the modes
         padding=(0, 1, 0, 0),
     )
-    for name, justify in (
+    columns = [
         ("backend", "left"),
         ("mode", "left"),
-        ("replicas", "right"),
+        ("N", "right"),
         (view.rate_unit, "right"),
         ("speedup", "right"),
         ("efficiency", "right"),
+        *([("of best", "right")] if view.has_several_baselines else []),
         ("ok", "right"),
-    ):
+    ]
+    for name, justify in columns:
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     previous = None
     for point in view.points:
         if previous is not None and previous.mode is not point.mode:
             table.add_section()
         # Text, not str: a name in brackets must not be parsed as markup.
-        table.add_row(*(rich.text.Text(cell) for cell in _cells(point)))
+        cells = _cells(point, is_best_shown=view.has_several_baselines)
+        table.add_row(*(rich.text.Text(cell) for cell in cells))
         previous = point
     return table
 
@@ -93,7 +102,7 @@ def quality_lines(view: View) -> list[str]:
             point = entry.result.curve[-1]
             reached = ", ".join(
                 f"{metric.name} {' '.join(formats.measured(metric))} "
-                f"(n = {metric.num_examples})"
+                f"(n = {metric.num_examples}{_over(metric, view)})"
                 for metric in point.quality
             )
             lines.append(
@@ -105,6 +114,14 @@ def quality_lines(view: View) -> list[str]:
         if num_missing:
             lines.append(f"{_name(case)}: {num_missing} of {len(case.entries)} not ok")
     return lines + _seed_lines(view)
+
+
+def _over(metric: QualityMetric, view: View) -> str:
+    """Says what the interval is over: not runs with other seeds."""
+    if not metric.low < metric.high:
+        return ""
+    is_images = view.study.example_unit == "images"
+    return f", interval over test {'images' if is_images else 'examples'}"
 
 
 def _seed_lines(view: View) -> list[str]:
@@ -140,7 +157,16 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     console.print(summary_table(view))
     if view.is_oversubscription_present:
         console.print("* oversubscribed: more replicas than cores", style="dim")
-    console.print("[value, value]: 95 % interval", style="dim", markup=False)
+    note = "N: replicas; [value, value]: 95 % interval"
+    console.print(note, style="dim", markup=False)
+    if view.has_several_baselines:
+        note = "of best: efficiency against the fastest backend's baseline"
+        console.print(note, style="dim")
+    for number, line in enumerate(lost_time.lines(view)):
+        if not number:
+            title = "\nwhere the time went, ms per step"
+            console.print(rich.text.Text(title, style="bold"))
+        console.print(rich.text.Text(line))
     for number, line in enumerate(quality_lines(view)):
         if not number:
             console.print(rich.text.Text("\nquality runs", style="bold"))

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results import scaling
+from results import explain, scaling
+from results.records import Control
 from results.study import load_study
 
 if TYPE_CHECKING:
+    from results.explain import Explained
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.store import Store
@@ -26,12 +28,14 @@ class View:
       study: The plan joined with the store.
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
+      explained: Cases of a relay with controls, and where their time went.
       store: The store of the study.
     """
 
     study: Study
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
+    explained: tuple[Explained, ...]
     store: Store
 
     @property
@@ -59,6 +63,21 @@ class View:
     def is_anything_measured(self) -> bool:
         """Whether at least one planned trial is ok."""
         return any(entry.is_ok for entry in self.study.planned)
+
+    @property
+    def has_several_baselines(self) -> bool:
+        """Whether a fastest baseline can be another than a backend's own."""
+        return any(point.efficiency_of_best is not None for point in self.points) and (
+            len({point.backend for point in self.points}) > 1
+        )
+
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether programs that never communicate were measured."""
+        return any(
+            case.spec.control is Control.SOLO and case.ok_entries
+            for case in self.study.controls
+        )
 
     @property
     def is_oversubscription_present(self) -> bool:
@@ -94,5 +113,6 @@ def view_store(store: Store) -> View:
         study=study,
         points=scaling.points(study),
         comparisons=scaling.comparisons(study),
+        explained=explain.explain(study),
         store=store,
     )

@@ -11,6 +11,9 @@ latest end over processes:
 - speedup (strong)      S(n) = n_b * T(n_b) / T(n), T the time of one step; since B is
   the same, this is n_b * X(n) / X(n_b) as well
 - parallel efficiency   E(n) = S(n) / n
+- efficiency of the best  X(n) * n_b / (n * X*), with X* the highest throughput of any
+  backend's baseline in the same mode: a backend that is slow on one replica flatters
+  its own efficiency, but not this one
 
 With the usual baseline of one replica n_b = 1. X is a geometric mean over repetitions;
 the uncertainty of the baseline is part of the intervals of S and E.
@@ -45,6 +48,9 @@ class Point:
       throughput: X(n) in examples per second, or None if no repetition is ok.
       speedup: S(n), or None; ``missing_reason`` says why.
       efficiency: E(n) as a ratio (1.0 is ideal), or None.
+      efficiency_of_best: The same against the fastest baseline of any backend, or None;
+        also None for that baseline itself.
+      best_baseline: The case that ``efficiency_of_best`` is relative to, or None.
       baseline: The case that S and E are relative to, or None if it is not planned.
       is_baseline: Whether this is the baseline itself (S = n_b by definition).
       is_oversubscribed: More replicas than cores: shown, but no evidence on scaling.
@@ -58,6 +64,8 @@ class Point:
     throughput: Estimate | None
     speedup: Estimate | None
     efficiency: Estimate | None
+    efficiency_of_best: Estimate | None
+    best_baseline: Case | None
     baseline: Case | None
     is_baseline: bool
     is_oversubscribed: bool
@@ -70,11 +78,16 @@ class Point:
 
     @property
     def ratio_trial_ids(self) -> tuple[str, ...]:
-        """Trials behind speedup and efficiency: the baseline's too."""
-        if self.is_baseline or self.baseline is None or self.speedup is None:
-            return self.trial_ids
-        others = tuple(entry.trial_id for entry in self.baseline.ok_entries)
-        return self.trial_ids + others
+        """Trials behind speedup and efficiencies: the baselines' too."""
+        others = []
+        if not (self.is_baseline or self.speedup is None):
+            others.append(self.baseline)
+        if self.efficiency_of_best is not None:
+            others.append(self.best_baseline)
+        entries = {
+            entry.trial_id for case in others if case for entry in case.ok_entries
+        }
+        return self.trial_ids + tuple(sorted(entries - set(self.trial_ids)))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,8 +218,36 @@ def _index(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
     return index
 
 
+def _best_baselines(
+    index: Mapping[tuple[str, ScalingMode, int], Case], baseline_n: int
+) -> dict[ScalingMode, Case]:
+    """Returns the baseline of each mode with the highest throughput."""
+    best: dict[ScalingMode, tuple[float, Case]] = {}
+    for (_, mode, num_replicas), case in index.items():
+        if num_replicas == baseline_n and case.ok_entries:
+            found = estimate(case, throughput_of, unit="")
+            assert found is not None
+            if mode not in best or found.value > best[mode][0]:
+                best[mode] = found.value, case
+    return {mode: case for mode, (_, case) in best.items()}
+
+
+def _of_best(case: Case, best: Case | None, baseline_n: int) -> Estimate | None:
+    if best is None or best is case or not case.ok_entries:
+        return None
+    relative = throughput_ratio(case, best)
+    if relative is None:
+        return None
+    return relative.scaled(baseline_n / case.spec.num_replicas)
+
+
 def _point(
-    case: Case, mode: ScalingMode, baseline: Case | None, unit: str, baseline_n: int
+    case: Case,
+    mode: ScalingMode,
+    baseline: Case | None,
+    best: Case | None,
+    unit: str,
+    baseline_n: int,
 ) -> Point:
     throughput = estimate(case, throughput_of, unit=f"{unit}/s")
     is_baseline = case.spec.num_replicas == baseline_n
@@ -235,6 +276,8 @@ def _point(
         throughput=throughput,
         speedup=speedup,
         efficiency=efficiency,
+        efficiency_of_best=_of_best(case, best, baseline_n),
+        best_baseline=best,
         baseline=baseline,
         is_baseline=is_baseline,
         is_oversubscribed=case.is_oversubscribed,
@@ -253,6 +296,7 @@ def points(study: Study) -> tuple[Point, ...]:
     """
     index = _index(study)
     baseline_n = study.plan.baseline_num_replicas
+    best = _best_baselines(index, baseline_n)
     modes, backends = study.modes, study.backends
     keys = sorted(
         index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
@@ -262,6 +306,7 @@ def points(study: Study) -> tuple[Point, ...]:
             index[key],
             key[1],
             index.get((key[0], key[1], baseline_n)),
+            best.get(key[1]),
             study.example_unit,
             baseline_n,
         )

@@ -182,8 +182,14 @@ class Study:
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The planned backends, in planned order."""
-        return tuple(dict.fromkeys(entry.spec.backend for entry in self.planned))
+        """The planned backends, in planned order; not those of controls only."""
+        return tuple(
+            dict.fromkeys(
+                entry.spec.backend
+                for entry in self.planned
+                if entry.spec.control is Control.NONE
+            )
+        )
 
     @property
     def modes(self) -> tuple[ScalingMode, ...]:

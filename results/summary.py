@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from results import scaling
+from results import explain, learning_gains, scaling, scaling_laws
 from results import study as study_module
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ def _point(point: scaling.Point) -> dict[str, Any]:
         "throughput": _estimate(point.throughput),
         "speedup": _estimate(point.speedup),
         "efficiency": _estimate(point.efficiency),
+        "efficiency_of_best": _estimate(point.efficiency_of_best),
         "time_to_first_step": _of_positive(case, scaling.time_to_first_step_of, "s"),
         "peak_memory": _of_positive(case, scaling.peak_memory_of, "bytes"),
         "missing_reason": point.missing_reason,
@@ -80,8 +81,56 @@ def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
     }
 
 
+def _explained(item: explain.Explained) -> dict[str, Any]:
+    spec = item.case.spec
+    return {
+        "backend": spec.backend,
+        "num_replicas": spec.num_replicas,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "lost_time": None if item.lost is None else dataclasses.asdict(item.lost),
+        "missing_reason": item.reason,
+        "trial_ids": list(item.trial_ids),
+    }
+
+
+def _laws(found: scaling_laws.CurveLaws) -> dict[str, Any]:
+    return {
+        "backend": found.backend,
+        "mode": found.mode.value,
+        "serial_fractions": [
+            {"num_replicas": n, **dataclasses.asdict(fraction)}
+            for n, fraction in sorted(found.fractions.items())
+        ],
+        "trend": found.trend,
+        "fits": [dataclasses.asdict(fit) for fit in found.fits],
+        "refusal": found.refusal,
+    }
+
+
+def _gains(found: learning_gains.Gains) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "backend": found.backend,
+        "target": found.target,
+        "is_higher_better": found.is_higher_better,
+        "cases": [
+            {
+                "num_replicas": gain.case.spec.num_replicas,
+                "better": None
+                if gain.better is None
+                else dataclasses.asdict(gain.better),
+                "seconds_to_target": dataclasses.asdict(gain.seconds),
+                "examples_to_target": dataclasses.asdict(gain.examples),
+                "trial_ids": [entry.trial_id for entry in gain.case.entries],
+            }
+            for gain in found.cases
+        ],
+    }
+
+
 def summarize(study: study_module.Study) -> dict[str, Any]:
     """Returns the figures of a study; every value has unit, n, low and high."""
+    points = scaling.points(study)
     states = collections.Counter(entry.state for entry in study.planned)
     return {
         "summary_version": SUMMARY_VERSION,
@@ -89,8 +138,16 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "baseline_num_replicas": study.plan.baseline_num_replicas,
         "repeats": study.plan.repeats,
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
-        "points": [_point(point) for point in scaling.points(study)],
+        "points": [_point(point) for point in points],
         "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "lost_time": [_explained(item) for item in explain.explain(study)],
+        "laws": [
+            _laws(found)
+            for found in scaling_laws.of_points(
+                points, study.plan.baseline_num_replicas
+            )
+        ],
+        "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
         "quality_runs": [
             _quality_run(entry)
             for run in study.quality_runs

@@ -6,44 +6,34 @@ import dataclasses
 import functools
 import json
 import os
-import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, progress, study_status
-from harness.errors import DoesNotFitError, Interrupted, StudyError
+from harness.cli import exit_codes, progress, running, study_status
+from harness.errors import DoesNotFitError, StudyError
 from harness.machine import gpus, topology
-from harness.planning import estimate, extend
+from harness.planning import cases, controls, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
 from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
-from results import atomic, relay, variables
+from results import atomic, variables
 from results.lock import lock_study
-from results.records import Order, PlannedTrial, TrialStatus
+from results.records import Order, PlannedTrial
 from results.store import Store
-from results.study import load_study
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.cli.running import Conclude
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
     from results.records import Plan
-
-    # Receives the study and the trials that were requested; returns the exit code.
-    Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
-
-PIPE_WIDTH = 140
-
-
-def _note(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _check_runs_dir(runs_dir: Path) -> None:
@@ -95,7 +85,7 @@ def sweep(
     _check_runs_dir(runs_dir)
     cpus = topology.read_topology()
     num_gpus = len(gpus.visible_gpus()) if request.device == "gpu" else None
-    machine = plan_module.Machine(
+    machine = cases.Machine(
         num_available_cores=cpus.num_available_cores,
         num_gpus=num_gpus,
         variables=variables.identity_variables(os.environ),
@@ -106,15 +96,16 @@ def sweep(
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
+    left_out: list[str] = []
     if is_order_free and known is not None:
         # It was decided when the study began, maybe by the memory that was free.
-        request = dataclasses.replace(request, order=known.measuring.order)
+        request, left_out = controls.with_order(request, known.measuring.order)
         planned = plan_module.plan_sweep(request, machine)
     new = study_module.make_plan(
         planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
-    notes = [*planned.notes, *([reconciled.note] if reconciled.note else [])]
+    notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
             reconciled.plan,
@@ -124,7 +115,7 @@ def sweep(
             runs_dir=runs_dir,
             is_json=is_json,
         )
-    conclude = conclude or functools.partial(_conclude_sweep, is_json=is_json)
+    conclude = conclude or functools.partial(running.conclude_sweep, is_json=is_json)
     store = Store.create(root)
     with lock_study(root):
         # Read it again under the lock: another harness may just have written it.
@@ -134,7 +125,7 @@ def sweep(
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
         for note in notes:
-            _note(note)
+            running.note(note)
         settings = RunSettings(
             timeout_sec=request.timeout_sec,
             topology=cpus,
@@ -146,15 +137,18 @@ def sweep(
             **(overrides or {}),
         )
         try:
-            return _run(store, reconciled.asked, settings, runs_dir, conclude)
+            return running.run_until_done(
+                store, reconciled.asked, settings, runs_dir, conclude
+            )
         except DoesNotFitError as error:
             if not is_order_free or _is_any_finished(store):
                 raise DoesNotFitError(
                     f"{error}; free some memory, or use --order sequential, fewer"
                     " --backends or fewer --replicas"
                 ) from error
-            _note(f"{error}: the trials run in sequence instead")
-            request = dataclasses.replace(request, order=Order.SEQUENTIAL)
+            request, left_out = controls.with_order(request, Order.SEQUENTIAL)
+            reason = f"{error}: the trials run in sequence instead"
+            running.note("; ".join([reason, *left_out]))
             planned = plan_module.plan_sweep(request, machine)
             plan = study_module.make_plan(
                 planned, request, study=name, command=new.command
@@ -163,7 +157,9 @@ def sweep(
                 trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
             store.write_plan(plan)
             settings = dataclasses.replace(settings, measuring=plan.measuring)
-            return _run(store, plan.trials, settings, runs_dir, conclude)
+            return running.run_until_done(
+                store, plan.trials, settings, runs_dir, conclude
+            )
 
 
 def _accept(_planned: PlannedSweep) -> None:
@@ -207,8 +203,10 @@ def resume(
             measuring=plan.measuring,
             **(overrides or {}),
         )
-        conclude = functools.partial(_conclude_sweep, is_json=is_json)
-        return _run(store, plan.trials, settings, root.parent, conclude)
+        conclude = functools.partial(running.conclude_sweep, is_json=is_json)
+        return running.run_until_done(
+            store, plan.trials, settings, root.parent, conclude
+        )
 
 
 def _check_readable(store: Store) -> None:
@@ -227,132 +225,8 @@ def _check_readable(store: Store) -> None:
         )
 
 
-def _run(
-    store: Store,
-    trials: Sequence[PlannedTrial],
-    settings: RunSettings,
-    runs_dir: Path,
-    conclude: Conclude,
-) -> int:
-    durations = estimate.read_durations(runs_dir)
-    try:
-        with run.stop_signals():
-            run.run_trials(store, trials, settings, progress.make_progress(), durations)
-            while not _is_done(store):
-                plan = extend.with_next_generation(store.read_plan())
-                store.write_plan(plan)
-                trials = plan.trials
-                run.run_trials(
-                    store, trials, settings, progress.make_progress(), durations
-                )
-    except Interrupted as error:
-        _note(f"interrupted ({error.signal_name}); finished trials are kept")
-        _note(f"resume with: {_resume_command(store, settings)}")
-        return exit_codes.INTERRUPTED
-    return conclude(store, trials)
-
-
-def _resume_command(store: Store, settings: RunSettings) -> str:
-    if settings.trees:  # only the same command knows the other revision
-        return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
-    return shlex.join(["python", "-m", "harness", "resume", str(store.root)])
-
-
-def _conclude_sweep(
-    store: Store, trials: Sequence[PlannedTrial], *, is_json: bool
-) -> int:
-    """Writes the report, prints the summary, and returns the exit code."""
-    _conclude(store, is_json=is_json)
-    statuses = _statuses(store, [trial.trial_id for trial in trials])
-    num_failed = len(statuses) - statuses.count(TrialStatus.OK)
-    if num_failed:
-        _note(
-            f"{num_failed} of {len(statuses)} trials are not ok: see"
-            f" 'status {store.root}'; --retry failed runs them again"
-        )
-    code = exit_code(statuses)
-    if code == exit_codes.OK:
-        counts = relay.count_turns(load_study(store))
-        if counts.is_unfit:
-            _note(
-                f"{counts.num_void} of {counts.num_turns} turns are void"
-                f" ({counts.reasons[0][0]}): no verdict; repeat the sweep on a quiet"
-                " machine"
-            )
-            return exit_codes.UNFIT
-    return code
-
-
 def _is_any_finished(store: Store) -> bool:
     return any(trial.status is not None for trial in store.trials())
-
-
-def _is_done(store: Store) -> bool:
-    """Whether a relay has reached its target, or has used its time."""
-    study = load_study(store)
-    measuring = study.plan.measuring
-    if measuring.target is None or measuring.minutes is None:
-        return True
-    if relay.is_precise_enough(study):
-        return True
-    if not any(entry.is_ok for entry in study.planned):
-        return True
-    used_sec = sum(
-        entry.trial.status.duration_sec
-        for entry in study.planned
-        if entry.spec.order is Order.RELAY
-        and entry.trial is not None
-        and entry.trial.status is not None
-    )
-    generation_sec = used_sec / study.plan.repeats
-    is_time_over = used_sec + generation_sec > measuring.minutes * 60
-    if is_time_over:
-        _note(
-            f"the target of {measuring.target:.2%} is not reached after"
-            f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"
-            " --minutes to continue"
-        )
-    return is_time_over
-
-
-def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
-    found = {
-        trial.trial_id: trial.status.status
-        for trial in store.trials()
-        if trial.status is not None
-    }
-    return [found.get(trial_id) for trial_id in trial_ids]
-
-
-def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
-    """Returns the exit code for the results of the requested trials."""
-    num_ok = statuses.count(TrialStatus.OK)
-    if num_ok == 0:
-        return exit_codes.NOTHING_MEASURED
-    return exit_codes.OK if num_ok == len(statuses) else exit_codes.SOME_TRIALS_FAILED
-
-
-def _conclude(store: Store, *, is_json: bool) -> None:
-    from reports import build
-
-    build.write_report(store, store.report_path)
-    _print_summary(store, is_json=is_json)
-    _note(f"report: {store.report_path}")
-
-
-def _print_summary(store: Store, *, is_json: bool) -> None:
-    if is_json:
-        from results.summary import summary
-
-        click.echo(json.dumps(summary(store), indent=2))
-    else:
-        from rich.console import Console
-
-        from reports import text
-
-        # A pipe has no width: choose one in which no cell is wrapped.
-        width = None if sys.stdout.isatty() else PIPE_WIDTH
-        text.print_summary(store, Console(width=width, highlight=False))
 
 
 def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:
@@ -370,8 +244,8 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
         path /= "index.html"
     build.write_report(store, path)
     if is_json:
-        _print_summary(store, is_json=True)
-        _note(f"report: {path}")
+        running.print_summary(store, is_json=True)
+        running.note(f"report: {path}")
     else:
         click.echo(str(path))
     return study_status.name_problems(store)
@@ -403,7 +277,7 @@ def _print_plan(
     ]
     click.echo("\n".join(lines))
     for note in notes:
-        _note(note)
+        running.note(note)
     cases = len({trial.case_id for trial in asked})
     click.echo(
         f"{root}: {len(asked)} trials of {cases} cases, {len(missing)} to run,"

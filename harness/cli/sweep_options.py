@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.planning.request import SweepRequest
-    from results.records import OptionValue, ScalingMode
+    from results.records import Control, OptionValue, ScalingMode
 
 
 _MOST_CHARACTERS = 20
@@ -129,6 +129,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--allocator",
                 type=click.Choice(["default", "keep"]),
                 help="Whether glibc keeps freed memory.  [default: keep]",
+            ),
+            click.option(
+                "--controls",
+                metavar="NAMES",
+                default="none",
+                show_default=True,
+                help="Cases of the relay that show where time is lost: nosync, solo,"
+                " synthetic, comma-separated, or all, or none.",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"
@@ -274,6 +282,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
             efficiency_target, what="--efficiency-target"
         ),
         target=None if target is None else parse_percentage(target, what="--target"),
+        controls=_parse_controls(settings.pop("controls")),
         options=_parse_options(settings.pop("options")),
         **settings,
     )
@@ -291,6 +300,32 @@ def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
                 f" {', '.join(allowed)}, or both separated by a comma"
             )
     return tuple(mode for mode in ScalingMode if mode.value in names)
+
+
+def _parse_controls(text: str) -> tuple[Control, ...]:
+    from results.records import Control
+
+    allowed = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+    by_name: dict[str, tuple[Control, ...]]
+    by_name = {control.value: (control,) for control in allowed}
+    by_name |= {"all": allowed, "none": ()}
+    names = parse_names(text, what="--controls")
+    for name in names:
+        if name not in by_name:
+            raise ParseError(
+                f"--controls: unknown control {name!r}; allowed are"
+                f" {', '.join(by_name)}"
+            )
+        if name in ("all", "none") and len(names) > 1:
+            raise ParseError(
+                f"--controls: {name!r} stands beside other names in {text!r}; give it"
+                " alone"
+            )
+    return tuple(
+        control
+        for control in allowed
+        if any(control in by_name[name] for name in names)
+    )
 
 
 def _parse_options(texts: Sequence[str]) -> dict[str, OptionValue]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoesNotFitError
 from harness.machine.time_of_day import now_text
-from harness.planning import defaults, plan
+from harness.planning import cases, defaults, plan
 from harness.planning.request import SweepRequest
 from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import RunSettings
@@ -94,7 +94,7 @@ def make_plan(num_cores: int) -> Plan:
         is_evaluated=False,
         seed=_SEED,
     )
-    planned = plan.plan_sweep(request, plan.Machine(num_available_cores=num_cores))
+    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=num_cores))
     return Plan(
         study="doctor",
         created_at=now_text(),

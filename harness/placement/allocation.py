@@ -45,14 +45,15 @@ def place(
 
     - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
       when there are fewer (then it is oversubscribed). One process gets them all.
-    - Of a cluster, each process that runs a replica gets ``cores_per_replica`` of them
+    - Of several, each process that runs a replica gets ``cores_per_replica`` of them
       for itself. Coordinators and parameter servers mostly wait and transfer data:
       they may use all cores of the trial, and no cores are added for them.
     - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
       take a core of another replica.
     - Inter-op threads of one process: one per replica, at most one per core of the
       cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
-      communicates while it computes.
+      communicates while it computes. Of one of several programs that never communicate
+      (the control ``solo``): one, as of a single replica.
     - Replicas on the cores of one machine share memory bandwidth and caches:
       ``shared``.
     """
@@ -61,8 +62,8 @@ def place(
     num_available = topology.num_available_cores
     chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
     cpusets, num_inter_op_threads = [chosen], min(num_replicas, len(chosen))
-    if processes.is_cluster:
-        num_inter_op_threads = _CLUSTER_INTER_OP_THREADS
+    if processes.are_several:
+        num_inter_op_threads = _CLUSTER_INTER_OP_THREADS if processes.is_cluster else 1
         cpusets = [
             _own_cores(chosen, index, cores_per_replica)
             if processes.runs_replicas((kind, index))

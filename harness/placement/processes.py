@@ -1,8 +1,10 @@
-"""The processes of a trial: one, or a cluster on this machine.
+"""The processes of a trial: one, several that communicate, or several that never do.
 
 The catalogue says how a backend's replicas are spread over processes; this module lists
 the processes for a number of replicas, and which of them are measured. A measured
-process is a *rank* and writes a rank file; the others serve and write nothing.
+process is a *rank* and writes a rank file; the others serve and write nothing. The
+control ``solo`` has a process per replica whatever its backend, and they never
+communicate.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from harness import catalog
+from results.records import Control
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,15 +32,22 @@ class Processes:
       members: Kind and index of each, in the order of ``LocalCluster.members``; empty
         for a trial of one process without a cluster.
       num_ranks: How many of them are measured: the first ones.
+      is_separate: Whether they are programs that know nothing of each other.
     """
 
     members: tuple[Member, ...]
     num_ranks: int
+    is_separate: bool = False
+
+    @property
+    def are_several(self) -> bool:
+        """Whether one process starts the others."""
+        return bool(self.members)
 
     @property
     def is_cluster(self) -> bool:
         """Whether processes communicate with each other."""
-        return bool(self.members)
+        return self.are_several and not self.is_separate
 
     def count(self, kind: str) -> int:
         """Members of one kind."""
@@ -53,9 +63,13 @@ class Processes:
         return place if place < self.num_ranks else None
 
 
-def processes_of(backend: BackendInfo, num_replicas: int) -> Processes:
+def processes_of(
+    backend: BackendInfo, num_replicas: int, control: Control = Control.NONE
+) -> Processes:
     """Returns the processes of a trial: one worker per replica, and any servers."""
     workers = tuple(("worker", index) for index in range(num_replicas))
+    if control is Control.SOLO:
+        return Processes(members=workers, num_ranks=num_replicas, is_separate=True)
     kinds: Mapping[str, Processes] = {
         catalog.ONE_PROCESS: Processes(members=(), num_ranks=1),
         catalog.WORKERS: Processes(members=workers, num_ranks=num_replicas),

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pydantic
 
@@ -28,8 +28,14 @@ from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
-from harness.planning import batches, code_digest, design, plan_count, quality_runs
-from harness.planning.quality_runs import PlannedCase
+from harness.planning import cases as cases_module
+from harness.planning import (
+    code_digest,
+    controls,
+    design,
+    plan_count,
+    quality_runs,
+)
 from results import identity
 from results.record_file import first_complaint
 from results.records import (
@@ -42,30 +48,13 @@ from results.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from harness.catalog import BackendInfo, PresetInfo
+    from harness.planning.cases import Machine
+    from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-
-MAX_DEFAULT_REPLICAS: Final = 8
-"""The largest default replica count, to keep the default sweep short."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
-    """The resources that a plan depends on.
-
-    Attributes:
-      num_available_cores: Logical CPUs that can be busy at once.
-      num_gpus: GPUs, or None when the plan does not use them.
-      variables: Environment variables that can change the numbers.
-    """
-
-    num_available_cores: int
-    num_gpus: int | None = None
-    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,9 +141,9 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     if request.options:
         catalog.check_options(info, preset_name, request.options)
 
-    replicas, notes = _replicas(request, machine, preset)
+    replicas, notes = cases_module.choose_replicas(request, machine, preset)
     baseline = replicas[0]
-    sizes = _batch_sizes(request, preset, baseline)
+    sizes = cases_module.batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
     is_evaluated = request.is_evaluated
     is_data_real = data != SYNTHETIC
@@ -177,7 +166,9 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     plan_count.check(
         plan_count.num_cases(backends, replicas, sizes, request.modes) * repeats
     )
-    cases, backend_notes = _cases(backends, replicas, sizes, request.modes)
+    cases, backend_notes = cases_module.make_cases(
+        backends, replicas, sizes, request.modes
+    )
     catalog.check_machine(
         info,
         preset_name,
@@ -196,6 +187,10 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     timed = design.with_twin(cases, machine.num_available_cores, order)
     if request.baseline is not None:
         timed += design.of_revision(cases, request.baseline.revision)
+    added, control_notes = controls.choose(
+        request, cases, machine.num_available_cores, order
+    )
+    timed += added
     plan_count.check(len(timed) * repeats + num_quality_runs)
     measured = (
         {**common, **design.relay_fields(request)} if (order is Order.RELAY) else common
@@ -211,7 +206,12 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
-        notes=(*notes, *backend_notes, *design.notes(measuring, repeats)),
+        notes=(
+            *notes,
+            *backend_notes,
+            *control_notes,
+            *design.notes(measuring, repeats),
+        ),
         preset=preset_name,
         repeats=repeats,
         measuring=measuring,
@@ -297,84 +297,3 @@ def _check_counts(request: SweepRequest) -> None:
             f"--global-batch-size {request.global_batch_size} has no effect without"
             " strong scaling; add --mode strong, or use --per-replica-batch-size"
         )
-
-
-def _replicas(
-    request: SweepRequest, machine: Machine, preset: PresetInfo
-) -> tuple[tuple[int, ...], list[str]]:
-    is_gpu = request.device == "gpu"
-    if is_gpu and not machine.num_gpus:
-        raise PlanError(
-            "--device gpu: this machine shows 0 GPUs (NVIDIA driver missing, or hidden"
-            " by CUDA_VISIBLE_DEVICES); use --device cpu"
-        )
-    num_devices = machine.num_gpus if is_gpu else machine.num_available_cores
-    assert num_devices is not None
-    replicas = request.replicas
-    if replicas is not None:
-        if is_gpu and replicas[-1] > num_devices:
-            raise PlanError(
-                f"--replicas needs {replicas[-1]} GPUs, but this machine shows"
-                f" {num_devices}; use at most --replicas {num_devices}"
-            )
-        return replicas, []
-    limit = min(num_devices, MAX_DEFAULT_REPLICAS)
-    global_batch_size = None
-    if ScalingMode.STRONG in request.modes:
-        global_batch_size = request.global_batch_size or (
-            request.per_replica_batch_size or preset.per_replica_batch_size
-        )
-    counts = []
-    count = 1
-    while count <= limit and (
-        global_batch_size is None or global_batch_size % count == 0
-    ):
-        counts.append(count)
-        count *= 2
-    name = "GPUs" if is_gpu else "cores"
-    listed = ",".join(str(n) for n in counts)
-    return tuple(counts), [f"replicas {listed}: default for {num_devices} {name}"]
-
-
-def _batch_sizes(
-    request: SweepRequest, preset: PresetInfo, baseline: int
-) -> dict[ScalingMode, int]:
-    per_replica = request.per_replica_batch_size or preset.per_replica_batch_size
-    return {
-        ScalingMode.WEAK: per_replica,
-        ScalingMode.STRONG: request.global_batch_size or per_replica * baseline,
-    }
-
-
-def _cases(
-    backends: Sequence[BackendInfo],
-    replicas: Sequence[int],
-    sizes: dict[ScalingMode, int],
-    modes: Sequence[ScalingMode],
-) -> tuple[list[PlannedCase], list[str]]:
-    modes_of: dict[tuple[str, int, int], list[ScalingMode]] = {}
-    notes = []
-    for backend in backends:
-        counts = [n for n in replicas if n <= (backend.max_replicas or n)]
-        is_any_left_out = len(counts) < len(replicas)
-        if not counts:
-            raise PlanError(
-                f"backend {backend.name!r} runs at most {backend.max_replicas}"
-                f" replica(s), but the smallest of --replicas is {replicas[0]}; add 1"
-                f" to --replicas, or leave {backend.name!r} out"
-            )
-        if is_any_left_out:
-            notes.append(
-                f"backend {backend.name}: planned at"
-                f" {','.join(str(n) for n in counts)} replica(s) only; it runs at most"
-                f" {backend.max_replicas}"
-            )
-        for num_replicas in counts:
-            for mode in modes:
-                if mode is ScalingMode.WEAK:
-                    per_replica = sizes[mode]
-                else:
-                    per_replica = batches.divide(sizes[mode], num_replicas)
-                key = (backend.name, num_replicas, per_replica)
-                modes_of.setdefault(key, []).append(mode)
-    return [PlannedCase(*key, tuple(modes)) for key, modes in modes_of.items()], notes

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from harness.planning import defaults
-from results.records import Allocator, OptionValue, Order, ScalingMode
+from results.records import Allocator, Control, OptionValue, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,8 @@ class SweepRequest:
         fraction; None for a fixed number of generations.
       efficiency_target: Parallel efficiency that the verdict tests.
       allocator: What glibc does with freed memory; by default it keeps it.
+      controls: Cases that leave something out, to explain what the others cost; only
+        in a relay.
       preset: Name; by default the workload's, or ``gpu`` on GPUs.
       data: Data set; by default the preset's.
       data_dir: Directory of TFDS data sets; by default that of TFDS.
@@ -66,6 +68,7 @@ class SweepRequest:
     target: float | None = None
     allocator: Allocator | None = None
     efficiency_target: float = defaults.EFFICIENCY_TARGET
+    controls: tuple[Control, ...] = ()
     preset: str | None = None
     data: str | None = None
     data_dir: Path | None = None

@@ -12,7 +12,7 @@ from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import code_digest
 from harness.planning.plan import refusing_bounds
-from results.records import Order, Plan, PlannedTrial, ScalingMode
+from results.records import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store import PLAN_NAME, Store
 
 if TYPE_CHECKING:
@@ -232,8 +232,12 @@ def _check_same_cases(existing: Plan, new: Plan) -> None:
     for trial in new.trials:
         if trial.case_id not in known and trial.spec.budget is None:
             spec = trial.spec
+            control = spec.control
+            name = spec.backend
+            if control is not Control.NONE:
+                name = f"control {control.value!r} of {name}"
             raise MatchStudyError(
-                f"study {existing.study!r} is a relay without {spec.backend}"
+                f"study {existing.study!r} is a relay without {name}"
                 f" x{spec.num_replicas} at batch {spec.per_replica_batch_size} per"
                 " replica, so it has no turns beside the others; a relay is extended by"
                 " --repeats only: choose another --study"
@@ -326,6 +330,8 @@ def check_trials(plan: Plan) -> None:
         spec = trial.spec
         catalog.workload(spec.workload)
         most = catalog.backend(spec.backend).max_replicas
+        if spec.control is Control.SOLO:  # a program per replica
+            continue
         if most is not None and spec.num_replicas > most:
             raise PlanError(
                 f"the plan of study {plan.study!r} has {spec.num_replicas} replicas on"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results.limits import MAX_TEXT
 from results.records import (
+    Control,
     Failure,
     Phase,
     QualityMetric,
@@ -146,11 +147,14 @@ def make_result(
     if turns:
         window_sec = sum(turn.time_sec for turn in turns)
     facts = logs[0].facts
+    global_batch_size = facts["global_batch_size"]
+    if spec.control is Control.SOLO:  # every process has a batch of its own
+        global_batch_size = sum(log.facts["global_batch_size"] for log in logs)
     return TrialResult(
         trial_id=trial_id,
         example_unit=facts["example_unit"],
         num_parameters=facts["num_parameters"],
-        global_batch_size=facts["global_batch_size"],
+        global_batch_size=global_batch_size,
         num_measured_steps=num_measured_steps,
         window_sec=window_sec,
         turns=tuple(turns),

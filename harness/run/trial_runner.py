@@ -120,7 +120,8 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     clean_trial_dir(trial_dir)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
-    processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+    backend = catalog.backend(spec.backend)
+    processes = processes_of(backend, spec.num_replicas, spec.control)
     place = placement.place(
         settings.topology,
         num_replicas=spec.num_replicas,
@@ -129,7 +130,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         processes=processes,
     )
     command = tuple(settings.worker_command)
-    if processes.is_cluster:
+    if processes.are_several:
         command = (*launch.CLUSTER_COMMAND, *command)
     source_root = launch.SOURCE_ROOT
     if spec.revision:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.trial import checkpoints, training, turns
 from harness.trial.rank_file import one_line
-from results.records import Phase
+from results.records import Control, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -260,8 +260,11 @@ def _write_all(writer: RankWriter, kind: str, records: Iterable[Any]) -> None:
 
 
 def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
+    is_one_of_several = spec.control is Control.SOLO  # of programs with one replica
     for name in ("per_replica_batch_size", "global_batch_size"):
         got, expected = getattr(program, name), getattr(spec, name)
+        if is_one_of_several:
+            expected = spec.per_replica_batch_size
         if got != expected:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
 

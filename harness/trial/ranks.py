@@ -3,6 +3,8 @@
     python -m harness.trial.ranks <worker command...> <trial directory>
 
 All members of the cluster run the worker command; ``TF_CONFIG`` gives each its task.
+The programs of the control ``solo`` are started in the same way; the worker reads its
+rank there, and forgets the cluster before TensorFlow is imported.
 The trial is over when every rank has ended; then the members that serve are stopped.
 When a rank fails, the others get a grace period to record what they observed.
 """
@@ -40,7 +42,8 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+    backend = catalog.backend(spec.backend)
+    processes = processes_of(backend, spec.num_replicas, spec.control)
     with LocalCluster(
         argv,
         num_workers=processes.count("worker"),

@@ -5,7 +5,8 @@
 Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``. Exit
 code 0 when the observations are complete, 1 after a failure that is in the file. In a
 trial of several processes (``harness.trial.ranks`` starts them), ``TF_CONFIG`` says
-which one this is; one that is not measured serves the others.
+which one this is; one that is not measured serves the others. The controls of
+``results.measuring.Control`` are made here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
-from results.records import Environment, TrialSpec
+from results.records import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,9 +74,12 @@ def main(argv: Sequence[str]) -> int:
     if "TF_CONFIG" in os.environ:  # the cluster launcher has done both
         cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
-        processes = processes_of(catalog.backend(spec.backend), spec.num_replicas)
+        backend = catalog.backend(spec.backend)
+        processes = processes_of(backend, spec.num_replicas, spec.control)
         rank = processes.rank(member)
         _choose_gpu(member)
+        if processes.is_separate:  # nothing may make it wait for the others
+            del os.environ["TF_CONFIG"]
     else:
         die_with_parent.request_death_signal()
         die_with_parent.watch_pipe(sys.stdin.fileno())
@@ -135,7 +139,6 @@ def measure_spec(
             tf.config.experimental.set_memory_growth(gpu, True)
     tf.keras.utils.set_random_seed(spec.seed)
 
-    import replicator
     from replicator._tf.dispatch import count_functions
     from workloads.catalog import WORKLOADS
 
@@ -143,9 +146,8 @@ def measure_spec(
     workload.prepare(data=spec.data)
 
     def build() -> measure.StepProgram:
-        repl = replicator.create(spec.backend, num_replicas=spec.num_replicas)
         program: measure.StepProgram = workload.build(
-            repl,
+            _create(spec),
             preset=spec.preset,
             data=spec.data,
             per_replica_batch_size=spec.per_replica_batch_size,
@@ -164,6 +166,24 @@ def measure_spec(
         channel=channel,
         count_traces=count_functions,
     )
+
+
+def _create(spec: TrialSpec) -> Any:
+    """Returns the replicator of a case, or of a control that leaves something out."""
+    import replicator
+
+    if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
+        return replicator.create(spec.backend, num_replicas=1)
+    made = replicator.create(
+        spec.backend,
+        num_replicas=spec.num_replicas,
+        without_communication=spec.control is Control.NOSYNC,
+    )
+    if spec.control is Control.SYNTHETIC:
+        from workloads.reused_batch import ReusingReplicator
+
+        return ReusingReplicator(made)
+    return made
 
 
 def _memory_probe(spec: TrialSpec) -> DeviceMemory:

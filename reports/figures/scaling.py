@@ -10,6 +10,7 @@ from matplotlib.ticker import NullLocator
 from reports import formats, svg
 from reports.figures import limits
 from results import scaling, statistics
+from results.records import Control
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,8 @@ WIDTH, HEIGHT = 330, 235
 DODGE = 0.04
 DOT_SHIFT = 0.055
 """Curves and dots are shifted sideways by this many doublings, so none is hidden."""
+CEILING_REACH = 1.14
+"""How far the line of a ceiling reaches to either side, as a factor."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,6 +187,31 @@ def _draw_ideal(axes: Axes, quantity: Quantity, view: View, mode: ScalingMode) -
             )
 
 
+def ceilings(quantity: Quantity, view: View, mode: ScalingMode) -> dict[int, float]:
+    """Returns the throughput of programs that never communicate, by their number."""
+    if quantity is not THROUGHPUT:
+        return {}
+    found = {
+        case.spec.num_replicas: scaling.estimate(case, scaling.throughput_of, unit="")
+        for case in view.study.controls
+        if case.spec.control is Control.SOLO and mode in case.modes
+    }
+    return {n: estimate.value for n, estimate in found.items() if estimate is not None}
+
+
+def _draw_ceilings(
+    axes: Axes, quantity: Quantity, view: View, mode: ScalingMode
+) -> None:
+    for num_replicas, value in ceilings(quantity, view, mode).items():
+        axes.plot(
+            [num_replicas / CEILING_REACH, num_replicas * CEILING_REACH],
+            [value, value],
+            color=svg.INK,
+            linewidth=1.6,
+            zorder=3,
+        )
+
+
 def _hatch_oversubscribed(axes: Axes, view: View, mode: ScalingMode) -> None:
     points = [point for point in view.points if point.mode is mode]
     beyond = [point.num_replicas for point in points if point.is_oversubscribed]
@@ -218,6 +246,7 @@ def _limits(
         if estimate is not None and estimate.low is not None:
             assert estimate.high is not None
             ends += [estimate.low, estimate.high]
+    anchors += ceilings(quantity, view, mode).values()
     return limits.logarithmic(anchors or [1.0], ends)
 
 
@@ -233,6 +262,11 @@ def describe(quantity: Quantity, view: View, mode: ScalingMode) -> str:
         ]
         if values:
             parts.append(f"{backend}: {', '.join(values)}")
+    parts += [
+        f"ceiling, programs that never communicate: {quantity.write(value)} at "
+        f"{formats.count(n, 'replica')}"
+        for n, value in ceilings(quantity, view, mode).items()
+    ]
     return f"{'; '.join(parts)}." if parts else "No trial is ok."
 
 
@@ -243,6 +277,7 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
         _hatch_oversubscribed(axes, view, mode)
         _draw_ideal(axes, quantity, view, mode)
+        _draw_ceilings(axes, quantity, view, mode)
         for backend in view.study.backends:
             curve = view.points_of(mode, backend)
             shift = _shift(view, backend)

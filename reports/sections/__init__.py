@@ -1,6 +1,7 @@
 """The sections of the report, in reading order.
 
-A section is a module with ``TITLE``, ``SLUG`` and ``render(view) -> Markup``.
+A section is a module with ``TITLE``, ``SLUG`` and ``render(view) -> Markup``. One that
+renders nothing is left out of the page.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from reports.sections import (
     counts,
     coverage,
     learning,
+    lost_time,
     machine,
     method,
     quality,
@@ -24,6 +26,7 @@ SECTIONS = (
     verdict,
     summary,
     scaling,
+    lost_time,
     backends,
     steps,
     startup,

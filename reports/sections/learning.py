@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from reports import axes, formats, page
 from reports.figures import curves
 from reports.sections import seeds
+from results import learning_gains
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,6 +179,9 @@ def render(view: View) -> Markup:
             runs,
             axes.explain(axis, all_axes),
             seeds.draw(view, number, name, runs),
+            learning_gains.of_metric(
+                runs[0].points[-1][1].name, view.study.quality_runs
+            ),
         )
         for number, (axis, (name, runs)) in enumerate(
             zip(all_axes, found.items(), strict=True)

@@ -1,4 +1,4 @@
-"""Throughput, speedup and parallel efficiency against the ideal line."""
+"""Throughput, speedup and parallel efficiency against the ideal line; laws."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reports import page
 from reports.figures import scaling as drawing
+from results import scaling_laws
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -35,4 +36,5 @@ def render(view: View) -> Markup:
         for quantity in drawing.QUANTITIES
         if view.is_anything_measured
     ]
-    return page.render("scaling", view=view, figures=figures)
+    laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
+    return page.render("scaling", view=view, figures=figures, laws=laws)

@@ -16,7 +16,7 @@ from fake_root import FakeRoot
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine.topology import CpuTopology, LogicalCpu
-from harness.planning import plan
+from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
 from results.records import Order, Plan, ScalingMode, TrialSpec
@@ -131,7 +131,7 @@ def settings(one_core: CpuTopology) -> RunSettings:
 @pytest.fixture
 def small_plan(small_request: SweepRequest) -> Plan:
     """Returns the plan record of ``small_request``."""
-    machine = plan.Machine(num_available_cores=2)
+    machine = cases.Machine(num_available_cores=2)
     planned = plan.plan_sweep(small_request, machine)
     return Plan(
         study="small",

@@ -22,7 +22,7 @@ from harness.trial import die_with_parent, measure
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
 from results import identity
-from results.records import Environment, TrialSpec
+from results.records import Control, Environment, TrialSpec
 from workloads.d4pg.replay.shared_memory import SharedArrays
 
 
@@ -76,6 +76,8 @@ class Program:
     def __init__(self, spec: TrialSpec, behavior: str, clock: Clock) -> None:
         self.per_replica_batch_size = spec.per_replica_batch_size
         self.global_batch_size = spec.global_batch_size
+        if spec.control is Control.SOLO:
+            self.global_batch_size = spec.per_replica_batch_size
         self._num_replicas = spec.num_replicas
         self._behavior = behavior
         self._clock = clock

@@ -119,3 +119,18 @@ def test_ratios_keep_their_percentages() -> None:
     assert f"[{formats.percent(0.89)},{formats.HARD_SPACE}{formats.percent(0.91)}]" == (
         interval
     )
+
+
+def test_what_more_replicas_change_is_in_the_section(section: str) -> None:
+    """Probability of a better run, and time to the target, with trials."""
+    assert "in_graph: what more replicas change" in section
+    assert "the median at the end of the runs with 1 replica" in section
+    assert "reached by 5 of 5 runs" in section
+
+
+def test_the_terminal_says_what_intervals_of_quality_are_over(view: View) -> None:
+    """Not over runs with other seeds."""
+    lines = [line for line in text.quality_lines(view) if " reached " in line]
+
+    assert lines
+    assert all("(n = 359, interval over test images)" in line for line in lines)

@@ -276,11 +276,13 @@ def test_terminal_summary_has_verdict_table_and_unknowns(
     shown = _plain(stream.getvalue())
 
     assert re.search(
-        r"in_graph\W+weak\W+2\W+46\.8\W+1\.81.\W+91 %\W+3/3\s*\n"
+        r"in_graph\W+weak\W+2\W+46\.8\W+1\.81.\W+91 %\W+\d\d %\W+3/3\s*\n"
         r"\s+\[[\d.]+, [\d.]+\]\s+\[1\.77, 1\.85\]\s+\[89, 93\]",
         shown,
     )
-    assert re.search(r"tf_mirrored\W+weak\W+4 \*\W+30\.2\W+1\.23.\W+31 %\W+1/3", shown)
+    assert re.search(
+        r"tf_mirrored\W+weak\W+4 \*\W+30\.2\W+1\.23.\W+31 %\W+\d\d %\W+1/3", shown
+    )
     assert "* oversubscribed: more replicas than cores" in shown
     assert "5 planned trials of 33 gave no number" in shown
 

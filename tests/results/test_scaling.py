@@ -55,6 +55,39 @@ def test_speedup_and_efficiency_follow_their_definitions(
     assert base.speedup is None
 
 
+def test_the_efficiency_of_the_best_is_relative_to_the_fastest_baseline(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """X(n) / (n X*): a slow backend is not flattered by its own baseline."""
+    points = scaling.points(_load(tmp_path, synthetic, noise=0.001))
+    best = _point(points, "in_graph", WEAK, 1)
+    slow = _point(points, "tf_mirrored", WEAK, 1)
+    two = _point(points, "tf_mirrored", WEAK, 2)
+    expected = _geometric_mean(two.case) / _geometric_mean(best.case) / 2
+
+    assert best.efficiency_of_best is None
+    assert best.best_baseline is best.case
+    assert expected == pytest.approx(two.efficiency_of_best.value)
+    assert two.efficiency_of_best.has_interval
+    assert two.efficiency_of_best.value < two.efficiency.value
+    assert slow.efficiency_of_best.value < 1
+    assert set(two.ratio_trial_ids) == {
+        *two.trial_ids,
+        *slow.trial_ids,
+        *best.trial_ids,
+    }
+
+
+def test_alone_a_backend_is_its_own_best(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Both efficiencies are then the same."""
+    points = scaling.points(_load(tmp_path, synthetic, backends=("in_graph",)))
+    two = _point(points, "in_graph", WEAK, 2)
+
+    assert two.efficiency == two.efficiency_of_best
+
+
 def test_baseline_is_shared_by_both_modes(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:

@@ -13,6 +13,7 @@ from harness.errors import PlanError
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
+from results.records import Control
 
 
 def backend_of(processes: str, not_swept_because: str = "") -> Any:
@@ -115,3 +116,24 @@ def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(
 
     with pytest.raises(PlanError, match=r"'some' cannot be swept: start it with horo"):
         catalog.backend("some")
+
+
+def test_solo_is_a_process_per_replica_whatever_the_backend() -> None:
+    """They are all measured, and know nothing of each other."""
+    found = processes_of(backend_of(catalog.ONE_PROCESS), 3, Control.SOLO)
+
+    assert (("worker", 0), ("worker", 1), ("worker", 2)) == found.members
+    assert 3 == found.num_ranks
+    assert found.are_several
+    assert found.is_separate
+    assert not found.is_cluster
+
+
+def test_each_program_of_solo_has_the_cores_of_one_replica_for_itself() -> None:
+    """And one inter-op thread, as a trial with one replica has."""
+    processes = processes_of(backend_of(catalog.ONE_PROCESS), 2, Control.SOLO)
+
+    found = place(processes, 2, 2, 4)
+
+    assert ((0, 1), (2, 3)) == found.cpusets
+    assert (1, 2) == (found.num_inter_op_threads, found.num_intra_op_threads)

@@ -11,19 +11,19 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from harness.errors import PlanError
-from harness.planning import plan
+from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from results.records import Order, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
-TWO_CORES = plan.Machine(num_available_cores=2)
+TWO_CORES = cases.Machine(num_available_cores=2)
 DEFAULTS = {"preset": "smoke", "order": Order.SEQUENTIAL}
 
 
 def plan_of(num_available_cores: Any = 8, num_gpus: Any = None, **fields: Any) -> Any:
     """Returns the plan of a smoke request."""
     request = SweepRequest(workload="resnet50", **(DEFAULTS | fields))
-    machine = plan.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
+    machine = cases.Machine(num_available_cores=num_available_cores, num_gpus=num_gpus)
     return plan.plan_sweep(request, machine)
 
 

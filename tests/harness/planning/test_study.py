@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from harness.errors import MatchStudyError, PlanError, StudyError
-from harness.planning import code_digest, plan, study
+from harness.planning import cases, code_digest, plan, study
 from harness.planning.request import SweepRequest
 from results.records import Order, Plan, ScalingMode
 
-MACHINE = plan.Machine(num_available_cores=4)
+MACHINE = cases.Machine(num_available_cores=4)
 BASE = SweepRequest(
     workload="resnet50",
     preset="smoke",

@@ -9,11 +9,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.errors import DoesNotFitError
-from harness.planning import plan
+from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run import process_tree, relay
 from harness.run.relay import Generation, run_generation
-from results.records import Control, Measuring, Order, Plan, ScalingMode, TrialStatus
+from results import identity
+from results.records import (
+    Control,
+    Measuring,
+    Order,
+    Plan,
+    PlannedTrial,
+    ScalingMode,
+    TrialStatus,
+)
 from results.store import Store
 
 if TYPE_CHECKING:
@@ -37,7 +46,7 @@ def relay_plan() -> Plan:
         repeats=2,
         budget="none",
     )
-    planned = plan.plan_sweep(request, plan.Machine(num_available_cores=2))
+    planned = plan.plan_sweep(request, cases.Machine(num_available_cores=2))
     return Plan(
         study="relay",
         created_at="2026-01-01T00:00:00+00:00",
@@ -96,6 +105,59 @@ def test_every_case_takes_one_turn_per_round(
         assert pytest.approx(sum(rank.step_time_sec)) == trial.result.window_sec
         assert set(range(ROUNDS)) == set(trial.result.rates)
         assert not trial.result.quality
+
+
+@pytest.fixture
+def solo_trial(relay_plan: Plan) -> PlannedTrial:
+    """Returns the control solo of two programs."""
+    first = relay_plan.trials[0].spec
+    batch = first.per_replica_batch_size
+    spec = first.model_copy(
+        update={
+            "backend": "single",
+            "control": Control.SOLO,
+            "num_replicas": 2,
+            "global_batch_size": 2 * batch,
+        }
+    )
+    trial_id, case_id = identity.ids(spec)
+    return PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+    )
+
+
+def test_the_programs_of_solo_take_each_turn_together(
+    relay_store: Store, settings: RunSettings, solo_trial: PlannedTrial
+) -> None:
+    """Each is a rank; the batch of the trial is that of all."""
+    others = first_generation(relay_store).trials
+    trials = run(relay_store, settings, trials=[others[0], solo_trial])
+    solo = trials[1]
+
+    assert TrialStatus.OK is solo.status.status
+    assert [0, 1] == [rank.rank for rank in solo.result.ranks]
+    assert solo.spec.global_batch_size == solo.result.global_batch_size
+    assert list(range(ROUNDS)) == [turn.round_index for turn in solo.result.turns]
+    num_steps = sum(turn.num_steps for turn in solo.result.turns)
+    assert all(num_steps == len(rank.step_time_sec) for rank in solo.result.ranks)
+    assert 2 == len(solo.env.placement.cpusets)
+
+
+def test_a_program_of_solo_that_is_killed_fails_the_control_only(
+    relay_store: Store,
+    settings: RunSettings,
+    solo_trial: PlannedTrial,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The cases take all their turns; no program of it is left."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "single:2:rank1_sigkill")
+    others = first_generation(relay_store).trials
+    case, solo = run(relay_store, settings, trials=[others[0], solo_trial])
+
+    assert TrialStatus.OK is case.status.status
+    assert TrialStatus.OUT_OF_MEMORY is solo.status.status
+    marker = str(relay_store.trial_dir(solo_trial.trial_id).resolve())
+    assert [] == process_tree.find_tree(marker)
 
 
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(

@@ -11,13 +11,13 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.errors import ParseError, PlanError
-from harness.planning import budgets, plan
+from harness.planning import budgets, cases, plan
 from harness.planning.request import SweepRequest
 from harness.trial import training
 from results.records import Budget, BudgetUnit, ScalingMode
 from results.store import Store
 
-TWO_CORES = plan.Machine(num_available_cores=2)
+TWO_CORES = cases.Machine(num_available_cores=2)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,164 @@
+"""Runs a study to its end, shows what was measured, and returns the exit code."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes, progress
+from harness.errors import Interrupted
+from harness.planning import estimate, extend
+from harness.run import sweep as run
+from results import relay
+from results.records import Order, TrialStatus
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from harness.run.trial_runner import RunSettings
+    from results.records import PlannedTrial
+    from results.store import Store
+
+    # Receives the study and the trials that were requested; returns the exit code.
+    Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
+
+PIPE_WIDTH = 140
+
+
+def note(text: str) -> None:
+    """Says something on stderr, one line."""
+    click.echo(text, err=True)
+
+
+def run_until_done(
+    store: Store,
+    trials: Sequence[PlannedTrial],
+    settings: RunSettings,
+    runs_dir: Path,
+    conclude: Conclude,
+) -> int:
+    """Runs what is missing, with more generations until a target is reached.
+
+    Raises:
+      DoesNotFitError: The processes of a relay do not fit into memory.
+    """
+    durations = estimate.read_durations(runs_dir)
+    try:
+        with run.stop_signals():
+            run.run_trials(store, trials, settings, progress.make_progress(), durations)
+            while not _is_done(store):
+                plan = extend.with_next_generation(store.read_plan())
+                store.write_plan(plan)
+                trials = plan.trials
+                run.run_trials(
+                    store, trials, settings, progress.make_progress(), durations
+                )
+    except Interrupted as error:
+        note(f"interrupted ({error.signal_name}); finished trials are kept")
+        note(f"resume with: {_resume_command(store, settings)}")
+        return exit_codes.INTERRUPTED
+    return conclude(store, trials)
+
+
+def _resume_command(store: Store, settings: RunSettings) -> str:
+    if settings.trees:  # only the same command knows the other revision
+        return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
+    return shlex.join(["python", "-m", "harness", "resume", str(store.root)])
+
+
+def conclude_sweep(
+    store: Store, trials: Sequence[PlannedTrial], *, is_json: bool
+) -> int:
+    """Writes the report, prints the summary, and returns the exit code."""
+    _conclude(store, is_json=is_json)
+    statuses = _statuses(store, [trial.trial_id for trial in trials])
+    num_failed = len(statuses) - statuses.count(TrialStatus.OK)
+    if num_failed:
+        note(
+            f"{num_failed} of {len(statuses)} trials are not ok: see"
+            f" 'status {store.root}'; --retry failed runs them again"
+        )
+    counts = relay.count_turns(load_study(store))
+    if counts.is_unfit and set(statuses) <= {TrialStatus.OK, TrialStatus.VOID}:
+        note(
+            f"{counts.num_void} of {counts.num_turns} turns are void"
+            f" ({counts.reasons[0][0]}): no verdict; repeat the sweep on a quiet"
+            " machine"
+        )
+        return exit_codes.UNFIT
+    return exit_code(statuses)
+
+
+def _is_done(store: Store) -> bool:
+    """Whether a relay has reached its target, or has used its time."""
+    study = load_study(store)
+    measuring = study.plan.measuring
+    if measuring.target is None or measuring.minutes is None:
+        return True
+    if relay.is_precise_enough(study):
+        return True
+    if not any(entry.is_ok for entry in study.planned):
+        return True
+    used_sec = sum(
+        entry.trial.status.duration_sec
+        for entry in study.planned
+        if entry.spec.order is Order.RELAY
+        and entry.trial is not None
+        and entry.trial.status is not None
+    )
+    generation_sec = used_sec / study.plan.repeats
+    is_time_over = used_sec + generation_sec > measuring.minutes * 60
+    if is_time_over:
+        note(
+            f"the target of {measuring.target:.2%} is not reached after"
+            f" {study.plan.repeats} generations and {used_sec / 60:.1f} min: give more"
+            " --minutes to continue"
+        )
+    return is_time_over
+
+
+def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
+    found = {
+        trial.trial_id: trial.status.status
+        for trial in store.trials()
+        if trial.status is not None
+    }
+    return [found.get(trial_id) for trial_id in trial_ids]
+
+
+def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
+    """Returns the exit code for the results of the requested trials."""
+    num_ok = statuses.count(TrialStatus.OK)
+    if num_ok == 0:
+        return exit_codes.NOTHING_MEASURED
+    return exit_codes.OK if num_ok == len(statuses) else exit_codes.SOME_TRIALS_FAILED
+
+
+def _conclude(store: Store, *, is_json: bool) -> None:
+    from reports import build
+
+    build.write_report(store, store.report_path)
+    print_summary(store, is_json=is_json)
+    note(f"report: {store.report_path}")
+
+
+def print_summary(store: Store, *, is_json: bool) -> None:
+    """Prints the figures of a study on stdout, as JSON or as a table."""
+    if is_json:
+        from results.summary import summary
+
+        click.echo(json.dumps(summary(store), indent=2))
+    else:
+        from rich.console import Console
+
+        from reports import text
+
+        # A pipe has no width: choose one in which no cell is wrapped.
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        text.print_summary(store, Console(width=width, highlight=False))

@@ -1,0 +1,73 @@
+"""``--controls`` takes names, all or none, and says which names there are."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from harness.cli.sweep_options import _parse_controls
+from harness.errors import ParseError
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("none", []),
+        ("all", ["nosync", "solo", "synthetic"]),
+        ("synthetic,nosync", ["nosync", "synthetic"]),
+        ("solo", ["solo"]),
+    ],
+)
+def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
+    """So that the same controls are the same plan."""
+    assert names == [control.value for control in _parse_controls(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("twin", r"^--controls: unknown control 'twin'; allowed are nosync, solo, "),
+        ("all,solo", r"^--controls: 'all' stands beside other names in 'all,solo'; "),
+        ("solo,", r"^--controls: 'solo,' has an empty name; "),
+    ],
+)
+def test_other_names_are_an_error(text: str, message: str) -> None:
+    """One line with what is allowed."""
+    with pytest.raises(ParseError) as caught:
+        _parse_controls(text)
+
+    assert re.search(message, str(caught.value))
+
+
+def test_controls_are_planned_from_the_command_line(harness: Any) -> None:
+    """The plan has them, and a note says whose they are."""
+    code, _, err = harness(
+        "plan",
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--replicas=1,2",
+        "--order=relay",
+        "--budget=none",
+        "--controls=solo,synthetic",
+    )
+
+    assert 0 == code
+    assert "controls solo, synthetic: of in_graph x2, weak scaling" in err
+
+
+def test_controls_in_sequence_exit_with_2(harness: Any, written: Any) -> None:
+    """Nothing is written."""
+    code, _, err = harness(
+        "sweep",
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--replicas=1,2",
+        "--order=sequential",
+        "--controls=all",
+    )
+
+    assert 2 == code
+    assert "--controls nosync,solo,synthetic with order sequential" in err
+    assert [] == written()

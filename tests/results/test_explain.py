@@ -1,0 +1,164 @@
+"""From turns to the parts of a step: the right rounds, processes and controls."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import pytest
+from relay_study import Lost, RelayShape, make_store
+
+from results import explain
+from results.records import Control
+from results.study import load_study
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.study import Study
+
+# Noise of 3 % that the cases of a generation share, and 0.05 % between processes.
+TOLERANCE_SEC = 0.0012
+
+
+def study_of(root: pathlib.Path, shape: RelayShape) -> Study:
+    """Returns a study of that shape."""
+    return load_study(make_store(root, shape))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
+    """Returns a study of four generations with all controls."""
+    return study_of(tmp_path_factory.mktemp("relay"), RelayShape())
+
+
+def parts_of(found: explain.Explained) -> dict[str, float | None]:
+    """Returns the parts of a step in seconds."""
+    assert found.lost is not None
+    return {part.name: part.value_sec for part in found.lost.parts}
+
+
+@pytest.mark.parametrize(
+    ("slow", "part"),
+    [
+        (Lost(exposed_communication=0.010), "exposed_communication"),
+        (Lost(exposed_communication=0.0, input=0.010), "input"),
+        (Lost(exposed_communication=0.0, contention=0.010), "contention"),
+    ],
+)
+def test_ten_milliseconds_are_found_in_their_part(
+    tmp_path: pathlib.Path, slow: Lost, part: str
+) -> None:
+    """Its interval holds 10 ms, and those of the others what they have."""
+    study = study_of(tmp_path, RelayShape(lost={"in_graph": slow}, rounds=4))
+    (found,) = explain.explain(study)
+    expected = {
+        "alone": slow.alone - slow.input_alone,
+        "contention": slow.contention,
+        "exposed_communication": slow.exposed_communication,
+        "input": slow.input,
+        "unexplained": 0.0,
+    }
+
+    values = parts_of(found)
+    assert values["imbalance"] is values["update"] is None
+    assert pytest.approx(0.010, abs=TOLERANCE_SEC) == values[part]
+    for name, seconds in expected.items():
+        assert pytest.approx(seconds, abs=3 * TOLERANCE_SEC) == values[name]
+    assert 4 == found.lost.num_generations  # type: ignore[union-attr]
+
+
+def test_the_parts_add_up_to_the_step(study: Study) -> None:
+    """They are from the same rounds of the same generations."""
+    (found,) = explain.explain(study)
+    values = [value for value in parts_of(found).values() if value is not None]
+
+    assert found.lost is not None
+    assert pytest.approx(found.lost.step.value_sec, rel=1e-12) == sum(values)
+
+
+def test_imbalance_is_measured_where_each_replica_has_a_process(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Slowest less fastest process of nosync."""
+    shape = RelayShape(
+        backends=("multi_worker",), num_ranks=2, imbalance=0.010, noise=0.0
+    )
+    (found,) = explain.explain(study_of(tmp_path, shape))
+
+    assert pytest.approx(0.010, abs=TOLERANCE_SEC) == parts_of(found)["imbalance"]
+
+
+def test_a_generation_without_a_control_is_left_out_and_counted(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The other generations still tell the parts."""
+    shape = RelayShape(not_ok=frozenset({(Control.NOSYNC, 2, 1)}))
+    (found,) = explain.explain(study_of(tmp_path, shape))
+
+    assert found.lost is not None
+    assert (3, 1) == (found.lost.num_generations, found.lost.num_left_out)
+
+
+def test_a_control_that_always_failed_is_not_guessed(tmp_path: pathlib.Path) -> None:
+    """Its part says that it was not measured, and its time is unexplained."""
+    failed = frozenset((Control.NOSYNC, 2, g) for g in range(4))
+    (found,) = explain.explain(study_of(tmp_path, RelayShape(not_ok=failed)))
+
+    assert found.lost is not None
+    assert "nosync was not measured" in found.lost.part("exposed_communication").reason
+    assert pytest.approx(0.010, abs=TOLERANCE_SEC) == parts_of(found)["unexplained"]
+
+
+def test_rounds_without_a_common_valid_turn_explain_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Times of different moments are not compared."""
+    shape = RelayShape(is_without_common_round=True)
+    (found,) = explain.explain(study_of(tmp_path, shape))
+
+    assert (None, explain.NO_COMMON_ROUND) == (found.lost, found.reason)
+
+
+def test_void_turns_are_in_no_mean(study: Study) -> None:
+    """The steps of a void turn are skipped, not those of its repetition."""
+    results = [entry.result for entry in study.planned]
+    void = [result for result in results if any(not t.is_valid for t in result.turns)]
+
+    assert void
+    for result in void:
+        rounds = explain.rounds_of(result)
+        assert set(result.rates) == set(rounds)
+        for turn in result.turns:
+            if turn.is_valid:
+                step = max(rounds[turn.round_index])
+                assert pytest.approx(turn.time_sec / turn.num_steps, 1e-6) == step
+
+
+@pytest.mark.parametrize("replicas", [(1, 2), (1, 2, 4)])
+def test_solo_explains_every_backend_of_its_size(
+    tmp_path: pathlib.Path, replicas: tuple[int, ...]
+) -> None:
+    """Programs that never communicate are the same for all; other sizes have none."""
+    shape = RelayShape(
+        backends=("in_graph", "tf_mirrored"),
+        replicas=replicas,
+        controls=(Control.SOLO,),
+    )
+    found = explain.explain(study_of(tmp_path, shape))
+
+    assert [("in_graph", replicas[-1]), ("tf_mirrored", replicas[-1])] == [
+        (item.case.spec.backend, item.case.spec.num_replicas) for item in found
+    ]
+
+
+def test_a_study_without_controls_explains_nothing(tmp_path: pathlib.Path) -> None:
+    """A twin is no control of the step."""
+    study = study_of(tmp_path, dataclasses.replace(RelayShape(), controls=()))
+
+    assert () == explain.explain(study)
+
+
+def test_the_backend_of_solo_is_not_one_of_the_study(study: Study) -> None:
+    """It has no curve, colour or row of its own."""
+    assert ("in_graph",) == study.backends
