@@ -34,7 +34,7 @@ _COLUMNS = ("date", "study", "commit", "throughput", "95 % interval", "n", "chan
 def show_history(
     studies: Sequence[str], *, runs_dir: Path, is_json: bool, is_markdown: bool
 ) -> int:
-    """Prints one table per case and machine class.
+    """Prints one table per case and machine class; returns the exit code.
 
     Raises:
       StudyError: There is no study, or both formats were requested.
@@ -51,6 +51,9 @@ def show_history(
         _print(found)
     for reason in found.left_out:
         click.echo(one_line(f"left out: {reason}"), err=True)
+    if not found.series:
+        click.echo("no case of these studies has a figure", err=True)
+        return exit_codes.NOTHING_MEASURED
     return exit_codes.OK
 
 

@@ -28,26 +28,26 @@ LOAD = {
 Lines = list[dict[str, Any]]
 
 
-def step(index: int, phase: str, start_ms: int, duration_ms: int) -> dict[str, Any]:
-    """Returns the line of a step."""
+def step(index: int, phase: str, start: int, duration: int) -> dict[str, Any]:
+    """Returns the line of a step; times are in milliseconds."""
     return {
         "kind": "step",
         "phase": phase,
         "index": index,
-        "start_ns": start_ms * MS,
-        "end_ns": (start_ms + duration_ms) * MS,
+        "start_ns": start * MS,
+        "end_ns": (start + duration) * MS,
         "loss": 2.0,
     }
 
 
-def turn(round_index: int, start_ms: int, end_ms: int) -> dict[str, Any]:
-    """Returns the line of a turn of two steps."""
+def turn(round_index: int, start: int, end: int) -> dict[str, Any]:
+    """Returns the line of a turn of two steps; times are in milliseconds."""
     return {
         "kind": "turn",
         "round_index": round_index,
         "attempt": 0,
-        "start_ns": start_ms * MS,
-        "end_ns": end_ms * MS,
+        "start_ns": start * MS,
+        "end_ns": end * MS,
         "num_steps": 2,
         "user_sec": 0.5,
         "system_sec": 0.25,

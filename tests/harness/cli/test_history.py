@@ -99,6 +99,18 @@ def test_an_unreadable_study_is_named_and_left_out(runs: Path, harness: Any) -> 
     assert "" == out
 
 
+def test_studies_without_a_figure_have_no_series(runs: Path, harness: Any) -> None:
+    """Every case is named with the reason; there is nothing to show."""
+    for path in (runs / "day-1").glob("trials/*/status.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "void"}))
+    code, out, err = harness("history", "day-1")
+
+    assert exit_codes.NOTHING_MEASURED == code
+    assert "" == out
+    assert 4 == err.count("left out: day-1, ")
+    assert err.endswith("no case of these studies has a figure\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
