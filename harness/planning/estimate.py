@@ -57,14 +57,12 @@ class Durations:
                 return statistics.median(self._by_key[key])
         return None
 
-    def remaining_sec(self, specs: Iterable[TrialSpec]) -> float | None:
-        """Returns the estimated duration of the trials, or None without any basis."""
+    def remaining_sec(self, specs: Iterable[TrialSpec]) -> float:
+        """Returns the estimated duration of the trials; unknown ones are assumed."""
         total = 0.0
         for spec in specs:
             guess = self.guess(spec)
-            if guess is None:
-                return None
-            total += guess
+            total += assumed_sec(spec) if guess is None else guess
         return total
 
 
@@ -116,7 +114,7 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
         guess = durations.guess(trial.spec)
         if guess is None:
             num_assumed += 1
-            guess = ASSUMED_TRIAL_SEC + _budget_sec(trial.spec)
+            guess = assumed_sec(trial.spec)
         total += guess
     if not num_assumed:
         basis = "from earlier trials like these"
@@ -130,6 +128,11 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
             f" {ASSUMED_TRIAL_SEC:g} s"
         )
     return Estimate(total_sec=total, basis=basis)
+
+
+def assumed_sec(spec: TrialSpec) -> float:
+    """Returns what a trial is assumed to take where there is no earlier one."""
+    return ASSUMED_TRIAL_SEC + _budget_sec(spec)
 
 
 def _budget_sec(spec: TrialSpec) -> float:

@@ -168,7 +168,7 @@ def _run_generation(
         rest_sec = durations.remaining_sec(alone)
         if left_sec is None and duration_sec is not None:
             left_sec = max(duration_sec - (time.monotonic() - started), 0.0)
-        if left_sec is not None and rest_sec is not None:
+        if left_sec is not None:
             per_generation = duration_sec or (time.monotonic() - started + left_sec)
             eta_sec = left_sec + num_later * per_generation + rest_sec
         progress.stage(f"{label}: {text}", eta_sec)
