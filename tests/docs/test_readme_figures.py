@@ -1,0 +1,76 @@
+"""The table of README is that of the study that is kept beside it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from results import relay, scaling
+from results.store import Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.statistics import Estimate
+
+STUDY = "docs/reports/resnet50-two-cores"
+
+
+@pytest.fixture(scope="module")
+def study(root: Path) -> object:
+    """Returns the study."""
+    return load_study(Store.open(root / STUDY))
+
+
+def rows(text: str) -> list[list[str]]:
+    """Returns the cells of the first table of README, without its head."""
+    table = text.partition("| backend | mode |")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def written(estimate: Estimate, digits: int, factor: float = 1.0) -> tuple[str, str]:
+    """Returns an estimate and its interval as README writes them."""
+    value, low, high = (
+        f"{factor * number:.{digits}f}"
+        for number in (estimate.value, estimate.low, estimate.high)
+    )
+    return value, f"[{low}, {high}]"
+
+
+def test_every_figure_of_the_table_is_that_of_the_study(root: Path, study) -> None:
+    """Rows in any order; one per case and mode."""
+    points = {
+        (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
+    }
+    found = rows((root / "README.md").read_text(encoding="utf-8"))
+
+    assert len(found) >= 6
+    for backend, mode, replicas, rate, speedup, efficiency in found:
+        point = points[backend.strip("`"), mode, int(replicas)]
+        assert " ".join(written(point.throughput, 1)) == rate
+        if point.is_baseline:
+            assert "baseline" == speedup
+            continue
+        assert " ".join(written(point.speedup, 2)) == speedup
+        percent, interval = written(point.efficiency, 0, 100.0)
+        assert f"{percent} % {interval}" == efficiency
+
+
+def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
+    root: Path, study
+) -> None:
+    """The two ratios of the text below the table."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    primary = study.plan.measuring.primary
+    cases = {case.case_id: case for case in study.cases}
+    ratio = scaling.throughput_ratio(
+        cases[primary.first_case_id], cases[primary.second_case_id]
+    )
+    twin = relay.twin_of(study)
+
+    for estimate in (ratio, twin.ratio):
+        assert re.search(re.escape(" ".join(written(estimate, 2))), text)
