@@ -114,7 +114,13 @@ def compare(
 @_different_option
 @_format_option(_GATE_FORMATS)
 @without_options(
-    "is_json", "is_evaluated", "budget", "num_evaluations", "quality_repeats"
+    "is_json",
+    "is_evaluated",
+    "budget",
+    "num_evaluations",
+    "quality_repeats",
+    "controls",
+    "efficiency_target",
 )
 @request_options
 @click.pass_context

@@ -265,7 +265,11 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
     backends, replicas = settings.pop("backends"), settings.pop("replicas")
     order, allocator = settings.pop("order"), settings.pop("allocator")
     target = settings.pop("target")
-    efficiency_target = settings.pop("efficiency_target")
+    # A verb that judges revisions has neither of these.
+    efficiency_target = settings.pop(
+        "efficiency_target", f"{defaults.EFFICIENCY_TARGET:.0%}"
+    )
+    controls = settings.pop("controls", "none")
     return SweepRequest(
         backends=(
             defaults.BACKENDS
@@ -282,7 +286,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
             efficiency_target, what="--efficiency-target"
         ),
         target=None if target is None else parse_percentage(target, what="--target"),
-        controls=_parse_controls(settings.pop("controls")),
+        controls=_parse_controls(controls),
         options=_parse_options(settings.pop("options")),
         **settings,
     )
