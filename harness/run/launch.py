@@ -44,15 +44,18 @@ _DROPPED_VARIABLES = (
     "TF_NUM_INTEROP_THREADS",
     "TF_NUM_INTRAOP_THREADS",
 )
-_KEEP_BYTES = str(2**34)
-# glibc gives memory back above its thresholds, so that a large buffer of every step is
-# mapped, cleared and faulted in again; see docs/measuring.md.
+# glibc gives large buffers back when they are freed, so that those of every step are
+# mapped, cleared and faulted in again (docs/measuring.md). They come from the heap
+# only if none may be mapped: a threshold above 32 MiB is ignored, and setting any
+# turns its growth off. And only the heap of the main arena is kept: those of others
+# are unmapped when they are empty, and hold at most 64 MiB.
 _ALLOCATOR_VARIABLES: Mapping[Allocator, Mapping[str, str]] = {
     Allocator.DEFAULT: {},
     Allocator.KEEP: {
-        "MALLOC_MMAP_THRESHOLD_": _KEEP_BYTES,
-        "MALLOC_TOP_PAD_": str(2**26),
-        "MALLOC_TRIM_THRESHOLD_": _KEEP_BYTES,
+        "MALLOC_ARENA_MAX": "1",
+        "MALLOC_MMAP_MAX_": "0",
+        "MALLOC_TOP_PAD_": str(2**28),
+        "MALLOC_TRIM_THRESHOLD_": str(2**34),
     },
 }
 
