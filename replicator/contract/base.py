@@ -312,8 +312,6 @@ class Replicator(CheckpointedBackend, abc.ABC):
             the optimizer itself, or one that this backend does not support.
           TypeError: ``optimizer`` is not a Keras optimizer.
         """
-        if sharded_update:  # an owner's updates would not reach the other replicas
-            control.refuse(self, "sharded_update")
         options = OptimizerOptions(
             compression=compression,
             accumulation_steps=accumulation_steps,
@@ -321,6 +319,8 @@ class Replicator(CheckpointedBackend, abc.ABC):
             sharded_update=sharded_update,
             loss_scale=loss_scale,
         )
+        if options.sharded_update:  # an owner's updates would not reach the others
+            control.refuse(self, "sharded_update")
         return self._wrap_optimizer(optimizer, options)
 
     def _wrap_optimizer(
