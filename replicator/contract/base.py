@@ -319,7 +319,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
             sharded_update=sharded_update,
             loss_scale=loss_scale,
         )
-        if options.sharded_update:  # an owner's updates would not reach the others
+        if sharded_update is True:  # an owner's updates would not reach the others
             control.refuse(self, "sharded_update")
         return self._wrap_optimizer(optimizer, options)
 
