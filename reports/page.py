@@ -13,6 +13,8 @@ from markupsafe import Markup
 from reports import formats
 
 RADIUS = 4.5
+NOTHING = Markup("")
+"""Of a section that has nothing to say: it is left out."""
 
 
 def _polygon(angles: list[float], radii: list[float]) -> str:

@@ -95,7 +95,8 @@ def _row(entry: study.Entry) -> dict[str, Any]:
             "step_time_median_sec": plain_statistics.median(
                 step for rank in entry.result.ranks for step in rank.step_time_sec
             ),
-            "time_to_first_step_sec": scaling.time_to_first_step_of(entry),
+            # Zero stands for "not measured".
+            "time_to_first_step_sec": scaling.time_to_first_step_of(entry) or None,
             "peak_memory_bytes": scaling.peak_memory_of(entry),
         }
         for metric in entry.result.quality:

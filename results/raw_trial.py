@@ -152,7 +152,9 @@ def _rank_times(rank: int, lines: Sequence[Fields], num_warmup_steps: int) -> Fi
     first = _of_kind(lines, "first_step_done")[0]
     return {
         "rank": rank,
-        "time_to_first_step_sec": first["time_to_first_step_sec"],
+        "time_to_first_step_sec": (
+            first["time_to_first_step_sec"] if first.get("is_alone", True) else 0.0
+        ),
         "warmup_step_time_sec": [_duration(s) for s in steps[:num_warmup_steps]],
         "step_time_sec": [_duration(step) for step in measured],
         "window_start_ns": measured[0]["start_ns"],

@@ -291,7 +291,9 @@ class RankTimes(Record):
     """Step times of one process, in order; nothing is dropped."""
 
     rank: int = Field(ge=0, lt=limits.MAX_REPLICAS)
-    time_to_first_step_sec: Amount
+    time_to_first_step_sec: Amount = Field(
+        description="0 where it was not measured: other trials started beside this one"
+    )
     warmup_step_time_sec: StepTimes
     step_time_sec: StepTimes
     window_start_ns: bounds.Nanoseconds = Field(

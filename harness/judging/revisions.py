@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from harness.errors import RevisionError
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
+from harness.trial import turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,10 +42,13 @@ _READ_VERSIONS = """
 import importlib.metadata, json, sys
 print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
 """
-_READ_SPEC = """
+_READ_SPEC = f"""
 import sys
-import harness.trial.turns
+from harness.trial import turns
 from results.records import TrialSpec
+version = getattr(turns, "PROTOCOL", 1)
+if version != {turns.PROTOCOL}:
+    sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")
 TrialSpec.model_validate_json(sys.stdin.read())
 """
 

@@ -194,7 +194,9 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
     losses = [step.loss for step in log.steps]
     return RankTimes(
         rank=log.rank,
-        time_to_first_step_sec=log.time_to_first_step_sec,
+        time_to_first_step_sec=(
+            log.time_to_first_step_sec if log.is_start_alone else 0.0
+        ),
         warmup_step_time_sec=tuple(step.time_sec for step in warmup),
         step_time_sec=tuple(step.time_sec for step in measured),
         window_start_ns=measured[0].start_ns,

@@ -4,9 +4,9 @@ Noise of a shared machine lasts for seconds. Cases that are measured within the 
 second see the same noise, so their ratio does not; cases measured a minute apart do
 not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation:
 
-1. Each case starts a fresh process. They import TensorFlow side by side; then they
-   build and warm up one at a time, with the machine to themselves, since the time to
-   the first step is measured.
+1. Each case starts a fresh process. As many as there are cores import TensorFlow,
+   build and trace side by side, since nothing of this is timed in a relay. Each runs
+   its last warm-up step alone: it tells how many steps make a turn.
 2. In every round each case has one turn, in an order shuffled by the seed: one step
    or more, at least ``MIN_TURN_SEC``. A turn that others disturbed is void, and is
    repeated up to twice.
@@ -29,7 +29,7 @@ from harness.machine import core_clock, disturbance
 from harness.machine.free_memory import read_free_memory
 from harness.run import trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
-from results.measuring import MAX_ATTEMPTS, Turn
+from results.measuring import MAX_ATTEMPTS, Control, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -97,8 +97,8 @@ def run_generation(
     if generation.duration_sec is not None:
         deadline = start_sec + generation.duration_sec
     with _residents(store, generation, settings) as residents:
-        _import_side_by_side(residents, stage)
-        _warm_up(residents, stage, free_memory)
+        _start_side_by_side(residents, stage, free_memory)
+        _warm_up(residents, stage)
         _take_rounds(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)
@@ -123,61 +123,68 @@ def _residents(
 
 def _name(resident: Resident) -> str:
     spec = resident.prepared.trial.spec
-    control = "" if spec.control.value == "none" else f" ({spec.control.value})"
+    control = "" if spec.control is Control.NONE else f" ({spec.control.value})"
     revision = f" of {spec.revision}" if spec.revision else ""
     return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 
 
-def _import_side_by_side(residents: Sequence[Resident], stage: Stage) -> None:
-    """Starts all processes; as many import at once as there are cores."""
+def _start_side_by_side(
+    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
+) -> None:
+    """Starts all processes; as many import and build at once as there are cores."""
     num_cores = len({core for resident in residents for core in resident.cores})
+    largest = 0
     for first in range(0, len(residents), num_cores):
         batch = residents[first : first + num_cores]
-        stage(f"starting {', '.join(map(_name, batch))}", None)
+        _check_memory(residents, first, len(batch), largest, free_memory)
+        number = f"{first + len(batch)} of {len(residents)}"
+        stage(f"starting {', '.join(map(_name, batch))} ({number})", None)
         started = time.monotonic()
         for resident in batch:
             resident.start()
         for resident in batch:
             with contextlib.suppress(ResidentEndedError):
                 resident.receive("imported")
+                resident.send("build", is_alone=num_cores == 1)
+        for resident in batch:
+            if resident.is_alive:
+                with contextlib.suppress(ResidentEndedError):
+                    resident.receive("built")
+                    largest = max(largest, resident.resident_bytes())
         for resident in batch:
             resident.busy_sec += (time.monotonic() - started) / len(batch)
 
 
-def _warm_up(
-    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
-) -> None:
-    """Lets one after the other build and warm up, alone."""
-    largest = 0
-    for number, resident in enumerate(residents, start=1):
+def _warm_up(residents: Sequence[Resident], stage: Stage) -> None:
+    """Lets one after the other run its last warm-up step, alone."""
+    stage("warming up", None)
+    for resident in residents:
         if not resident.is_alive:
             continue
-        _check_memory(residents, number - 1, largest, free_memory)
-        stage(f"warming up {_name(resident)} ({number} of {len(residents)})", None)
         started = time.monotonic()
-        resident.send("build")
+        resident.send("warm_up")
         with contextlib.suppress(ResidentEndedError):
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
-            largest = max(largest, resident.resident_bytes())
         resident.busy_sec += time.monotonic() - started
 
 
 def _check_memory(
     residents: Sequence[Resident],
-    num_warm: int,
+    num_started: int,
+    num_next: int,
     largest: int,
     free_memory: Callable[[], int],
 ) -> None:
-    """Raises if one more warm process may not fit beside those that are warm."""
-    needed, free = round(_HEADROOM * largest), free_memory()
-    if not num_warm or needed <= free:
+    """Raises if the next processes may not fit beside those that have started."""
+    needed, free = round(_HEADROOM * largest * num_next), free_memory()
+    if not num_started or needed <= free:
         return
-    used = sum(resident.resident_bytes() for resident in residents)
+    used = sum(resident.resident_bytes() for resident in residents[:num_started])
     raise DoesNotFitError(
-        f"{len(residents)} processes do not fit into memory at once: with {num_warm} of"
-        f" them warm they occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
-        f" free, and the next one may need {needed / 2**30:.1f} GiB"
+        f"{len(residents)} processes do not fit into memory at once: the first"
+        f" {num_started} occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
+        f" free, and the next {num_next} may need {needed / 2**30:.1f} GiB"
     )
 
 

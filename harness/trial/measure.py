@@ -136,8 +136,9 @@ def measure_trial(
       ValueError: The program's batch sizes differ from the spec's.
       Exception: Whatever the program raises.
     """
+    is_alone = True
     if channel is not None:
-        channel.ask("imported")
+        is_alone = channel.ask("imported")["is_alone"]
     writer.enter(Phase.BUILD)
     build_start_ns = clock()
     program = build()
@@ -165,10 +166,10 @@ def measure_trial(
     writer.write(
         "first_step_done",
         time_to_first_step_sec=(first_end_ns - build_start_ns) / 1e9,
+        is_alone=is_alone,
     )
     writer.enter(Phase.WARMUP)
-    for _ in range(spec.num_warmup_steps - 1):
-        steps.run()
+    _warm_up(program, steps, spec.num_warmup_steps - 1, channel)
     writer.enter(Phase.MEASURE)
     with quiet_collector():
         memory.start()
@@ -179,7 +180,7 @@ def measure_trial(
             turns.take_turns(
                 program,
                 steps.run,
-                steps.progress.step_time_sec,
+                steps.progress.step_time_sec[-1],
                 channel,
                 writer,
                 memory,
@@ -211,6 +212,23 @@ def measure_trial(
         for fields in quality:
             writer.write("quality", **fields)
     writer.write("done", ns=clock())
+
+
+def _warm_up(
+    program: StepProgram,
+    steps: _Steps,
+    num_steps: int,
+    channel: turns.TurnChannel | None,
+) -> None:
+    """Runs warm-up steps, in a relay the last one when the harness says so."""
+    for _ in range(num_steps - 1):
+        steps.run()
+    if channel is not None:
+        program.pause()
+        channel.ask("built")
+        program.resume()
+    if num_steps:
+        steps.run()
 
 
 def _run_window(steps: _Steps, spec: TrialSpec, memory: MemoryProbe) -> None:

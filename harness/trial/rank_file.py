@@ -10,7 +10,7 @@ which all processes of a machine share.
   string such as ``nan``). The index counts over all phases from 0.
 - ``turn``: of a relay, after its steps: ``round_index``, ``attempt``, ``start_ns``,
   ``end_ns``, ``num_steps``, and what the process used in it.
-- ``first_step_done``: ``time_to_first_step_sec``.
+- ``first_step_done``: ``time_to_first_step_sec``, ``is_alone``.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
@@ -173,6 +173,7 @@ class RankLog:
       steps: Every step, in order.
       facts: Fields of the ``facts`` line, empty before the build is done.
       time_to_first_step_sec: None before the first step is done.
+      is_start_alone: Whether no other trial started beside this one until then.
       memory: Fields of the ``memory`` line, empty before the window has ended.
       window_metrics: Fields of the ``window_metric`` lines.
       collectives: The backend's description of the collectives in a step.
@@ -188,6 +189,7 @@ class RankLog:
     steps: list[StepTimes] = dataclasses.field(default_factory=list)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_to_first_step_sec: float | None = None
+    is_start_alone: bool = True
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     collectives: str = ""
@@ -258,6 +260,7 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         setattr(log, kind, fields)
     elif kind == "first_step_done":
         log.time_to_first_step_sec = fields["time_to_first_step_sec"]
+        log.is_start_alone = fields.get("is_alone", True)
     elif kind == "explain":
         log.collectives = fields["collectives"]
     elif kind == "done":

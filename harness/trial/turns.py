@@ -4,8 +4,11 @@ In a relay (``docs/measuring.md``) the processes of several cases are alive at o
 Each process connects to the harness, says what it has reached, and waits for the next
 command on a socket, without using a core. Messages are lines of JSON:
 
-- ``{"state": "imported", "rank": 0}``, answered by ``{"command": "build"}``
-- ``{"state": "ready", "step_time_sec": 0.4}``: warmed up
+- ``{"state": "imported", "rank": 0}``, answered by ``{"command": "build", "is_alone":
+  false}``: other processes start beside this one
+- ``{"state": "built"}``: all but the last warm-up step are done
+- ``{"command": "warm_up"}``, answered by ``{"state": "ready", "step_time_sec": 0.4}``:
+  the last warm-up step ran, with the machine to itself
 - ``{"command": "turn", "num_steps": 2, ...}``, answered by ``{"state": "turn", ...}``
   with the times of the turn and what the process used in it
 - ``{"command": "finish"}``: check, record and exit
@@ -21,7 +24,6 @@ import json
 import os
 import resource
 import socket
-import statistics
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 ADDRESS_VARIABLE = "REPLICATOR_HARNESS_TURNS"
 """Environment variable with the address; absent where a trial runs alone."""
+
+
+PROTOCOL = 2
+"""Version of these messages: both sides of a gate must have the same."""
 
 
 class LostHarnessError(ConnectionError):
@@ -84,7 +90,7 @@ class TurnChannel:
 def take_turns(
     program: StepProgram,
     run_step: Callable[[], int],
-    step_time_sec: list[float],
+    warm_step_sec: float,
     channel: TurnChannel,
     writer: RankWriter,
     memory: MemoryProbe,
@@ -100,7 +106,7 @@ def take_turns(
     Args:
       program: What is stepped.
       run_step: Runs a step, and returns its end in nanoseconds.
-      step_time_sec: The durations of the steps so far; the first one traces.
+      warm_step_sec: The duration of the last warm-up step.
       channel: The connection to the harness.
       writer: Where observations go.
       memory: Sampled between turns.
@@ -112,8 +118,7 @@ def take_turns(
       Exception: Whatever the program raises.
     """
     program.pause()
-    recent = step_time_sec[1:] or step_time_sec
-    command = channel.ask("ready", step_time_sec=statistics.median(recent))
+    command = channel.ask("ready", step_time_sec=warm_step_sec)
     while command["command"] == "turn":
         gc.collect()
         program.resume()

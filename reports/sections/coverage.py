@@ -27,7 +27,8 @@ def _row(entry: Entry) -> dict[str, Any]:
     }
     if entry.is_ok:
         row["throughput"] = scaling.throughput_of(entry)
-        row["first_step"] = scaling.time_to_first_step_of(entry)
+        # Zero stands for "not measured".
+        row["first_step"] = scaling.time_to_first_step_of(entry) or None
         row["step"] = statistics.median(
             step for rank in entry.result.ranks for step in rank.step_time_sec
         )

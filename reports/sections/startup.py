@@ -44,6 +44,8 @@ def _row(
 
 def render(view: View) -> Markup:
     """Renders both quantities and one table."""
+    if not view.study.cases:
+        return page.NOTHING
     quantities = (
         ("first-step", "Time to first step", "s", scaling.time_to_first_step_of, 1.0,
          formats.seconds),
@@ -80,4 +82,10 @@ def render(view: View) -> Markup:
         for case in view.measured_cases
         if (found := table.get(case.case_id))
     ]
-    return page.render("startup", view=view, panels=panels, table=rows_of_table)
+    return page.render(
+        "startup",
+        view=view,
+        panels=panels,
+        table=rows_of_table,
+        is_first_step_missing=any(first is None for _, first, _ in rows_of_table),
+    )

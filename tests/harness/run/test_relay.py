@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.errors import DoesNotFitError
+from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run import process_tree, relay
 from harness.run.relay import Generation, run_generation
+from harness.run.resident import Resident
+from harness.trial import rank_file
 from results import identity
 from results.records import (
     Control,
@@ -275,12 +279,12 @@ def test_a_turn_without_an_end_is_a_timeout(
 def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
     relay_store: Store, settings: RunSettings
 ) -> None:
-    """Before the second one warms up; nothing is recorded, nobody is left."""
+    """Before the next ones start; nothing is recorded, nobody is left."""
     generation = first_generation(relay_store)
     with pytest.raises(
         DoesNotFitError,
-        match=r"5 processes do not fit into memory at once: with 1 of them warm they "
-        r"occupy \d\.\d GiB, 0\.0 GiB are free, and the next one may need 0\.\d GiB",
+        match=r"5 processes do not fit into memory at once: the first 1 occupy "
+        r"\d\.\d GiB, 0\.0 GiB are free, and the next 1 may need \d\.\d GiB",
     ):
         run_generation(relay_store, generation, settings, lambda *_: None, lambda: 1)
 
@@ -317,3 +321,43 @@ def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> 
     assert Order.RELAY is measuring.order
     assert measuring.primary is not None
     assert "in_graph / tf_mirrored, weak scaling, x2" == measuring.primary.text
+
+
+@pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2,
+    reason="needs two cores: with one, processes start one at a time",
+)
+def test_processes_start_side_by_side_and_warm_up_alone(
+    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two build at once on two cores; the last warm-up steps run one by one.
+
+    Their time to the first step is then no figure, and is recorded as 0.
+    """
+    first, second = (LogicalCpu(cpu=cpu) for cpu in sorted(os.sched_getaffinity(0))[:2])
+    two_cores = CpuTopology(cpus=(first, second))
+    said: list[str] = []
+
+    def send(resident: Resident, command: str, **fields: Any) -> None:
+        said.append(command)
+        original(resident, command, **fields)
+
+    original = Resident.send
+    monkeypatch.setattr(Resident, "send", send)
+    receive = Resident.receive
+
+    def note_built(resident: Resident, state: str) -> Any:
+        answers = receive(resident, state)
+        said.extend(["built"] if state == "built" else [])
+        return answers
+
+    monkeypatch.setattr(Resident, "receive", note_built)
+    trials = run(relay_store, dataclasses.replace(settings, topology=two_cores))
+
+    pair = ["build", "build", "built", "built"]
+    assert [*pair, *pair, "build", "built", *["warm_up"] * 5] == said[:15]
+    for trial in trials:
+        log = rank_file.read_rank(relay_store.trial_dir(trial.trial_id), 0)
+        assert not log.is_start_alone
+        assert log.time_to_first_step_sec > 0
+        assert 0 == trial.result.ranks[0].time_to_first_step_sec
