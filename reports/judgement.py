@@ -21,6 +21,13 @@ WEAKER: Final = (
     "a weaker comparison: the two were not measured in the same rounds, so nothing that"
     " happened to the machine cancels"
 )
+WEAKER_QUALITY: Final = (
+    "a weaker comparison: the runs of the two studies are not paired by seed"
+)
+QUALITY: Final = (
+    "the mean over seeds (n) of how much worse quality runs end, relative to the"
+    " baseline's mean"
+)
 _EPSILON = 5e-5  # below the last digit that is shown
 
 
@@ -62,18 +69,21 @@ def _verdict_of(case: JudgedCase) -> str:
 
 def _notes(gate: Gate) -> list[str]:
     notes = []
+    if gate.metric.is_quality:
+        notes.append(QUALITY)
     if gate.is_weaker:
-        notes.append(WEAKER)
+        notes.append(WEAKER_QUALITY if gate.metric.is_quality else WEAKER)
     if gate.differences:
         listed = "; ".join(gate.differences)
         notes.append(f"not comparable, shown only and never a pass: {listed}")
     notes += [f"{case.name}: {case.reason}" for case in gate.cases if case.reason]
     if gate.twin is not None:
-        ratio = gate.twin.ratio
+        ratio = gate.twin.strict or gate.twin.ratio
         if ratio.low is not None and ratio.high is not None:
             notes.append(
                 f"twin (one case measured twice): {ratio.value:.3f}"
-                f" [{ratio.low:.3f}, {ratio.high:.3f}], must include 1"
+                f" [{ratio.low:.3f}, {ratio.high:.3f}] ({ratio.confidence:.0%}), must"
+                " include 1"
             )
     if gate.turns.num_turns:
         notes.append(f"void turns: {gate.turns.num_void} of {gate.turns.num_turns}")

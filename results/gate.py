@@ -88,12 +88,13 @@ class Gate:
                 f"{self.turns.num_void} of {self.turns.num_turns} turns are void"
                 f" ({self.turns.reasons[0][0]}), more than {relay.MOST_VOID:.0%}"
             )
-        if self.twin is not None and self.twin.ratio.excludes(1.0):
-            ratio = self.twin.ratio
+        if self.twin is not None and self.twin.differs:
+            ratio = self.twin.strict
+            assert ratio is not None
             return (
                 f"the twin of {name_of(self.twin.case)} differs from it: ratio"
-                f" {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of equal"
-                " programs"
+                f" {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+                f" ({ratio.confidence:.0%}) of equal programs"
             )
         return ""
 
@@ -140,7 +141,7 @@ def of_revisions(
             continue
         judgement = judge.judge(slowdowns, delta=delta, alpha=alpha)
         judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
-    return _gate(study, metric, baseline, delta, alpha, judged)
+    return conclude(study, metric, baseline, delta, alpha, judged)
 
 
 def of_studies(
@@ -170,7 +171,7 @@ def of_studies(
             continue
         judgement = judge.judge_groups(here, there, delta=delta, alpha=alpha)
         judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
-    gate = _gate(study, metric, baseline, delta, alpha, judged)
+    gate = conclude(study, metric, baseline, delta, alpha, judged)
     return dataclasses.replace(
         gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
     )
@@ -188,7 +189,7 @@ def _without_verdict(case: Case, other: Case, number: int) -> JudgedCase:
     )
 
 
-def _gate(
+def conclude(
     study: Study,
     metric: Metric,
     baseline: str,
@@ -196,6 +197,7 @@ def _gate(
     alpha: float,
     judged: Sequence[JudgedCase],
 ) -> Gate:
+    """Returns the gate of cases that are judged, with what failed in the study."""
     failures = tuple(
         f"{entry.spec.backend} x{entry.spec.num_replicas}"
         f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"

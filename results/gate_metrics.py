@@ -8,10 +8,11 @@ process, so it is compared process by process.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
-from results import errors, scaling
+from results import errors, generations, learning_gains, scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,24 +28,27 @@ class Metric:
       name: As on the command line.
       is_cost: Whether less of it is better.
       of: Its value in a trial that is ok.
-      worse: What a change is that makes it worse: slower, or larger.
+      worse: What a change is that makes it worse: slower, larger, or worse.
+      is_quality: Whether it is what a quality run has learned.
     """
 
     name: str
     is_cost: bool
     of: Callable[[Entry], float]
     worse: str
+    is_quality: bool = False
 
 
 THROUGHPUT = Metric(
     name="throughput", is_cost=False, of=scaling.throughput_of, worse="slower"
 )
+FIRST_STEP = "time_to_first_step"
 METRICS = {
     metric.name: metric
     for metric in (
         THROUGHPUT,
         Metric(
-            name="time_to_first_step",
+            name=FIRST_STEP,
             is_cost=True,
             of=scaling.time_to_first_step_of,
             worse="slower",
@@ -54,11 +58,21 @@ METRICS = {
         ),
     )
 }
-QUALITY_METRICS = ("top_1", "fid", "return", "inception_score")
+QUALITY_METRICS = {
+    name: Metric(
+        name=name,
+        is_cost=not is_higher_better,
+        of=functools.partial(learning_gains.reached, metric=name),
+        worse="worse",
+        is_quality=True,
+    )
+    for name, is_higher_better in learning_gains.IS_HIGHER_BETTER.items()
+}
+"""What quality runs have learned; ``results/quality_gate.py`` judges it."""
 
 
 def metric_of(name: str) -> Metric:
-    """Returns a metric by its name.
+    """Returns a metric of speed or memory by its name.
 
     Raises:
       ResultsError: It is unknown, or is judged by another rule.
@@ -69,18 +83,33 @@ def metric_of(name: str) -> Metric:
     allowed = ", ".join(METRICS)
     if name in QUALITY_METRICS:
         raise errors.ResultsError(
-            f"metric {name!r} is a figure of quality runs, which this gate does not"
-            f" judge: they differ by seed, not by generation; allowed are {allowed};"
-            " see 'Learning' in the report of a sweep with --budget"
+            f"metric {name!r} is a figure of quality runs, which differ by seed, not by"
+            f" generation, so this verb has no ratio of it; allowed are {allowed}; see"
+            " 'Learning' in the report of a sweep with --budget, or use gate --metric"
+            f" {name}"
         )
     raise errors.ResultsError(f"unknown metric {name!r}; allowed are {allowed}")
+
+
+def metric_of_gate(name: str) -> Metric:
+    """Returns a metric that a gate judges, of speed, memory or quality.
+
+    Raises:
+      ResultsError: It is unknown.
+    """
+    known = METRICS | QUALITY_METRICS
+    if name not in known:
+        raise errors.ResultsError(
+            f"unknown metric {name!r}; allowed are {', '.join(known)}"
+        )
+    return known[name]
 
 
 def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
     """Returns ln(first / second) of each generation that has both, in order."""
     if metric.name == THROUGHPUT.name and first.is_in_relay and second.is_in_relay:
         turns = scaling.turn_logs(first, second)
-        return [math.fsum(of) / len(of) for of in turns]
+        return [generations.mean(of) for of in turns]
     here, there = _positive(first, metric), _positive(second, metric)
     return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
 

@@ -92,7 +92,12 @@ def mean_log_ratio(
       ResultsError: A value that is not positive and finite.
     """
     logs = log_ratios(first, second)
-    return math.fsum(logs) / len(logs) if logs else None
+    return mean(logs) if logs else None
+
+
+def mean(logs: Sequence[float]) -> float:
+    """Returns the mean of the logarithms of a generation's rounds."""
+    return math.fsum(logs) / len(logs)
 
 
 def log_ratios(

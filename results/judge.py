@@ -91,17 +91,18 @@ def check_alpha(alpha: float) -> None:
         )
 
 
-def verdict_of(low: float, high: float, *, delta: float) -> Verdict:
-    """Returns the verdict on an interval of the log slowdown.
+def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
+    """Returns the verdict on an interval of a loss, such as the log slowdown.
 
     Args:
-      low: Its lower end; positive where the change is certainly slower.
+      low: Its lower end; positive where the change is certainly worse.
       high: Its upper end.
-      delta: The slowdown that matters, as a ratio.
+      margin: The loss that matters, on the same scale: ln(1 + ``delta``) of a log
+        slowdown.
     """
     if high < 0:
         return Verdict.IMPROVE
-    if high < math.log1p(delta):
+    if high < margin:
         return Verdict.PASS
     return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
 
@@ -139,7 +140,7 @@ def judge(
     assert half is not None
     centre = float(logs.mean())
     return Judgement(
-        verdict=verdict_of(centre - half, centre + half, delta=delta),
+        verdict=verdict_of(centre - half, centre + half, margin=math.log1p(delta)),
         slowdown=statistics.from_logs(
             centre, half, n=logs.size, unit="", method=METHOD, confidence=confidence
         ),
@@ -175,7 +176,9 @@ def judge_groups(
     confidence = 1 - 2 * alpha
     half = shift.half_width(confidence)
     return Judgement(
-        verdict=verdict_of(shift.centre - half, shift.centre + half, delta=delta),
+        verdict=verdict_of(
+            shift.centre - half, shift.centre + half, margin=math.log1p(delta)
+        ),
         slowdown=shift.estimate(confidence),
         delta=delta,
         alpha=alpha,

@@ -11,7 +11,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from results import improvement, targets, time_to_target
+from results import errors, improvement, targets, time_to_target
 from results.targets import Axis
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from results.improvement import Improvement
     from results.records import QualityMetric
-    from results.study import Case, Study
+    from results.study import Case, Entry, Study
     from results.time_to_target import TimeToTarget
 
 FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
@@ -102,6 +102,8 @@ def of_metric(name: str, cases: Sequence[Case]) -> tuple[Gains, ...]:
         return ()
     by_backend: dict[str, list[Case]] = {}
     for case in cases:
+        if case.spec.revision:  # what a gate compares with, not more replicas
+            continue
         if len(case.ok_entries) >= FEWEST_RUNS and _has_everywhere(case, name):
             by_backend.setdefault(case.spec.backend, []).append(case)
     return tuple(
@@ -172,9 +174,25 @@ def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -
 
 def _reached(case: Case, metric: str) -> list[float]:
     """The quality of each run at its last evaluation."""
-    return [
-        quality.value
-        for entry in case.ok_entries
-        for quality in entry.result.curve[-1].quality
-        if quality.name == metric
-    ]
+    return [reached(entry, metric) for entry in case.ok_entries]
+
+
+def final(entry: Entry, metric: str) -> QualityMetric:
+    """Returns a metric of a quality run at its last evaluation.
+
+    Raises:
+      ResultsError: The run has no such metric; the message lists its own.
+    """
+    known = {quality.name: quality for quality in entry.result.curve[-1].quality}
+    if metric not in known:
+        raise errors.ResultsError(
+            f"the quality runs of {entry.spec.workload} measure"
+            f" {', '.join(sorted(known)) or 'nothing'}, not {metric!r}; choose one of"
+            " these"
+        )
+    return known[metric]
+
+
+def reached(entry: Entry, metric: str) -> float:
+    """Returns the value of ``final``."""
+    return final(entry, metric).value

@@ -6,13 +6,16 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING
 
-from results import generations, scaling
+from results import generations, scaling, statistics
 from results.records import Control, Order
 
 if TYPE_CHECKING:
     from results.statistics import Estimate
     from results.study import Case, Study
 
+TWIN_CONFIDENCE = 0.99
+"""Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
+be refused although its design is right."""
 MOST_VOID = 0.3
 """With a larger fraction of void turns, the machine is unfit and nothing is judged."""
 
@@ -73,10 +76,18 @@ class Twin:
     Attributes:
       case: The case.
       ratio: X(twin) / X(case); 1 is the truth.
+      strict: The same with an interval of ``TWIN_CONFIDENCE``, or None for one
+        generation or trials in sequence.
     """
 
     case: Case
     ratio: Estimate
+    strict: Estimate | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two equal programs differ: then nothing is judged."""
+        return self.strict is not None and self.strict.excludes(1.0)
 
 
 def twin_of(study: Study) -> Twin | None:
@@ -88,8 +99,25 @@ def twin_of(study: Study) -> Twin | None:
         for case in study.cases:
             if _without_control(case) == wanted:
                 ratio = scaling.throughput_ratio(control, case)
-                return None if ratio is None else Twin(case=case, ratio=ratio)
+                if ratio is None:
+                    return None
+                return Twin(case=case, ratio=ratio, strict=_strict(control, case))
     return None
+
+
+def _strict(control: Case, case: Case) -> Estimate | None:
+    means = [generations.mean(of) for of in scaling.turn_logs(control, case)]
+    half = statistics.half_width(means, confidence=TWIN_CONFIDENCE)
+    if half is None:
+        return None
+    return statistics.from_logs(
+        generations.mean(means),
+        half,
+        n=len(means),
+        unit="",
+        method=generations.OVER_GENERATIONS,
+        confidence=TWIN_CONFIDENCE,
+    )
 
 
 def _without_control(case: Case) -> dict[str, object]:
@@ -108,7 +136,7 @@ def primary_logs(study: Study) -> list[float]:
     second = cases.get(primary.second_case_id)
     if first is None or second is None:
         return []
-    return [sum(of) / len(of) for of in scaling.turn_logs(first, second)]
+    return [generations.mean(of) for of in scaling.turn_logs(first, second)]
 
 
 def is_precise_enough(study: Study) -> bool:

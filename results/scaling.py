@@ -157,7 +157,7 @@ def _from_generations(
     """Estimates a figure from the logarithms of each generation's rounds."""
     if len(logs) == 1:
         return generations.these_processes_only(logs[0], unit=unit)
-    means = [math.fsum(of) / len(of) for of in logs]
+    means = [generations.mean(of) for of in logs]
     return generations.over_generations(
         means, unit=unit, is_stopped_on_width=case.is_stopped_on_width
     )

@@ -29,6 +29,7 @@ SETTINGS = (
     "variables",
     "options",
     "num_warmup_steps",
+    "budget",
 )
 """Fields of a spec that two studies may differ in, since this may be the comparison."""
 
@@ -50,7 +51,11 @@ def key_of(case: Case) -> CaseKey:
 
 
 def planned_differences(
-    trials: Sequence[PlannedTrial], stored: Study, fingerprint: str
+    trials: Sequence[PlannedTrial],
+    stored: Study,
+    fingerprint: str,
+    *,
+    are_quality_runs: bool = False,
 ) -> tuple[str, ...]:
     """Returns what would differ from a stored study, before anything is measured.
 
@@ -58,6 +63,7 @@ def planned_differences(
       trials: Those that are planned.
       stored: The study.
       fingerprint: Of this machine.
+      are_quality_runs: Whether quality runs are compared, not timed cases.
 
     Raises:
       ResultsError: The workloads differ, or no case is in both.
@@ -77,51 +83,68 @@ def planned_differences(
     plan = stored.plan.model_copy(update={"study": "this tree"})
     planned = Study(plan=plan, entries=tuple(entries), problems=())
     found = [*_machine_difference({fingerprint}, fingerprints(stored))]
-    found += _case_differences(planned, stored)
-    for case, other in pairs(planned, stored):
+    both = pairs(planned, stored, are_quality_runs=are_quality_runs)
+    found += _case_differences(both)
+    for case, other in both:
         found += settings(case, other)
     return tuple(dict.fromkeys(found))
 
 
-def pairs(first: Study, second: Study) -> list[tuple[Case, Case]]:
-    """Returns the cases that both studies have, in order of the first.
+def pairs(
+    first: Study, second: Study, *, are_quality_runs: bool = False
+) -> list[tuple[Case, Case]]:
+    """Returns the cases of this tree that both studies have, in order of the first.
+
+    Args:
+      first: A study.
+      second: Another one.
+      are_quality_runs: Whether their quality runs are compared, not their timed cases.
 
     Raises:
       ResultsError: There is none, or the workloads differ.
     """
-    for study in (first, second):
-        if not study.cases:
+    cases, others = (
+        [case for case in study.quality_runs if not case.spec.revision]
+        if are_quality_runs
+        else study.cases
+        for study in (first, second)
+    )
+    for study, own in ((first, cases), (second, others)):
+        if not own:
             raise errors.ResultsError(
-                f"study {study.plan.study!r} has no timed case; compare studies of"
+                f"study {study.plan.study!r} has no quality run; run its sweep with"
+                " --budget, or name another study"
+                if are_quality_runs
+                else f"study {study.plan.study!r} has no timed case; compare studies of"
                 " sweeps"
             )
-    here, there = first.cases[0].spec.workload, second.cases[0].spec.workload
+    here, there = cases[0].spec.workload, others[0].spec.workload
     if here != there:
         raise errors.ResultsError(
             f"study {first.plan.study!r} is of workload {here!r}, study"
             f" {second.plan.study!r} of {there!r}; compare studies of one workload"
         )
-    others = {key_of(case): case for case in second.cases}
-    found = [
-        (case, others[key_of(case)]) for case in first.cases if key_of(case) in others
-    ]
+    by_key = {key_of(case): case for case in others}
+    found = [(case, by_key[key_of(case)]) for case in cases if key_of(case) in by_key]
     if not found:
         raise errors.ResultsError(
-            f"no case is in both {first.plan.study!r} ({_names(first)}) and"
-            f" {second.plan.study!r} ({_names(second)}); compare studies with the same"
+            f"no case is in both {first.plan.study!r} ({_names(cases)}) and"
+            f" {second.plan.study!r} ({_names(others)}); compare studies with the same"
             " backends, replicas and batches"
         )
     return found
 
 
-def _names(study: Study) -> str:
-    return "; ".join(case.label for case in study.cases)
+def _names(cases: Sequence[Case]) -> str:
+    return "; ".join(case.label for case in cases)
 
 
-def differences(first: Study, second: Study) -> tuple[str, ...]:
-    """Returns what must be equal and is not, one line each."""
+def differences(
+    first: Study, second: Study, *, are_quality_runs: bool = False
+) -> tuple[str, ...]:
+    """Returns what must be equal and is not, one line each; see ``pairs``."""
     found = [*_machine_difference(fingerprints(first), fingerprints(second))]
-    found += _case_differences(first, second)
+    found += _case_differences(pairs(first, second, are_quality_runs=are_quality_runs))
     return tuple(dict.fromkeys(found))
 
 
@@ -130,8 +153,8 @@ def _machine_difference(here: set[str], there: set[str]) -> Iterator[str]:
         yield f"machine fingerprint: {_listed(here)} / {_listed(there)}"
 
 
-def _case_differences(first: Study, second: Study) -> Iterator[str]:
-    for case, other in pairs(first, second):
+def _case_differences(both: Sequence[tuple[Case, Case]]) -> Iterator[str]:
+    for case, other in both:
         if case.spec.workload_version != other.spec.workload_version:
             yield (
                 f"workload version: {case.spec.workload_version!r} /"

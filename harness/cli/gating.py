@@ -16,7 +16,7 @@ from harness.planning import study as study_module
 from harness.run import sweep as run
 from reports import judgement
 from results import gate as gate_module
-from results import gate_metrics, judge, study_match
+from results import gate_metrics, judge, quality_gate, study_match
 from results.judge import Verdict
 from results.records import Order
 from results.store import PLAN_NAME, Store
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from results.study import Study
 
 NAME_PREFIX = "gate-"
-"""Of the study of a gate whose name is derived."""
+QUALITY_NAME_PREFIX = "gate-quality-"
+"""Of the study of a gate whose name is derived: on speed and memory, or on quality."""
 
 _WRITE_GATE: dict[str, Callable[[Gate], str]] = {
     "text": judgement.gate_text,
@@ -69,7 +70,7 @@ def make_rule(*, metric: str, delta: float, alpha: float) -> Rule:
     """
     judge.check_delta(delta)
     judge.check_alpha(alpha)
-    return Rule(metric=gate_metrics.metric_of(metric), delta=delta, alpha=alpha)
+    return Rule(metric=gate_metrics.metric_of_gate(metric), delta=delta, alpha=alpha)
 
 
 def gate(
@@ -77,6 +78,7 @@ def gate(
     *,
     baseline: str | None,
     rule: Rule,
+    quality_repeats: int | None,
     is_different_allowed: bool,
     form: str,
     study: str | None,
@@ -89,6 +91,8 @@ def gate(
       request: What to measure.
       baseline: A named baseline, a study, or a git revision.
       rule: What is judged, and how strictly.
+      quality_repeats: Seeds of each case, for a metric of quality; None for the
+        default.
       is_different_allowed: Whether a study that is not comparable is shown.
       form: Of the output.
       study: Name of the gate's study; by default derived.
@@ -99,7 +103,7 @@ def gate(
       HarnessError: The request cannot be carried out; nothing was measured.
       ResultsError: A study cannot be used.
     """
-    request = _of_gate(request, rule)
+    request = _of_gate(request, rule, quality_repeats)
     name, stored = _find_baseline(baseline, runs_dir)
     if stored is not None:
         return _against_study(
@@ -116,7 +120,7 @@ def gate(
     commit = revisions.find_commit(name)
 
     def judge_revisions(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_revisions(
+        found = _module_of(rule).of_revisions(
             load_study(store),
             rule.metric,
             baseline=f"revision {name} ({commit[: revisions.SHOWN_DIGITS]})",
@@ -136,7 +140,7 @@ def gate(
                 is_failed_retried=True,
                 overrides=overrides,
                 conclude=judge_revisions,
-                name_prefix=NAME_PREFIX,
+                name_prefix=_name_prefix(rule),
                 check=lambda planned: revisions.check_runs(
                     name, tree, planned.trials[-1].spec
                 ),
@@ -155,12 +159,35 @@ def _tree(name: str, commit: str) -> Iterator[SourceTree]:
         yield tree
 
 
-def _of_gate(request: SweepRequest, rule: Rule) -> SweepRequest:
-    """Returns what a gate measures: no quality, as many generations as a relay.
+def _module_of(rule: Rule) -> Any:
+    return quality_gate if rule.metric.is_quality else gate_module
+
+
+def _name_prefix(rule: Rule) -> str:
+    return QUALITY_NAME_PREFIX if rule.metric.is_quality else NAME_PREFIX
+
+
+def _of_gate(
+    request: SweepRequest, rule: Rule, quality_repeats: int | None
+) -> SweepRequest:
+    """Returns what a gate measures: quality only, or none and more generations.
 
     Raises:
-      PlanError: There are too few generations.
+      PlanError: There are too few generations, or an option has no effect.
     """
+    if rule.metric.is_quality:
+        return _of_quality_gate(request, rule, quality_repeats)
+    for name, value in (
+        ("--budget", request.budget),
+        ("--evaluations", request.num_evaluations),
+        ("--quality-repeats", quality_repeats),
+    ):
+        if value is not None:
+            raise PlanError(
+                f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
+                " gate has no quality runs; leave it out, or use --metric"
+                f" {'|'.join(gate_metrics.QUALITY_METRICS)}"
+            )
     if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
         raise PlanError(
             f"--repeats {request.repeats} gives no verdict: one generation says nothing"
@@ -171,9 +198,51 @@ def _of_gate(request: SweepRequest, rule: Rule) -> SweepRequest:
     if rule.metric is gate_metrics.THROUGHPUT:
         return request
     # These exist once per process, and are measured best where it is alone.
+    if request.order is Order.RELAY and rule.metric.name == gate_metrics.FIRST_STEP:
+        raise PlanError(
+            f"--order relay with --metric {rule.metric.name}: the processes of a relay"
+            " start side by side, so none has the machine to itself until its first"
+            " step; leave --order out"
+        )
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
     return dataclasses.replace(request, order=order, repeats=repeats)
+
+
+def _of_quality_gate(
+    request: SweepRequest, rule: Rule, quality_repeats: int | None
+) -> SweepRequest:
+    """Returns a request of quality runs only, with several seeds.
+
+    Raises:
+      PlanError: There are too few seeds, or an option has no effect.
+    """
+    name = rule.metric.name
+    if request.repeats is not None or request.order is not None:
+        option, value = (
+            ("--repeats", request.repeats)
+            if request.repeats is not None
+            else ("--order", request.order.value if request.order else "")
+        )
+        raise PlanError(
+            f"{option} {value} has no effect with --metric {name}: quality runs are not"
+            " timed, and run one after the other; use --quality-repeats for the number"
+            " of seeds"
+        )
+    repeats = (
+        defaults.QUALITY_REPEATS_OF_GATE if quality_repeats is None else quality_repeats
+    )
+    if repeats < quality_gate.FEWEST_SEEDS:
+        raise PlanError(
+            f"--quality-repeats {repeats} gives no verdict: so few seeds say too little"
+            f" about the spread between runs; use {quality_gate.FEWEST_SEEDS} or more"
+        )
+    return dataclasses.replace(
+        request,
+        order=Order.SEQUENTIAL,
+        quality_repeats=repeats,
+        is_quality_only=True,
+    )
 
 
 def _find_baseline(text: str | None, runs_dir: Path) -> tuple[str, Study | None]:
@@ -217,7 +286,7 @@ def _against_study(
     """Measures this tree alone, and judges it against a stored study."""
 
     def judge_studies(store: Store, _trials: Sequence[PlannedTrial]) -> int:
-        found = gate_module.of_studies(
+        found = _module_of(rule).of_studies(
             load_study(store),
             stored,
             rule.metric,
@@ -232,7 +301,10 @@ def _against_study(
 
     def check(planned: PlannedSweep) -> None:
         differences = study_match.planned_differences(
-            planned.trials, stored, this_machine.fingerprint(planned.trials[0].spec)
+            planned.trials,
+            stored,
+            this_machine.fingerprint(planned.trials[0].spec),
+            are_quality_runs=rule.metric.is_quality,
         )
         judging.check_comparable("this tree", name, differences, is_different_allowed)
 
@@ -245,7 +317,7 @@ def _against_study(
         is_failed_retried=True,
         overrides=overrides,
         conclude=judge_studies,
-        name_prefix=NAME_PREFIX,
+        name_prefix=_name_prefix(rule),
         check=check,
     )
 

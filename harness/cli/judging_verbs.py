@@ -14,6 +14,7 @@ from harness.cli.sweep_options import (
     runs_dir_option,
     without_options,
 )
+from harness.planning import defaults
 from results import limits
 
 if TYPE_CHECKING:
@@ -110,17 +111,24 @@ def compare(
 )
 @_delta_option
 @_alpha_option
-@_metric_option
+@click.option(
+    "--metric",
+    metavar="NAME",
+    default="throughput",
+    show_default=True,
+    help="throughput, time_to_first_step, peak_memory; or what quality runs learn:"
+    " top_1, fid, kid, inception_score, episode_return.",
+)
+@click.option(
+    "--quality-repeats",
+    type=click.IntRange(1, limits.MAX_SEED),
+    help="Quality runs of each case, with different seeds, for a metric of quality."
+    f"  [default: {defaults.QUALITY_REPEATS_OF_GATE}]",
+)
 @_different_option
 @_format_option(_GATE_FORMATS)
 @without_options(
-    "is_json",
-    "is_evaluated",
-    "budget",
-    "num_evaluations",
-    "quality_repeats",
-    "controls",
-    "efficiency_target",
+    "is_json", "is_evaluated", "quality_repeats", "controls", "efficiency_target"
 )
 @request_options
 @click.pass_context
@@ -132,13 +140,14 @@ def gate(
     delta: str,
     alpha: str,
     metric: str,
+    quality_repeats: int | None,
     is_different_allowed: bool,
     form: str,
     study: str | None,
     runs_dir: Path,
     **settings: Any,
 ) -> int:
-    """Judges whether this tree is slower than a baseline; run it again to resume."""
+    """Judges whether this tree is worse than a baseline; run it again to resume."""
     from harness.cli import gating
     from harness.planning.ranges import parse_percentage
 
@@ -150,6 +159,7 @@ def gate(
             delta=parse_percentage(delta, what="--delta"),
             alpha=parse_percentage(alpha, what="--alpha"),
         ),
+        quality_repeats=quality_repeats,
         is_different_allowed=is_different_allowed,
         form=form,
         study=study,

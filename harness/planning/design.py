@@ -101,7 +101,7 @@ def with_twin(
     cases: Sequence[PlannedCase], num_cores: int, order: Order
 ) -> list[PlannedCase]:
     """Returns the cases of a relay with the twin of one of them."""
-    if order is not Order.RELAY:
+    if order is not Order.RELAY or not cases:
         return list(cases)
     backend = cases[0].backend
     own = [case for case in cases if case.backend == backend]
@@ -159,6 +159,8 @@ def _primary(trials: Sequence[PlannedTrial], num_cores: int) -> Contrast | None:
         for trial in trials
         if trial.spec.repetition_index == 0 and trial.spec.control is Control.NONE
     ]
+    if not both:
+        return None
     first_repetition = [trial for trial in both if not trial.spec.revision]
     if len(first_repetition) < len(both):
         return _primary_of_revisions(both, num_cores)

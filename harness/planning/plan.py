@@ -181,9 +181,21 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     )
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
     num_quality_runs = 0
+    runs: list[PlannedCase] = []
     if learning is not None:
-        num_quality_runs = len(learning.cases) * request.quality_repeats
+        runs = [*learning.cases]
+        if request.baseline is not None:
+            runs += design.of_revision(runs, request.baseline.revision)
+        num_quality_runs = len(runs) * request.quality_repeats
         notes.append(learning.note)
+    if request.is_quality_only:
+        cases, repeats = [], request.quality_repeats
+        if learning is None:
+            raise PlanError(
+                f"preset {preset_name!r} of {info.name} has no quality run with data"
+                f" {data!r}, and nothing else was requested; give --budget, and --data"
+                " that can be learned"
+            )
     timed = design.with_twin(cases, machine.num_available_cores, order)
     if request.baseline is not None:
         timed += design.of_revision(cases, request.baseline.revision)
@@ -201,7 +213,9 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     )
     if learning is not None:
         common |= {"budget": learning.budget, "is_evaluated": True}
-        trials += _trials(learning.cases, request.quality_repeats, request.seed, common)
+        trials += _trials(
+            runs, request.quality_repeats, request.seed, common, request.baseline
+        )
     assert len({trial.trial_id for trial in trials}) == len(trials)
     return PlannedSweep(
         trials=tuple(trials),

@@ -49,6 +49,7 @@ class SweepRequest:
         the preset's, on the first backend only.
       num_evaluations: Of a quality run; by default the preset's.
       quality_repeats: Quality runs of each case.
+      is_quality_only: Whether nothing but the quality runs is planned.
       is_evaluated: Whether held-out quality is measured; by default for all data but
         ``synthetic``, which has none.
       options: The workload's own options.
@@ -80,6 +81,7 @@ class SweepRequest:
     budget: str | None = None
     num_evaluations: int | None = None
     quality_repeats: int = defaults.QUALITY_REPEATS
+    is_quality_only: bool = False
     is_evaluated: bool | None = None
     options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
     seed: int = defaults.SEED

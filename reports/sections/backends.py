@@ -36,6 +36,8 @@ def _row(view: View, comparison: Comparison) -> rows.Row:
 
 def render(view: View) -> Markup:
     """Renders the forest plot and its description."""
+    if not view.study.cases:
+        return page.NOTHING
     measured = [item for item in view.comparisons if item.ratio is not None]
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
     figure = None

@@ -27,6 +27,8 @@ LEADS = {
 
 def render(view: View) -> Markup:
     """Renders one figure per quantity, one panel per scaling mode."""
+    if not view.study.cases:
+        return page.NOTHING
     figures = [
         {
             "quantity": quantity,

@@ -79,6 +79,8 @@ def _warmup_row(view: View, case: Case, steps: tuple[float, ...]) -> rows.Row:
 
 def render(view: View) -> Markup:
     """Renders the two distributions and their table."""
+    if not view.study.cases:
+        return page.NOTHING
     cases = [(c, measured_steps(c), warmup_steps(c)) for c in view.measured_cases]
     measured = [(case, steps) for case, steps, _ in cases if steps]
     warmup = [(case, steps) for case, _, steps in cases if steps]

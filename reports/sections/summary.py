@@ -17,4 +17,6 @@ SLUG = "summary"
 
 def render(view: View) -> Markup:
     """Renders the table of points."""
+    if not view.study.cases:
+        return page.NOTHING
     return page.render("summary", view=view)

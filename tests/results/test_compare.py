@@ -169,4 +169,6 @@ def test_metrics_are_named_in_the_message() -> None:
         gate_metrics.metric_of("x")
     with pytest.raises(ResultsError, match=r"'fid' is a figure of quality runs, which"):
         gate_metrics.metric_of("fid")
+    with pytest.raises(ResultsError, match=r"unknown metric 'x'; allowed are .*fid"):
+        gate_metrics.metric_of_gate("x")
     assert re.fullmatch(r"\w+", METRIC.name)

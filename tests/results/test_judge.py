@@ -31,7 +31,7 @@ E = 1e-9
 )
 def test_verdict_of_an_interval(low: float, high: float, expected: Verdict) -> None:
     """Every part of the rule, at its ends."""
-    assert judge.verdict_of(low, high, delta=0.05) is expected
+    assert judge.verdict_of(low, high, margin=math.log(1.05)) is expected
 
 
 def test_an_improvement_is_a_kind_of_pass() -> None:

@@ -58,6 +58,8 @@ class Shape:
       is_evaluated: Whether top-1 is recorded.
       budget: Of the quality runs of the strong cases; None for none.
       num_learning_runs: Repetitions of those.
+      learned: Revisions that have quality runs beside this tree, with the factor of
+        their accuracy.
       has_actors: Whether programs count environment steps.
       noise: Standard deviation of log throughput between repetitions.
       num_rounds: Of each generation; 0 for trials in sequence.
@@ -82,6 +84,7 @@ class Shape:
     noise: float = 0.012
     budget: Budget | None = None
     num_learning_runs: int = 1
+    learned: dict[str, float] = dataclasses.field(default_factory=dict)
     has_actors: bool = False
     num_rounds: int = 0
     revisions: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -102,7 +105,7 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
             created_at="2025-01-01T00:00:00Z",
             command=("python", "-m", "harness", "sweep", "--workload", "resnet50"),
             baseline_num_replicas=shape.replicas[0],
-            repeats=shape.repeats,
+            repeats=shape.repeats or shape.num_learning_runs,
             seed=7,
             timeout_sec=300,
             measuring=_measuring(planned, shape),
@@ -190,10 +193,10 @@ def _learning(shape: Shape) -> Iterator[tuple[TrialSpec, ScalingMode]]:
         range(shape.num_learning_runs), shape.backends, shape.replicas
     ):
         if backend != "single" or num_replicas == 1:
-            yield (
-                _spec(backend, mode, num_replicas, repetition, shape, shape.budget),
-                mode,
-            )
+            spec = _spec(backend, mode, num_replicas, repetition, shape, shape.budget)
+            yield spec, mode
+            for revision in shape.learned:
+                yield spec.model_copy(update={"revision": revision}), mode
 
 
 def _spec(
@@ -251,6 +254,7 @@ def _write_trial(
             factor=factor,
             num_rounds=shape.num_rounds,
             void_share=shape.void_share,
+            learned=shape.learned.get(spec.revision, 1.0),
         )
         store.write_result(trial_id, result)
         for point in result.curve:

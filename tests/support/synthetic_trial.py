@@ -95,6 +95,7 @@ def result(
     factor: float = 1.0,
     num_rounds: int = 0,
     void_share: float = 0.0,
+    learned: float = 1.0,
 ) -> TrialResult:
     """Makes the observations of a trial.
 
@@ -107,6 +108,7 @@ def result(
       factor: By which steps take longer.
       num_rounds: Of a relay, with one step per turn; 0 for a contiguous window.
       void_share: Of the turns.
+      learned: Factor of the accuracy of a quality run.
     """
     generator = np.random.default_rng(int(trial_id[:15], 16))
     # All cases of one repetition drift together, as on a shared machine.
@@ -126,7 +128,7 @@ def result(
     quality = _quality(generator, 0.31)
     curve: tuple[QualityPoint, ...] = ()
     if spec.budget is not None:
-        curve = _curve(generator, spec, step, has_actors=has_actors)
+        curve = _curve(generator, spec, step, learned, has_actors=has_actors)
         (quality,) = curve[-1].quality
     return TrialResult(
         trial_id=trial_id,
@@ -259,6 +261,7 @@ def _curve(
     generator: np.random.Generator,
     spec: TrialSpec,
     step_sec: float,
+    learned: float,
     *,
     has_actors: bool,
 ) -> tuple[QualityPoint, ...]:
@@ -269,7 +272,7 @@ def _curve(
     for number in range(1, budget.num_evaluations + 1):
         num_steps = math.ceil(budget.amount * number / budget.num_evaluations)
         num_examples = num_steps * spec.global_batch_size
-        share = 0.97 - 0.87 * math.exp(-num_examples / 700)
+        share = learned * (0.97 - 0.87 * math.exp(-num_examples / 700))
         points.append(
             QualityPoint(
                 num_steps=num_steps,

@@ -56,6 +56,9 @@ def repository(tmp_path_factory: Any) -> Path:
     _commit(folder, "faster")
     (folder / "slowdown.txt").write_text("1.1")
     _commit(folder, "slower")
+    (folder / "slowdown.txt").write_text("1.0")
+    (folder / "learned.txt").write_text("1.25")
+    _commit(folder, "learned_more")
     (folder / "slowdown.txt").write_text("not a number")
     _commit(folder, "fails")
     records = folder / "results" / "records.py"

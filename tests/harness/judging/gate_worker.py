@@ -1,30 +1,47 @@
 """Stands in for the worker of a gate: its steps take longer where its sources say so.
 
-The factor is in ``slowdown.txt`` beside the packages that run, so two revisions differ
-by what their trees hold. Steps of one process vary by less than 1 %.
+The factors of time and accuracy are in ``slowdown.txt`` and ``learned.txt`` beside the
+packages that run, so two revisions differ by what their trees hold. Steps of one
+process vary by less than 1 %.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fake_worker
 
 import harness
+from results.records import Control
 
-_FILE = Path(harness.__file__).resolve().parents[1] / "slowdown.txt"
+if TYPE_CHECKING:
+    from results.records import TrialSpec
+
+_ROOT = Path(harness.__file__).resolve().parents[1]
+_FILE = _ROOT / "slowdown.txt"
+_LEARNED = _ROOT / "learned.txt"
 
 
 class Program(fake_worker.Program):
     """A program whose step takes 0.1 s times the factor of its sources."""
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)
+    def __init__(self, spec: TrialSpec, *arguments: Any) -> None:
+        super().__init__(spec, *arguments)
         factor = float(_FILE.read_text()) if _FILE.is_file() else 1.0
-        self._step_ns = round((0.09 * 1e9 + 0.1 * self._step_ns) * factor)
+        # Generations vary so that no twin can differ from its case by chance.
+        is_slower = (spec.repetition_index + (spec.control is Control.TWIN)) % 2
+        self._step_ns = round(0.1e9 * (1.005 if is_slower else 1.0) * factor)
+
+    def evaluate(self) -> list[fake_worker.Metric]:
+        """Returns the accuracy, times a factor of the sources."""
+        factor = float(_LEARNED.read_text()) if _LEARNED.is_file() else 1.0
+        (metric,) = super().evaluate()
+        return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,125 @@
+"""A gate on quality trains both revisions with the same seeds; nothing else runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+GATE = (
+    "gate",
+    "--metric=top_1",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--backends=in_graph",
+    "--replicas=1",
+    "--mode=weak",
+    "--budget=20steps",
+    "--evaluations=2",
+)
+
+
+def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) -> None:
+    """Exit code 1; every seed is trained by both, and nothing is timed."""
+    code, out, err = gate(
+        "--baseline=learned_more",
+        "--quality-repeats=3",
+        "--study=q",
+        "--format=json",
+        of=GATE,
+    )
+    assert out, err
+    data = json.loads(out)
+    (case,) = data["cases"]
+    specs = [trial.spec for trial in Store.open(tmp_path / "runs/q").read_plan().trials]
+
+    assert exit_codes.REGRESSION == code, err
+    assert pytest.approx(1.2) == case["slowdown"]["value"]
+    assert 3 == case["slowdown"]["n"]
+    assert all(spec.budget is not None for spec in specs)
+    assert 3 == len({spec.seed for spec in specs})
+    assert 6 == len(specs)
+    assert (tmp_path / "runs/q/report/index.html").is_file()
+
+
+def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
+    """Five seeds, in a study of its own name; the text says what is compared."""
+    code, out, err = gate("--baseline=same", of=GATE)
+    (study,) = (tmp_path / "runs").glob("gate-quality-*")
+
+    assert exit_codes.OK == code, err
+    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +5 +pass", out)
+    assert "the mean over seeds (n) of how much worse quality runs end" in out
+    assert 10 == len(Store.open(study).read_plan().trials)
+
+
+def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:
+    """Its quality runs; without any, one line says so."""
+    sweep = ("sweep", *GATE[2:], "--repeats=1", "--rounds=1", "--quality-repeats=3")
+    gate(of=(*sweep, "--study=stored"))
+    gate("--budget=none", of=(*sweep, "--study=none"))
+    code, out, err = gate("--baseline=stored", "--quality-repeats=3", of=GATE)
+    refused, _, message = gate("--baseline=none", of=GATE)
+
+    assert exit_codes.OK == code, err
+    assert re.search(r"PASS: top_1 against study stored", out)
+    assert "the runs of the two studies are not paired by seed" in out
+    assert exit_codes.USAGE == refused
+    assert re.search(
+        r"study 'none' has no quality run; run its sweep with --budget", message
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("--quality-repeats=2",),
+            r"--quality-repeats 2 gives no verdict: .* use 3 or",
+        ),
+        (
+            ("--repeats=4",),
+            r"--repeats 4 has no effect with --metric top_1: .*--quality",
+        ),
+        (("--order=relay",), r"--order relay has no effect with --metric top_1: "),
+        (("--minutes=3",), r"--minutes 3 has no effect with order sequential"),
+        (
+            ("--budget=none",),
+            r"preset 'smoke' of resnet50 has no quality run with data",
+        ),
+        (("--metric=throughput",), r"--budget 20steps has no effect with --metric thr"),
+        (
+            ("--metric=time_to_first_step", "--order=relay", "--budget=none"),
+            r"--budget none has no effect with --metric time_to_first_step",
+        ),
+        (("--metric=joy",), r"unknown metric 'joy'; allowed are throughput, .*top_1"),
+    ],
+)
+def test_what_a_gate_on_quality_refuses(
+    gate: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    """One line, exit code 2, nothing written."""
+    code, _, err = gate("--baseline=same", *arguments, of=GATE)
+
+    assert exit_codes.USAGE == code
+    assert re.search(message, err)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_relay_has_a_time_to_the_first_step(gate: Any) -> None:
+    """Its processes start side by side."""
+    code, _, err = gate(
+        "--baseline=same", "--metric=time_to_first_step", "--order=relay"
+    )
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"--order relay with --metric time_to_first_step: the proc", err)

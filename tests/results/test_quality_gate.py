@@ -1,0 +1,226 @@
+"""A gate on quality judges seeds in pairs, relative to what the baseline learned."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from results import gate_metrics, learning_gains, quality_gate
+from results.errors import ResultsError
+from results.judge import Verdict
+from results.study import Study, load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.gate import Gate
+
+BASE = "1234567890ab"
+TOP_1 = gate_metrics.metric_of_gate("top_1")
+FID = gate_metrics.metric_of_gate("fid")
+NUM_SEEDS = 6
+
+
+@pytest.fixture
+def learned(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a study of quality runs of two revisions."""
+
+    def make(name: str = "s", **fields: Any) -> Study:
+        defaults = {
+            "backends": ("in_graph",),
+            "modes": (synthetic.WEAK,),
+            "replicas": (2,),
+            "repeats": 1,
+            "budget": synthetic.LEARNING,
+            "num_learning_runs": NUM_SEEDS,
+            "learned": {BASE: 1.0},
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        return load_study(synthetic.make_store(tmp_path / name, shape))
+
+    return make
+
+
+def of_revisions(study: Study, metric: Any = TOP_1, delta: float = 0.05) -> Gate:
+    """Judges with the default level."""
+    return quality_gate.of_revisions(
+        study, metric, baseline="main", delta=delta, alpha=0.05
+    )
+
+
+def of_studies(study: Study, stored: Study) -> Gate:
+    """Judges with the defaults."""
+    return quality_gate.of_studies(
+        study, stored, TOP_1, baseline="study b", delta=0.05, alpha=0.05
+    )
+
+
+def with_finals(study: Study, finals: dict[str, list[Any]], **fields: Any) -> Study:
+    """Returns a study whose quality runs end with other values, by revision."""
+    entries = []
+    for entry in study.entries:
+        if entry.spec.budget is not None:
+            result = entry.result
+            value = finals[entry.spec.revision][entry.spec.repetition_index]
+            last = result.curve[-1]
+            (metric,) = last.quality
+            changed = metric.model_copy(update={"value": value, **fields})
+            last = last.model_copy(update={"quality": (changed,)})
+            curve = (*result.curve[:-1], last)
+            assert entry.trial is not None
+            trial = dataclasses.replace(
+                entry.trial, result=result.model_copy(update={"curve": curve})
+            )
+            entry = dataclasses.replace(entry, trial=trial)  # noqa: PLW2901  # a copy
+        entries.append(entry)
+    return dataclasses.replace(study, entries=tuple(entries))
+
+
+@pytest.mark.parametrize(
+    ("factor", "verdict"),
+    [(1.0, Verdict.PASS), (0.85, Verdict.IMPROVE)],
+)
+def test_as_much_as_the_baseline_passes(
+    learned: Any, factor: float, verdict: Verdict
+) -> None:
+    """The factor is that of the baseline's accuracy; more than it is an improvement."""
+    found = of_revisions(learned(learned={BASE: factor}))
+
+    (case,) = found.cases
+    assert verdict is found.verdict
+    assert NUM_SEEDS == case.judgement.slowdown.n
+    assert "in_graph x2, weak" == case.name
+
+
+def test_learning_less_than_the_baseline_is_a_regression(learned: Any) -> None:
+    """An accuracy of 0.80 after one of 0.90."""
+    study = with_finals(
+        learned(), {"": [0.80, 0.81] * 3, BASE: [0.90, 0.91, 0.90, 0.91, 0.90, 0.91]}
+    )
+
+    assert Verdict.REGRESS is of_revisions(study).verdict
+
+
+def test_the_interval_is_students_over_pairs_of_seeds(learned: Any) -> None:
+    """Against SciPy's paired test, relative to the baseline's mean."""
+    rng = np.random.default_rng(3)
+    here, there = rng.normal(0.80, 0.02, (2, NUM_SEEDS))
+    study = with_finals(learned(), {"": list(here), BASE: list(there)})
+    losses = (there - here) / there.mean()
+    expected = stats.ttest_1samp(losses, 0.0).confidence_interval(0.90)
+
+    (case,) = of_revisions(study).cases
+    slowdown = case.judgement.slowdown
+
+    assert pytest.approx(1 + losses.mean()) == slowdown.value
+    assert pytest.approx(1 + expected.low) == slowdown.low
+    assert pytest.approx(1 + expected.high) == slowdown.high
+
+
+def test_less_is_better_of_fid(learned: Any) -> None:
+    """A FID of 30 against 20 is worse by 50 %."""
+    study = with_finals(
+        learned(), {"": [30.0] * NUM_SEEDS, BASE: [20.0] * NUM_SEEDS}, name="fid"
+    )
+
+    found = of_revisions(study, FID)
+
+    assert Verdict.REGRESS is found.verdict
+    assert pytest.approx(1.5) == found.cases[0].judgement.slowdown.value
+
+
+def test_a_loss_of_exactly_delta_seldom_passes(learned: Any) -> None:
+    """Of 400 simulated gates, as many as the level says."""
+    rng = np.random.default_rng(7)
+    study, delta, num_gates, passes = learned(), 0.02, 400, 0
+    for _ in range(num_gates):
+        there = rng.normal(0.9, 0.01, NUM_SEEDS)
+        here = rng.normal(0.9 * (1 - delta), 0.01, NUM_SEEDS)
+        drawn = with_finals(study, {"": list(here), BASE: list(there)})
+        verdict = of_revisions(drawn, delta=delta).verdict
+        passes += verdict is not None and verdict.is_pass
+
+    assert 0.02 <= passes / num_gates <= 0.08
+
+
+def test_two_seeds_give_no_verdict(learned: Any) -> None:
+    """And neither does a baseline whose mean is no scale."""
+    few = of_revisions(learned(num_learning_runs=2))
+    zero = of_revisions(
+        with_finals(learned("z"), {"": [0.1] * NUM_SEEDS, BASE: [0.0] * NUM_SEEDS})
+    )
+
+    assert Verdict.INCONCLUSIVE is few.verdict
+    assert "2 seed(s) have both, a verdict needs 3 or more" == few.cases[0].reason
+    assert "the baseline's mean is 0, and" in zero.cases[0].reason
+
+
+def test_another_protocol_is_not_compared(learned: Any) -> None:
+    """A figure on other test images is another figure."""
+    study = learned()
+    entries = [
+        entry
+        for entry in with_finals(
+            study, {"": [0.9] * NUM_SEEDS, BASE: [0.9] * NUM_SEEDS}, num_examples=77
+        ).entries
+        if entry.spec.revision
+    ]
+    own = [entry for entry in study.entries if not entry.spec.revision]
+    found = of_revisions(dataclasses.replace(study, entries=(*own, *entries)))
+
+    assert Verdict.INCONCLUSIVE is found.verdict
+    assert "protocols of the metric differ" in found.cases[0].reason
+
+
+def test_a_metric_that_the_runs_lack_is_refused(learned: Any) -> None:
+    """One line names those that they have."""
+    with pytest.raises(
+        ResultsError, match=r"resnet50 measure top_1, not 'fid'; choose"
+    ):
+        of_revisions(learned(), FID)
+
+
+def test_a_stored_study_is_compared_by_welch(learned: Any) -> None:
+    """Weaker, and only with the same budget."""
+    study, stored = learned("a", learned={}), learned("b", learned={})
+    found = of_studies(study, stored)
+    longer = dataclasses.replace(
+        stored,
+        entries=tuple(
+            dataclasses.replace(
+                entry,
+                spec=entry.spec.model_copy(
+                    update={
+                        "budget": entry.spec.budget.model_copy(update={"amount": 999})
+                    }
+                ),
+            )
+            if entry.spec.budget
+            else entry
+            for entry in stored.entries
+        ),
+    )
+
+    assert found.is_weaker
+    assert Verdict.PASS is found.verdict
+    assert quality_gate.UNPAIRED == found.cases[0].judgement.slowdown.method
+    assert ("budget: 300 steps / 999 steps",) == of_studies(study, longer).differences
+    with pytest.raises(ResultsError, match=r"'c' has no quality run; run its sweep"):
+        of_studies(study, learned("c", budget=None, learned={}))
+
+
+def test_learning_with_more_replicas_leaves_the_other_revision_out(
+    learned: Any,
+) -> None:
+    """It is what the change is compared with."""
+    study = learned(replicas=(1, 2))
+
+    (gains,) = learning_gains.of_study(study)
+
+    assert [1, 2] == [gain.case.spec.num_replicas for gain in gains.cases]
+    assert all(not gain.case.spec.revision for gain in gains.cases)
