@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import relay
+from results import agreement, relay
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,6 +60,31 @@ def sentences(view: View) -> Iterator[str]:
             f"{counts.num_void} of {counts.num_turns} turns "
             f"({formats.percent(counts.void_fraction)}) are void and were repeated: "
             f"{_main_reason(counts)}."
+        )
+
+
+def same_work(view: View) -> Iterator[str]:
+    """Yields whether backends compute the same on their first steps."""
+    found = agreement.of_study(view.study)
+    if not found.repeats_itself:
+        yield (
+            "Equal programs do not repeat themselves here: the losses of their first "
+            "steps differ, so losses cannot show whether backends do the same work."
+        )
+    if found.pairs and not found.broken:
+        largest = max(pair.difference for pair in found.pairs)
+        number = sum(pair.num_pairs for pair in found.pairs)
+        yield (
+            "Backends do the same work: with the same replicas, batch and seed their "
+            f"losses of the first {agreement.NUM_STEPS} steps differ by at most "
+            f"{largest:.1g}, relatively (n = {number} pairs of trials)."
+        )
+    for pair in found.broken:
+        yield (
+            f"{pair.second.label} does not do the same work as "
+            f"{pair.first.spec.backend}: their losses differ by up to "
+            f"{formats.percent(pair.difference)} within the first "
+            f"{agreement.NUM_STEPS} steps, so their ratio is left out."
         )
 
 

@@ -247,6 +247,7 @@ def _unknowns(view: View) -> Iterator[str]:
         )
     if is_relay:
         yield from trust.sentences(view)
+    yield from trust.same_work(view)
     yield from _coverage_unknowns(view)
     for point in view.points:
         if point.throughput and not point.speedup and not point.is_baseline:

@@ -26,7 +26,7 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from results import errors, generations, statistics
+from results import agreement, errors, generations, statistics
 from results.records import ScalingMode
 
 if TYPE_CHECKING:
@@ -318,9 +318,11 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     """Returns every pair of backends that ran under equal conditions.
 
     A case that serves both modes is compared once. Pairs are in planned order: the
-    backend named first is the numerator.
+    backend named first is the numerator. Pairs whose losses show that they do not
+    compute the same are left out (``results/agreement.py``).
     """
     index = _index(study)
+    broken = {pair.case_ids for pair in agreement.of_study(study).broken}
     found: dict[tuple[str, str], list[ScalingMode]] = {}
     cases = {case.case_id: case for case in study.cases}
     sizes = sorted({key[2] for key in index})
@@ -343,4 +345,5 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
             ),
         )
         for (first, second), modes in found.items()
+        if (first, second) not in broken
     )

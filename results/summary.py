@@ -6,7 +6,7 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from results import explain, learning_gains, scaling, scaling_laws
+from results import agreement, explain, learning_gains, scaling, scaling_laws
 from results import study as study_module
 
 if TYPE_CHECKING:
@@ -63,6 +63,26 @@ def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
         "is_oversubscribed": comparison.is_oversubscribed,
         "ratio": _estimate(comparison.ratio),
         "trial_ids": list(comparison.trial_ids),
+    }
+
+
+def _agreements(found: agreement.Agreements) -> dict[str, Any]:
+    return {
+        "num_steps": agreement.NUM_STEPS,
+        "tolerance": agreement.TOLERANCE,
+        "repeats_itself": found.repeats_itself,
+        "pairs": [
+            {
+                "first": pair.first.spec.backend,
+                "second": pair.second.spec.backend,
+                "num_replicas": pair.first.spec.num_replicas,
+                "per_replica_batch_size": pair.first.spec.per_replica_batch_size,
+                "largest_relative_difference": pair.difference,
+                "n": pair.num_pairs,
+                "holds": pair.holds,
+            }
+            for pair in found.pairs
+        ],
     }
 
 
@@ -140,6 +160,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
         "points": [_point(point) for point in points],
         "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "agreement": _agreements(agreement.of_study(study)),
         "lost_time": [_explained(item) for item in explain.explain(study)],
         "laws": [
             _laws(found)

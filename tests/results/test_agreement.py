@@ -1,0 +1,109 @@
+"""Cases that should do the same work have the same losses on their first steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import trust
+from reports.view import view_store
+from results import agreement, scaling, summary
+from results.records import Control
+from results.study import Study, load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from results.store import Store
+    from results.study import Entry
+
+
+@pytest.fixture
+def store(tmp_path: Path, synthetic: Any) -> Store:
+    """Returns a relay of two backends at one and two replicas, with a twin."""
+    shape = synthetic.Shape(
+        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
+    )
+    made: Store = synthetic.make_store(tmp_path / "s", shape)
+    return made
+
+
+def with_losses(store: Store, change: Callable[[Entry], float]) -> Study:
+    """Returns the study with the losses of each trial times a factor."""
+    study = load_study(store)
+    entries = []
+    for entry in study.entries:
+        result = entry.result
+        (rank,) = result.ranks
+        losses = tuple(loss * change(entry) for loss in rank.losses)
+        rank = rank.model_copy(update={"losses": losses})
+        trial = dataclasses.replace(
+            entry.trial, result=result.model_copy(update={"ranks": (rank,)})
+        )
+        entries.append(dataclasses.replace(entry, trial=trial))
+    return dataclasses.replace(study, entries=tuple(entries))
+
+
+def test_backends_with_equal_losses_do_the_same_work(store: Store) -> None:
+    """At each size, over all generations; the twin as well."""
+    found = agreement.of_study(load_study(store))
+
+    assert found.repeats_itself
+    assert [1, 2] == [pair.first.spec.num_replicas for pair in found.pairs]
+    assert {2} == {pair.num_pairs for pair in found.pairs}
+    assert not found.broken
+    (text,) = trust.same_work(view_store(store))
+    assert "Backends do the same work: " in text
+    assert "differ by at most 0, relatively (n = 4 pairs of trials)." in text
+
+
+def test_rounding_is_no_other_work(store: Store) -> None:
+    """One part in a million."""
+    study = with_losses(
+        store, lambda entry: 1.000001 if entry.spec.backend == "in_graph" else 1.0
+    )
+    assert not agreement.of_study(study).broken
+
+
+def test_a_backend_that_computes_something_else_has_no_ratio(store: Store) -> None:
+    """Only where it does: at two replicas; the page says so."""
+
+    def change(entry: Entry) -> float:
+        spec = entry.spec
+        return 1.05 if (spec.backend, spec.num_replicas) == ("tf_mirrored", 2) else 1.0
+
+    study = with_losses(store, change)
+    (broken,) = agreement.of_study(study).broken
+    view = dataclasses.replace(view_store(store), study=study)
+
+    assert 0.04 < broken.difference < 0.06
+    assert [1] == [pair.first.spec.num_replicas for pair in scaling.comparisons(study)]
+    assert any(
+        re.match(
+            r"tf_mirrored, 2 replicas x 8 does not do the same work as in_graph: their "
+            r"losses differ by up to 5\s% within the first 3 steps",
+            text,
+        )
+        for text in trust.same_work(view)
+    )
+    data = summary.summarize(study)["agreement"]
+    assert [True, False] == [pair["holds"] for pair in data["pairs"]]
+
+
+def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -> None:
+    """As those with actors: the twin has other losses than its case."""
+    study = with_losses(
+        store, lambda entry: 1.5 if entry.spec.control is Control.TWIN else 1.0
+    )
+    found = agreement.of_study(study)
+    view = dataclasses.replace(view_store(store), study=study)
+
+    assert not found.repeats_itself
+    assert not found.pairs
+    assert 2 == len(scaling.comparisons(study))
+    (text,) = trust.same_work(view)
+    assert text.startswith("Equal programs do not repeat themselves here")
