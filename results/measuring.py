@@ -8,7 +8,6 @@ study, each trial has the machine to itself and one contiguous window. See
 
 from __future__ import annotations
 
-import math
 from enum import Enum
 from typing import Annotated
 
@@ -135,8 +134,3 @@ def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, fl
         for turn in turns
         if turn.is_valid
     }
-
-
-def geometric_mean(values: dict[int, float]) -> float:
-    """Returns the geometric mean of positive values."""
-    return math.exp(math.fsum(map(math.log, values.values())) / len(values))

@@ -17,6 +17,7 @@ of ``results/bounds.py``, and carries its version. Names and units follow
 
 from __future__ import annotations
 
+import statistics
 from enum import Enum
 from typing import Annotated, Literal
 
@@ -52,7 +53,6 @@ from results.measuring import (
     Order,
     Turn,
     Turns,
-    geometric_mean,
     valid_rates,
 )
 from results.quality_records import (
@@ -339,7 +339,7 @@ class TrialResult(Record):
         In a relay, the geometric mean over valid turns; there is at least one.
         """
         if self.turns:
-            return geometric_mean(self.rates)
+            return statistics.geometric_mean(self.rates.values())
         return self.global_batch_size * self.num_measured_steps / self.window_sec
 
     @property

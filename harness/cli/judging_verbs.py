@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.cli.parsing import make_request
 from harness.cli.sweep_options import (
     MINUTES,
     json_option,
-    make_request,
     request_options,
     runs_dir_option,
     without_options,

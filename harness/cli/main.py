@@ -17,11 +17,11 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
+from harness.cli.parsing import make_request
 from harness.cli.sweep_options import (
     SECONDS,
     data_dir_option,
     json_option,
-    make_request,
     request_options,
     runs_dir_option,
 )

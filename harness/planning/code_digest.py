@@ -147,17 +147,17 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
     modules = sources.paths
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
     assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
-    todo = {*START} | {module for module in modules if _is_engine(module)}
+    unvisited = {*START} | {module for module in modules if _is_engine(module)}
     found: dict[str, str] = {}
-    while todo:
-        module = todo.pop()
+    while unvisited:
+        module = unvisited.pop()
         code = sources.code(module)
         found[module] = code.fingerprint
         references = set(code.references)
         for entry in wanted & code.entries.keys():
             found[f"{module} {' '.join(entry)}"] = code.entries[entry].fingerprint
             references |= code.entries[entry].references
-        todo |= _modules_of(references, modules) - found.keys()
+        unvisited |= _modules_of(references, modules) - found.keys()
     for kind, name in sorted(wanted):
         if not any(key.endswith(f" {kind} {name}") for key in found):
             raise PlanError(

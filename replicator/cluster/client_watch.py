@@ -52,7 +52,7 @@ class ClientWatch:
             try:
                 link = Link(self._address, _CONNECT_SEC)
             except OSError:
-                pass  # not there yet
+                pass  # the client does not listen yet
             else:
                 found_instead = self._is_client(link, left_sec)
                 if not found_instead:

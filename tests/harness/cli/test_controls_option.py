@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.cli.sweep_options import _parse_controls
+from harness.cli.parsing import _parse_controls
 from harness.errors import ParseError
 
 
