@@ -38,7 +38,7 @@ def optimize_graph(
     devices: Mapping[str, str],
     has_device_rules: bool = True,
 ) -> Any:
-    """Runs TensorFlow's graph optimizer once over a graph (test_optimize).
+    """Runs TensorFlow's graph optimizer once over a graph (test_grappler).
 
     What the user set by ``tf.config.optimizer`` holds (test_optimizer_settings).
 

@@ -159,7 +159,9 @@ class SNGANProgram(ImageProgram):
         fake, fake_labels = self._generate(count)
         variables = self.discriminator.trainable_variables
         images = tf.concat([real, tf.stop_gradient(fake)], axis=0)
-        labels = tf.concat([batch["label"], fake_labels], axis=0)
+        # GPUs leave joining int32 to the host, for which every step would wait.
+        both = (batch["label"], fake_labels)
+        labels = tf.concat([tf.cast(labels, tf.int64) for labels in both], axis=0)
         with tf.GradientTape() as tape:
             # One pass for both: no layer of the discriminator mixes examples.
             logits = self.discriminator(images, labels, training=True)

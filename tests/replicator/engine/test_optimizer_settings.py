@@ -10,7 +10,6 @@ import sys
 import pytest
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.eager import context as eager_context
 
 import replicator
 from replicator._tf import grappler
@@ -26,16 +25,7 @@ HALF = tf.float16.as_datatype_enum
 JIT_SCRIPT = pathlib.Path(__file__).with_name("jit_step.py")
 
 
-@pytest.fixture(autouse=True)
-def settings():
-    """Leaves the settings as they were."""
-    context = eager_context.context()
-    jit, options = context._optimizer_jit, context._optimizer_experimental_options
-    context._optimizer_experimental_options = dict(options)
-    yield
-    context._optimizer_experimental_options = options
-    context._optimizer_jit = jit
-    context._thread_local_data.function_call_options = None
+pytestmark = pytest.mark.usefixtures("optimizer_settings")
 
 
 def _folded(x):
@@ -108,11 +98,7 @@ def test_16_bits_that_the_user_asks_for_end_at_collectives():
     assert halves  # it did run
     (collective,) = traced.collectives
     kept = [*collective.operands, *(n.partition(":")[0] for n in traced.output_names)]
-    assert [] == [
-        name
-        for name in kept
-        if HALF == nodes[name].attr["T"].type
-    ]
+    assert [] == [name for name in kept if HALF == nodes[name].attr["T"].type]
 
 
 @pytest.mark.parametrize(
