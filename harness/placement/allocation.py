@@ -55,8 +55,8 @@ def place(
       cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
       communicates while it computes. Of one of several programs that never communicate
       (the control ``solo``): one, as of a single replica.
-    - On GPUs, threads that launch kernels come first; ``gpu_threads`` says how many
-      cores remain for both pools.
+    - On GPUs, both pools get the cores that threads which launch kernels leave
+      (``gpu_threads``); the second is never smaller than on the CPU.
     - Replicas on the cores of one machine share memory bandwidth and caches:
       ``shared``.
     """
@@ -75,9 +75,11 @@ def place(
         ]
     num_intra_op_threads = cores_per_replica
     if device == "gpu":
-        num_intra_op_threads = gpu_threads.num_intra_op_threads(cores_per_replica)
-        num_inter_op_threads = gpu_threads.num_inter_op_threads(
-            min(map(len, cpusets)), 1 if processes.are_several else num_replicas
+        num_gpus = 1 if processes.are_several else num_replicas
+        num_intra_op_threads = gpu_threads.num_pool_threads(cores_per_replica, 1)
+        num_inter_op_threads = max(
+            num_inter_op_threads,
+            gpu_threads.num_pool_threads(min(map(len, cpusets)), num_gpus),
         )
     return Placement(
         cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),

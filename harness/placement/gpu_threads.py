@@ -37,16 +37,11 @@ def of_launches(variables: Mapping[str, str]) -> dict[str, str]:
     return {name: variables[name] for name in _DEFAULTS if name in variables}
 
 
-def num_intra_op_threads(cores_per_gpu: int) -> int:
-    """Returns the threads of one operation on the host: the cores without launches."""
-    return max(1, cores_per_gpu - LAUNCH_THREADS_PER_GPU)
-
-
-def num_inter_op_threads(num_cores: int, num_gpus: int) -> int:
-    """Returns the threads of one process for pipelines and its part of the steps.
+def num_pool_threads(num_cores: int, num_gpus: int) -> int:
+    """Returns how many threads of a pool have a core of their own beside launches.
 
     Args:
-      num_cores: Cores of the process.
-      num_gpus: Its GPUs, of which each has at least one of these threads.
+      num_cores: Cores of a process, or of one replica.
+      num_gpus: GPUs for which threads on these cores launch kernels.
     """
-    return max(num_gpus, num_cores - LAUNCH_THREADS_PER_GPU * num_gpus)
+    return max(1, num_cores - LAUNCH_THREADS_PER_GPU * num_gpus)

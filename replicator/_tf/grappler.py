@@ -24,10 +24,8 @@ from tensorflow.python.grappler import tf_optimizer
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
 
-# From here on, tensor cores take float32 (as TF32), in the layout of TensorFlow (NHWC).
-# A GPU in another process does not say what it is, and is taken for one of these.
-_AMPERE = (8, 0)
-_DEFAULT = rewriter_config_pb2.RewriterConfig.DEFAULT
+# Of a GPU in another process, which does not say what it is: it computes in bfloat16.
+_UNKNOWN_GPU = (8, 0)
 _OFF = rewriter_config_pb2.RewriterConfig.OFF
 
 
@@ -57,8 +55,6 @@ def optimize_graph(
         return graph_def
     if not has_device_rules:
         rewrite.remapping = rewrite.layout_optimizer = _OFF
-    if rewrite.layout_optimizer == _DEFAULT and _is_native_layout(devices):
-        rewrite.layout_optimizer = _OFF
     meta_graph = meta_graph_pb2.MetaGraphDef()
     meta_graph.graph_def.CopyFrom(graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(keep)
@@ -103,24 +99,13 @@ def _config() -> Any:
     return config
 
 
-def _is_native_layout(devices: Mapping[str, str]) -> bool:
-    """Whether GPUs compute convolutions fastest in the layout that graphs have.
-
-    The layout optimizer knows this of 16-bit types only. In float32 it would transpose:
-    167 times in a step of SN-GAN instead of 33.
-    """
-    return (
-        "GPU" in devices.values()
-        and _compute_capability() >= _AMPERE
-        and tf.config.experimental.tensor_float_32_execution_enabled()
-    )
-
-
 def _properties(name: str, kind: str) -> Any:
     found = device_properties_pb2.NamedDevice(name=name)
     found.properties.type = kind
+    # Estimates of costs need some, and the rules that run here do not use them.
+    found.properties.num_cores, found.properties.frequency = 1, 1_000
     if kind == "GPU":
-        # It decides which layout and which 16-bit types are fast.
+        # It decides which layout of convolutions is fast, by their data type.
         architecture = ".".join(map(str, _compute_capability()))
         found.properties.environment["architecture"] = architecture
     return found
@@ -134,4 +119,4 @@ def _compute_capability() -> tuple[int, ...]:
         for gpu in tf.config.list_physical_devices("GPU")
     ]
     known = [tuple(capability) for capability in found if capability is not None]
-    return min(known, default=_AMPERE)
+    return min(known, default=_UNKNOWN_GPU)

@@ -9,11 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness import catalog
+from harness.cli import commands
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation, gpu_threads
 from harness.placement.processes import processes_of
+from harness.planning.request import SweepRequest
 from harness.run import launch
 from results import variables
+from results.records import Order
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,6 +40,37 @@ def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity() -> Non
 
     assert LAUNCHES | {"XLA_FLAGS": "x"} == found
     assert found.keys() <= variables.IDENTITY
+
+
+@pytest.mark.parametrize(("device", "expected"), [("gpu", LAUNCHES), ("cpu", {})])
+def test_a_sweep_plans_trials_with_launch_threads(
+    device: Any, expected: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Every trial of a plan says so, and so does the identity of its case."""
+    monkeypatch.setattr("harness.machine.gpus.visible_gpus", lambda: ["0", "1"])
+    for name in LAUNCHES:
+        monkeypatch.delenv(name, raising=False)
+    planned: list[Any] = []
+
+    commands.sweep(
+        SweepRequest(
+            workload="resnet50",
+            preset="smoke",
+            order=Order.SEQUENTIAL,
+            device=device,
+            replicas=(1, 2),
+        ),
+        study=None,
+        runs_dir=tmp_path,
+        is_json=True,
+        is_dry_run=True,
+        check=planned.append,
+    )
+
+    trials = planned[0].trials
+    assert trials
+    for trial in trials:
+        assert expected == gpu_threads.of_launches(trial.spec.variables)
 
 
 def test_what_the_user_set_is_kept() -> None:
@@ -104,6 +138,14 @@ def test_a_process_of_a_cluster_serves_one_gpu() -> None:
     place = _place(32, 4, device="gpu", processes=processes)
 
     assert 6 == place.num_inter_op_threads == place.num_intra_op_threads
+
+
+def test_a_process_of_a_cluster_can_communicate_while_it_computes() -> None:
+    """Two threads between operations, however few its cores."""
+    processes = processes_of(catalog.backend("multi_worker"), 4)
+    place = _place(8, 4, device="gpu", processes=processes)
+
+    assert (1, 2) == (place.num_intra_op_threads, place.num_inter_op_threads)
 
 
 def test_threads_of_trials_on_the_cpu_are_as_before() -> None:

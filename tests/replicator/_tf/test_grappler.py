@@ -36,14 +36,6 @@ def pretend_gpus(monkeypatch):
     return pretend
 
 
-@pytest.fixture
-def tf32():
-    """Restores whether GPUs may compute float32 as TF32."""
-    before = tf.config.experimental.tensor_float_32_execution_enabled()
-    yield tf.config.experimental.enable_tensor_float_32_execution
-    tf.config.experimental.enable_tensor_float_32_execution(before)
-
-
 def _optimized_convolutions(dtype=tf.float32):
     """The layouts of a chain of convolutions after it was optimized for a GPU."""
 
@@ -65,42 +57,58 @@ def _optimized_convolutions(dtype=tf.float32):
     return {n.attr["data_format"].s.decode() for n in convolutions}
 
 
-def test_convolutions_on_new_gpus_keep_the_layout_of_the_graph(pretend_gpus):
-    """Their tensor cores take it as it is, in float32 too."""
+def test_convolutions_in_16_bits_keep_their_layout_where_tensor_cores_take_it(
+    pretend_gpus,
+):
+    """As TensorFlow chooses it: bfloat16 from compute capability 8.0 on."""
     pretend_gpus((9, 0))
 
-    assert {"NHWC"} == _optimized_convolutions()
     assert {"NHWC"} == _optimized_convolutions(tf.float16)
+    assert {"NHWC"} == _optimized_convolutions(tf.bfloat16)
 
 
-def test_without_tf32_the_layout_is_that_of_tensorflow(pretend_gpus, tf32):
-    """What is not computed by tensor cores is faster with channels first."""
-    pretend_gpus((9, 0))
-    tf32(False)
-
-    assert {"NCHW"} == _optimized_convolutions()
-
-
-def test_on_older_gpus_the_layout_is_that_of_tensorflow(pretend_gpus):
-    """The oldest of the visible GPUs decides."""
+def test_the_oldest_of_the_visible_gpus_decides(pretend_gpus):
+    """One graph runs on all of them."""
     pretend_gpus((9, 0), (7, 0))
 
-    assert {"NCHW"} == _optimized_convolutions()
+    assert {"NHWC"} == _optimized_convolutions(tf.float16)
+    assert {"NCHW"} == _optimized_convolutions(tf.bfloat16)
 
 
-def test_a_remote_gpu_is_taken_for_a_new_one(pretend_gpus):
-    """Where this process has none, or the driver does not say what it is."""
-    pretend_gpus()
-    assert {"NHWC"} == _optimized_convolutions()
+@pytest.mark.parametrize("gpus", [[], [None]], ids=["none here", "no details"])
+def test_a_gpu_of_which_nothing_is_known_is_taken_for_a_new_one(pretend_gpus, gpus):
+    """It is in another process, or the driver does not say what it is."""
+    pretend_gpus(*gpus)
 
-    pretend_gpus(None)
-    assert {"NHWC"} == _optimized_convolutions()
+    assert {"NHWC"} == _optimized_convolutions(tf.bfloat16)
 
 
-def test_the_layout_that_the_user_asks_for_is_kept(pretend_gpus, optimizer_settings):
-    """Also on a GPU where we would leave it alone."""
+@pytest.mark.parametrize(
+    ("is_on", "layout"), [(True, "NCHW"), (False, "NHWC")], ids=["on", "off"]
+)
+def test_the_user_decides_whether_layouts_change(
+    pretend_gpus, optimizer_settings, is_on, layout
+):
+    """Where TensorFlow would change them."""
     del optimizer_settings  # restores them
-    pretend_gpus((9, 0))
-    tf.config.optimizer.set_experimental_options({"layout_optimizer": True})
+    pretend_gpus((7, 0))
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": is_on})
 
-    assert {"NCHW"} == _optimized_convolutions()
+    assert {layout} == _optimized_convolutions()
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_devices_are_described_well_enough(kind, capfd):
+    """TensorFlow would warn of one whose costs it cannot estimate."""
+    graph_def = _tf_compat.GraphDef()
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 4], "x")
+        sums = tf.add_n([x @ x, x * x, x + 1.0], "sums")
+    graph_def.ParseFromString(graph.as_graph_def().SerializeToString())
+    name = f"/job:localhost/replica:0/task:0/device:{kind}:0"
+    for node in graph_def.node:
+        node.device = name
+
+    grappler.optimize_graph(graph_def, [sums.op.name], devices={name: kind})
+
+    assert "Invalid device" not in capfd.readouterr().err
