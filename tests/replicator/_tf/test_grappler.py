@@ -6,6 +6,8 @@ import types
 
 import pytest
 import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.grappler import tf_optimizer
 
 from replicator._tf import compat as _tf_compat
 from replicator._tf import grappler
@@ -112,3 +114,25 @@ def test_devices_are_described_well_enough(kind, capfd):
     grappler.optimize_graph(graph_def, [sums.op.name], devices={name: kind})
 
     assert "Invalid device" not in capfd.readouterr().err
+
+
+def test_on_cpus_a_graph_becomes_what_it_becomes_in_this_process():
+    """Describing the CPU instead of looking for it changes no program."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2, 8, 8, 4], "x")
+        kernel = tf.compat.v1.placeholder(tf.float32, [3, 3, 4, 4], "kernel")
+        y = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + tf.constant(2.0) * 3.0)
+        y = tf.identity(tf.reduce_sum(y, name="sum"), "y")
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.ParseFromString(graph.as_graph_def().SerializeToString())
+    meta_graph.collection_def["train_op"].node_list.value.append("y")
+
+    expected = tf_optimizer.OptimizeGraph(grappler._config(), meta_graph, verbose=False)
+    found = grappler.optimize_graph(
+        meta_graph.graph_def,
+        ["y"],
+        devices={"/job:localhost/replica:0/task:0/device:CPU:0": "CPU"},
+    )
+
+    assert len(meta_graph.graph_def.node) > len(found.node)
+    assert expected == found
