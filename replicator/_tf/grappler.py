@@ -1,7 +1,7 @@
 """TensorFlow's graph optimizer over one graph, with the settings of the user.
 
-The optimizer is told which devices the graph is for, instead of looking for those of
-this process: replicas may be on GPUs of other processes, or on fewer GPUs than the
+The optimizer is given the devices that the graph is for, instead of looking for those
+of this process: replicas may be on GPUs of other processes, or on fewer GPUs than the
 driver shows. Each function names in brackets the test of tests/replicator that notices
 when it breaks. Written for TensorFlow 2.21.
 """

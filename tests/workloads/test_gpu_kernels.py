@@ -91,7 +91,7 @@ def _operations(graph_def: Any) -> list[Any]:
 def test_every_operation_has_a_gpu_kernel_for_its_types(
     graphs: pathlib.Path, case: tuple[str, ...]
 ) -> None:
-    """So that nothing moves to the CPU in silence, or fails in the first step."""
+    """So that nothing moves to the CPU unnoticed, or fails in the first step."""
     operations = _operations(_graph(graphs, case))
     missing = {node.op for node in operations if _kernel(node) is None}
 

@@ -35,7 +35,7 @@ def optimize(traced: TracedStep, topology: Topology) -> Any:
     Returns:
       A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
       collectives and control outputs keep their names. Its nodes have the devices that
-      the step asked for, and no others.
+      the step requested, and no others.
     """
     graph_def = cut(traced)
     keep = [

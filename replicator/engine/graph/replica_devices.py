@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ReplicaDevices:
-    """Translates the devices that a step asks for into those of each replica."""
+    """Translates the devices that a step requests into those of each replica."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology

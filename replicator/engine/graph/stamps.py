@@ -3,8 +3,8 @@
 TensorFlow's graph optimizer takes a node without a device for one on the CPU. On a host
 with oneDNN it would then fuse batch norm and ReLU of a step that runs on GPUs, whose
 kernels refuse that in training. So the nodes of such a step say while it is optimized
-on which type of device they will run, and afterwards again only what the step asked
-for: replicas of one graph run on many devices.
+on which type of device they will run, and afterwards again only what the step
+requested: replicas of one graph run on many devices.
 
 A stamp stands for one request of the step, not for a device of a machine: two logical
 devices stay apart even where a replica has both on one GPU.
@@ -35,8 +35,8 @@ class _Stamp:
     Attributes:
       name: A full device name.
       kind: Its type.
-      request: The device that the step asked for.
-      in_function: The device that a node of a function asked for: none where it runs
+      request: The device that the step requested.
+      in_function: The device that a node of a function requested: none where it runs
         wherever the function is called.
     """
 
@@ -60,7 +60,7 @@ class Stamps:
         """Finds the type of the device of every node.
 
         Args:
-          graph_def: A graph whose nodes have the devices that the step asked for.
+          graph_def: A graph whose nodes have the devices that the step requested.
           topology: Where its replicas are.
         """
         self._devices = ReplicaDevices(topology)
@@ -98,7 +98,7 @@ class Stamps:
                 _set(node, self._in_function(node.device, default))
 
     def remove(self, graph_def: Any) -> None:
-        """Puts what the step asked for in place of stamps, also of new nodes."""
+        """Puts what the step requested in place of stamps, also of new nodes."""
         by_name = {s.name: s for s in self._stamps.values() if s is not None}
         for node in graph_def.node:
             if node.device in by_name:
@@ -112,8 +112,8 @@ class Stamps:
         """The stamp of a request, or None where replicas differ in type.
 
         Args:
-          request: The device that the step asked for.
-          is_own: Whether a node of a function asks for it, whatever its caller does.
+          request: The device that the step requested.
+          is_own: Whether a node of a function requests it, whatever its caller does.
         """
         key = request, is_own
         if key not in self._stamps:

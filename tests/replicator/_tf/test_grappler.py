@@ -1,4 +1,4 @@
-"""The graph optimizer is told which devices a graph is for."""
+"""The graph optimizer is given the devices that a graph is for."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def test_a_kernel_for_all_devices_serves_one_that_has_none():
 
 
 def test_a_label_asks_for_another_kernel():
-    """The optimizer of layouts asks for host kernels in this way."""
+    """The optimizer of layouts requests host kernels in this way."""
     if not tf.test.is_built_with_cuda():
         pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
     found = kernels.find_kernel("DataFormatVecPermute", "GPU", {"T": INT}, "host")
