@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.machine.gpus import NO_GPU
+from harness.placement import gpu_threads
 from harness.run import process_tree
 from harness.trial.turns import ADDRESS_VARIABLE
 from results.records import Allocator
@@ -118,6 +119,7 @@ def trial_variables(
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
         **_ALLOCATOR_VARIABLES[spec.allocator],
+        **gpu_threads.of_launches(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
 

@@ -18,7 +18,6 @@ from tensorflow.core.framework import (
     graph_pb2,
     node_def_pb2,
 )
-from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
 from tensorflow.python.distribute.coordinator import (
     cluster_coordinator as coordinator_lib,
 )
@@ -27,7 +26,6 @@ from tensorflow.python.eager.polymorphic_function import autograph_util
 from tensorflow.python.framework import config as framework_config
 from tensorflow.python.framework import func_graph, op_def_registry, ops
 from tensorflow.python.framework.func_graph import FuncGraph, func_graph_from_py_func
-from tensorflow.python.grappler import tf_optimizer
 from tensorflow.python.ops import resource_variable_ops, summary_ops_v2
 from tensorflow.python.ops.control_flow_v2_func_graphs import (
     CondBranchFuncGraph,
@@ -257,29 +255,6 @@ def function_names() -> set[str]:
 def disable_op_determinism() -> None:
     """Lets TensorFlow choose faster kernels again (test_determinism)."""
     framework_config.disable_op_determinism()
-
-
-def optimize_graph(graph_def: Any, keep: Sequence[str]) -> Any:
-    """Runs TensorFlow's graph optimizer once over a graph (test_engine_optimize).
-
-    Args:
-      graph_def: The graph; placeholders are its inputs.
-      keep: Names of tensors and nodes that must survive.
-
-    Returns:
-      The optimized graph; kept nodes have their names.
-    """
-    meta_graph = meta_graph_pb2.MetaGraphDef()
-    meta_graph.graph_def.CopyFrom(graph_def)
-    meta_graph.collection_def["train_op"].node_list.value.extend(keep)
-    config = config_pb2.ConfigProto()
-    rewrite = config.graph_options.rewrite_options
-    rewrite.min_graph_nodes = -1
-    rewrite.meta_optimizer_iterations = rewriter_config_pb2.RewriterConfig.ONE
-    # It removes arguments of branches after the control edges that they stood for, and
-    # so the order of effects (test_engine_ordering); of ResNet-50 it removes nothing.
-    rewrite.disable_tfg_optimizer = True
-    return tf_optimizer.OptimizeGraph(config, meta_graph, verbose=False)
 
 
 def run_independently(op: Any) -> None:

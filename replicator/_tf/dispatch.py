@@ -9,6 +9,7 @@ tests/replicator that notices when it breaks. Written for TensorFlow 2.21.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,10 @@ from tensorflow.python.eager.polymorphic_function.atomic_function import (
 )
 from tensorflow.python.profiler import trace as profiler_trace
 
+from replicator._tf import grappler
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 
 class Dispatch:
@@ -94,7 +97,7 @@ class Dispatch:
             options = (
                 eager_context.context().function_call_options
                 if self._is_optimized
-                else _UNOPTIMIZED_CALLS[is_soft]
+                else _unoptimized_call(is_soft)
             )
             self._attrs[is_soft] = tuple(
                 itertools.chain.from_iterable(options.as_attrs().items())
@@ -143,7 +146,7 @@ def graph_optimizer_off() -> Iterator[None]:
     context = eager_context.context()
     before = context.function_call_options
     is_soft = tf.config.get_soft_device_placement()
-    context.function_call_options = _UNOPTIMIZED_CALLS[is_soft]
+    context.function_call_options = _unoptimized_call(is_soft)
     try:
         yield
     finally:
@@ -152,21 +155,27 @@ def graph_optimizer_off() -> Iterator[None]:
 
 def unoptimized_config(is_soft: bool) -> Any:
     """How a function runs whose graph was optimized before."""
-    return _UNOPTIMIZED[is_soft]
+    return _make_config(is_soft, grappler.jit_level())
 
 
-def _make_config(is_soft: bool) -> Any:
+def _unoptimized_call(is_soft: bool) -> Any:
+    return _make_call(is_soft, grappler.settings())
+
+
+@functools.cache
+def _make_config(is_soft: bool, jit_level: int) -> Any:
     config = config_pb2.ConfigProto(allow_soft_placement=is_soft)
     config.graph_options.rewrite_options.disable_meta_optimizer = True
+    # Clusters are compiled when a function starts, not when its graph is optimized.
+    config.graph_options.optimizer_options.global_jit_level = jit_level
     return config
 
 
-# Made once: every step's dispatch uses it.
-_UNOPTIMIZED = {is_soft: _make_config(is_soft) for is_soft in (False, True)}
-_UNOPTIMIZED_CALLS = {
-    is_soft: eager_context.FunctionCallOptions(config_proto=config)
-    for is_soft, config in _UNOPTIMIZED.items()
-}
+@functools.cache
+def _make_call(is_soft: bool, settings: Hashable) -> Any:
+    """Made once per setting: every step's dispatch uses it."""
+    del settings  # what decides the configuration
+    return eager_context.FunctionCallOptions(config_proto=unoptimized_config(is_soft))
 
 
 def count_functions() -> int:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import grappler as _tf_grappler
 from replicator.errors import RetraceLimitError, RetraceWarning, RunContextError
 from replicator.inputs.iterator import (
     InputIterator,
@@ -32,14 +33,14 @@ NUM_FUNCTIONS_TO_WARN = 5
 
 
 class ProgramCache:
-    """Keeps one built program per step function, input signature and step count.
+    """Keeps one built program per step function, signature and optimizer settings.
 
     Step functions are referenced weakly: when one is garbage-collected, its programs
     cannot run any more, so they and their graphs are freed as well.
     """
 
     def __init__(self) -> None:
-        self._programs: dict[tuple[Hashable, Hashable], tuple[str, Any]] = {}
+        self._programs: dict[tuple[Hashable, ...], tuple[str, Any]] = {}
         self._held: dict[Hashable, list[Any]] = {}
         self._num_traced: collections.Counter[Any] = collections.Counter()
         self._owners: dict[Any, Any] = {}
@@ -58,7 +59,9 @@ class ProgramCache:
           RetraceLimitError: The caller passes a new function object in every call.
           TypeError: The step cannot be called with such inputs.
         """
-        found = self._programs.get((step_identity.identity(step_fn), signature))
+        settings = _tf_grappler.settings()
+        key = step_identity.identity(step_fn), signature, settings
+        found = self._programs.get(key)
         if found:
             self._is_reused = True
             return found[1]
@@ -89,7 +92,7 @@ class ProgramCache:
         check_step_fn(step_fn, takes_batch=_has_inputs(signature))
         program = build()
         name = name_of(step_fn)
-        self._programs[key, signature] = name, program
+        self._programs[key, signature, _tf_grappler.settings()] = name, program
         if key not in self._held:
             cache = weakref.ref(self)
             self._held[key] = [

@@ -2,8 +2,9 @@
 
 A Keras 3 update is several ops with a temporary each; the kernels below read and write
 each array once. They keep their state in the Keras optimizer's own slots, so
-checkpoints are the same. ``find`` returns None if the result would differ; the caller
-then uses the wrapped optimizer.
+checkpoints are the same. ``find`` returns None if the result would differ, or if a
+device has no such kernel for a variable's type; the caller then uses the wrapped
+optimizer.
 
 Where the update is linear in the gradient (plain SGD, momentum), the kernels take the
 gradient *sum* over R replicas and a learning rate divided by R: the same product with
@@ -19,6 +20,8 @@ import keras
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import kernels as _tf_kernels
+from replicator.placement import devices as device_lib
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +39,10 @@ _PLAIN_OPTIONS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-_KERNEL_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_SGD = "ResourceApplyGradientDescent"
+_SGD_OF_ROWS = "ResourceScatterSub"
+_MOMENTUM = "ResourceApplyKerasMomentum"
+_ADAM = "ResourceApplyAdam"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,10 +118,23 @@ def find(
     if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
         return None  # Keras' Adam squares duplicate rows separately
     if type(optimizer) is keras.optimizers.SGD:
-        return _sgd(optimizer) if optimizer.momentum == 0 else _momentum(optimizer)
-    if type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
-        return _adam(optimizer)
-    return None
+        rule, op = (_sgd, _SGD) if optimizer.momentum == 0 else (_momentum, _MOMENTUM)
+    elif type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
+        rule, op = _adam, _ADAM
+    else:
+        return None
+    for grad, variable in zip(grads, variables, strict=True):
+        is_rows = op == _SGD and isinstance(grad, tf.IndexedSlices)
+        if not _has_kernel(_SGD_OF_ROWS if is_rows else op, variable):
+            return None
+    return rule(optimizer)
+
+
+def _has_kernel(op: str, variable: Any) -> bool:
+    """Whether an update can run where a variable is."""
+    device = _tf_compat.unwrap(variable).device
+    dtype = tf.as_dtype(variable.dtype)
+    return _tf_kernels.has_kernel(op, device_lib.device_type(device), dtype)
 
 
 def _is_plain(grad: Any, variable: Any) -> bool:
@@ -123,7 +142,7 @@ def _is_plain(grad: Any, variable: Any) -> bool:
     return (
         isinstance(grad, (tf.Tensor, tf.IndexedSlices))
         and grad.dtype == dtype
-        and dtype in _KERNEL_DTYPES
+        and dtype.is_floating
         and getattr(variable, "constraint", None) is None
         and not getattr(variable, "overwrite_with_gradient", False)
     )

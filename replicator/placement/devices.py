@@ -149,14 +149,19 @@ def memory(device: str) -> str:
     return str(spec.replace(device_index=0).to_string()) if is_cpu(device) else device
 
 
+def device_type(device: str) -> str:
+    """The type of a device, such as ``GPU``."""
+    return str(tf.DeviceSpec.from_string(device).device_type)
+
+
 def is_cpu(device: str) -> bool:
     """Whether a device is a CPU."""
-    return _kind(device) == "CPU"
+    return device_type(device) == "CPU"
 
 
 def is_gpu(device: str) -> bool:
     """Whether a device is a GPU."""
-    return _kind(device) == "GPU"
+    return device_type(device) == "GPU"
 
 
 def first_cpu(device: str) -> str:
@@ -216,10 +221,6 @@ def _full_name(device: str) -> str:
     kind, index = _tf_workers.own_address()
     spec = tf.DeviceSpec(job=kind, replica=0, task=index).make_merged_spec(spec)
     return str(spec.to_string())
-
-
-def _kind(device: str) -> str:
-    return str(tf.DeviceSpec.from_string(device).device_type)
 
 
 def _short_name(device: str) -> str:

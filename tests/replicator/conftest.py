@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 import keras
 import pytest
 import tensorflow as tf
+from tensorflow.python.eager import context as eager_context
 
 import replicator
 from replicator.placement import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import numpy as np
 
@@ -132,3 +133,15 @@ def dataset_fn() -> Callable[..., Any]:
         return input_fn
 
     return make_input_fn
+
+
+@pytest.fixture
+def optimizer_settings() -> Iterator[None]:
+    """Leaves what ``tf.config.optimizer`` sets as it was."""
+    context = eager_context.context()
+    jit, options = context._optimizer_jit, context._optimizer_experimental_options
+    context._optimizer_experimental_options = dict(options)
+    yield
+    context._optimizer_experimental_options = options
+    context._optimizer_jit = jit
+    context._thread_local_data.function_call_options = None

@@ -159,7 +159,7 @@ class SNGANProgram(ImageProgram):
         fake, fake_labels = self._generate(count)
         variables = self.discriminator.trainable_variables
         images = tf.concat([real, tf.stop_gradient(fake)], axis=0)
-        labels = tf.concat([batch["label"], fake_labels], axis=0)
+        labels = tf.concat([tf.cast(batch["label"], tf.int64), fake_labels], axis=0)
         with tf.GradientTape() as tape:
             # One pass for both: no layer of the discriminator mixes examples.
             logits = self.discriminator(images, labels, training=True)
@@ -173,6 +173,8 @@ class SNGANProgram(ImageProgram):
         config = self._config
         latents = tf.random.normal([count, config.latent_size])
         labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
+        # GPUs leave what is done with int32 to the host, for which steps would wait.
+        labels = tf.cast(labels, tf.int64)
         return self.generator(latents, labels, training=True), labels
 
     def _trackables(self) -> Mapping[str, Any]:

@@ -141,10 +141,10 @@ def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
     Args:
       traced: The step; its nodes get logical devices, in place.
       name: Unique; functions of the graph get it as a suffix.
-      topology: Where variables are.
+      topology: Where replicas and variables are.
     """
     placement.place(traced, topology)
-    optimized = optimize(traced)
+    optimized = optimize(traced, topology)
     own_functions(optimized, name)
     return body_lib.from_graph_def(optimized)
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from replicator._tf import compat as _tf_compat
 from replicator.engine.graph.effects import EffectTable
-from replicator.engine.graph.optimize import called_functions
+from replicator.engine.graph.replica_devices import ReplicaDevices
+from replicator.engine.graph.stamps import called_functions
 from replicator.step import logical
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ class Localizer:
 
     def __init__(self, library: Sequence[Any], topology: Topology) -> None:
         self._topology = topology
-        self._specs = [
-            tf.DeviceSpec.from_string(device) for device in topology.replica_devices
-        ]
+        self._devices = ReplicaDevices(topology)
         self._effects = EffectTable(library)
         self._names = {function.signature.name for function in library}
         self._placed = _placed_functions(library)
@@ -52,20 +49,7 @@ class Localizer:
 
     def device(self, requested: str, replica: int) -> str:
         """The device of a replica that a device of the traced graph stands for."""
-        index = logical.index_of(requested)
-        if index is not None:
-            return self._topology.devices[replica][index]
-        mine = self._specs[replica]
-        if requested:
-            spec = tf.DeviceSpec.from_string(requested)
-            if spec.job not in (None, mine.job):
-                return requested  # a parameter server, which is not a replica's device
-            if spec.device_type not in (None, mine.device_type):
-                # Not the replica's own index: GPU:1 does not imply that CPU:1 exists.
-                place = spec.device_index or 0
-                other = mine.replace(device_type=spec.device_type, device_index=place)
-                return str(other.to_string())
-        return self._topology.replica_devices[replica]
+        return self._devices.device(requested, replica)
 
     def localize(self, proto: Any, replica: int) -> None:
         """Gives a node the random stream and the functions of a replica, in place."""

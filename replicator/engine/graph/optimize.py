@@ -1,7 +1,8 @@
 """Optimize: TensorFlow's graph optimizer over the one traced graph.
 
 Optimizing the linked graph would repeat the same work per replica. Instead, the traced
-graph is cut at its collectives, optimized once, and then replicated.
+graph is cut at its collectives, stamped with the device types of the replicas,
+optimized once, and then replicated.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf import compat as _tf_compat
+from replicator._tf import grappler as _tf_grappler
 from replicator.engine.graph.ordering import keep_effects_in_order
+from replicator.engine.graph.stamps import Stamps, called_functions
 
 if TYPE_CHECKING:
     from replicator.engine.graph.trace import TracedStep
+    from replicator.placement.topology import Topology
 
 _LOWERING = "_lower_using_switch_merge"
 _CONTROL_FLOW_OPS = frozenset(
@@ -21,15 +25,17 @@ _CONTROL_FLOW_OPS = frozenset(
 )
 
 
-def optimize(traced: TracedStep) -> Any:
-    """Cuts a traced graph at its collectives and optimizes it.
+def optimize(traced: TracedStep, topology: Topology) -> Any:
+    """Cuts a traced graph at its collectives and optimizes it for its devices.
 
     Args:
       traced: The step.
+      topology: Where its replicas are.
 
     Returns:
       A ``GraphDef`` whose markers are placeholders, and in which outputs, operands of
-      collectives and control outputs keep their names.
+      collectives and control outputs keep their names. Its nodes have the devices that
+      the step requested, and no others.
     """
     graph_def = cut(traced)
     keep = [
@@ -40,7 +46,16 @@ def optimize(traced: TracedStep) -> Any:
     if not keep:
         return graph_def
     _mark_lowering(graph_def, is_lowered=False)
-    optimized = _tf_compat.optimize_graph(graph_def, keep)
+    stamps = Stamps(graph_def, topology)
+    if not stamps.is_on_cpus:  # what a node without a device is taken for
+        stamps.add(graph_def)
+    optimized = _tf_grappler.optimize_graph(
+        graph_def,
+        keep,
+        devices=stamps.kinds(),
+        has_device_rules=stamps.is_on_cpus or stamps.is_complete,
+    )
+    stamps.remove(optimized)
     _mark_lowering(optimized, is_lowered=True)
     keep_effects_in_order(optimized)
     return optimized
@@ -97,18 +112,6 @@ def own_functions(graph_def: Any, owner: str) -> None:
             called.name = names.get(called.name, called.name)
     for function in graph_def.library.function:
         function.signature.name = names[function.signature.name]
-
-
-def called_functions(node: Any) -> list[Any]:
-    """The references to functions among a node's attributes, as ``NameAttrList``."""
-    called = []
-    for attr in node.attr.values():
-        kind = attr.WhichOneof("value")
-        if kind == "func":
-            called.append(attr.func)
-        elif kind == "list":
-            called += attr.list.func
-    return called
 
 
 def _mark_lowering(graph_def: Any, *, is_lowered: bool) -> None:

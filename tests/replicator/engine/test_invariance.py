@@ -10,7 +10,9 @@ from replicator import errors
 from replicator.engine.graph import body, effects, invariance
 from replicator.engine.graph.optimize import optimize
 from replicator.engine.graph.trace import trace
+from replicator.placement.topology import make_topology
 
+TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
 SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -18,7 +20,7 @@ def _analyze(step, specs=(SCALAR,), local=()):
     """Analyzes a step; returns names of local variables and the whole analysis."""
     traced = trace(step, list(specs), 2)
     found = invariance.analyze(
-        body.from_graph_def(optimize(traced)),
+        body.from_graph_def(optimize(traced, TWO_CPUS)),
         invariant_inputs={m for c in traced.collectives for m in c.markers},
         handles=set(traced.variables),
         local={n for n, v in traced.variables.items() if any(v is u for u in local)},
@@ -257,7 +259,7 @@ def test_a_stateful_op_that_calls_functions_is_not_taken_for_them():
         return tf.data.Dataset.range(3).map(scale).reduce(0.0, lambda a, b: a + b)
 
     traced = trace(step, [SCALAR], 2)
-    graph_def = optimize(traced)
+    graph_def = optimize(traced, TWO_CPUS)
     table = effects.EffectTable(graph_def.library.function)
     stateful = [
         node

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -11,7 +17,9 @@ from replicator._tf import dispatch as _tf_dispatch
 from replicator.engine.analysis import analyze as analysis
 from replicator.engine.graph import optimize
 from replicator.engine.graph.trace import trace
+from replicator.placement.topology import make_topology
 
+TWO_CPUS = make_topology([["/job:localhost/replica:0/task:0/device:CPU:0"]] * 2)
 SCALAR = tf.TensorSpec([], tf.float32)
 
 
@@ -34,7 +42,7 @@ def test_what_the_linker_refers_to_keeps_its_name():
     """Outputs, operands, markers, arguments and control outputs are all there."""
     traced, _total = _traced()
 
-    names = {node.name for node in optimize.optimize(traced).node}
+    names = {node.name for node in optimize.optimize(traced, TWO_CPUS).node}
 
     (collective,) = traced.collectives
     needed = {name.partition(":")[0] for name in traced.output_names}
@@ -67,7 +75,7 @@ def test_cutting_leaves_the_traced_graph_alone():
     traced, _total = _traced()
     before = traced.graph_def.SerializeToString(deterministic=True)
 
-    optimize.optimize(traced)
+    optimize.optimize(traced, TWO_CPUS)
 
     assert before == traced.graph_def.SerializeToString(deterministic=True)
 
@@ -76,7 +84,7 @@ def test_loops_and_branches_stay_one_node_each():
     """One node is renamed like any other; a lowered loop would be a cycle."""
     traced, _total = _traced()
 
-    graph_def = optimize.optimize(traced)
+    graph_def = optimize.optimize(traced, TWO_CPUS)
 
     control_flow = [n for n in graph_def.node if n.op in optimize._CONTROL_FLOW_OPS]
     assert {"StatelessWhile", "StatelessIf"} >= {n.op for n in control_flow}
@@ -89,12 +97,12 @@ def test_a_step_without_results_is_left_as_it_is():
     """Nothing must be kept, so nothing could be optimized."""
     traced = trace(lambda: None, [], 2)
 
-    assert optimize.cut(traced) == optimize.optimize(traced)
+    assert optimize.cut(traced) == optimize.optimize(traced, TWO_CPUS)
 
 
 def _train(repl, monkeypatch=None):
     if monkeypatch is not None:
-        monkeypatch.setattr(analysis, "optimize", optimize.cut)
+        monkeypatch.setattr(analysis, "optimize", lambda step, _: optimize.cut(step))
     with repl.context():
         weight = tf.Variable([[1.0, 2.0], [3.0, 4.0]])
 
@@ -183,3 +191,59 @@ def test_functions_are_renamed_wherever_they_are_called():
     assert {"f_of_me", "unknown", "g_of_me"} == {
         called.name for called in optimize.called_functions(node)
     }
+
+
+@pytest.fixture(scope="module")
+def onednn_rules():
+    """What a step becomes on several devices, on a host with the rules of oneDNN."""
+    script = pathlib.Path(__file__).with_name("onednn_rules.py")
+    paths = [str(script.parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # What a CPU with AVX512-VNNI or AMX turns on by itself, and this one maybe not.
+    rules = {"TF_ENABLE_ONEDNN_OPTS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        check=False,
+        env=os.environ | rules,
+        text=True,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    if "_FusedBatchNormEx" not in found["without_stamps"]:
+        pytest.skip("this build of TensorFlow has no rules of oneDNN")
+    return found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("devices", ["gpu", "remote_gpu", "gpu_and_cpu"])
+def test_a_step_on_gpus_is_not_fused_for_the_cpu_of_its_host(onednn_rules, devices):
+    """In the graph and in the loop: GPUs refuse the fused batch norm in training."""
+    assert ["Relu", "Relu"] == onednn_rules[devices]
+
+
+@pytest.mark.processes
+def test_a_step_on_cpus_is_fused_for_them(onednn_rules):
+    """As it was without stamps; the rules of the host are those of its replicas."""
+    assert ["_FusedBatchNormEx"] * 2 == onednn_rules["cpu"]
+    assert onednn_rules["without_stamps"] == onednn_rules["cpu"]
+
+
+TWO_GPUS = make_topology(
+    [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in range(2)]
+)
+
+
+@pytest.mark.parametrize("topology", [TWO_CPUS, TWO_GPUS], ids=["cpu", "gpu"])
+def test_an_optimized_graph_asks_for_no_other_devices_than_the_step(topology):
+    """Otherwise all replicas would run on the devices of the first."""
+
+    def step(x):
+        with tf.device("CPU:0"):
+            on_host = tf.strings.length(tf.strings.as_string(x))
+        return tf.cast(on_host, tf.float32) + tf.nn.relu(replicator.all_sum(x))
+
+    traced = trace(step, [SCALAR], 2)
+
+    found = {node.device for node in optimize.optimize(traced, topology).node}
+
+    assert {"", "/device:CPU:0"} == found

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import types
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework import kernels as tf_kernels
 
 from replicator.optimizer import fused
 
@@ -173,3 +176,56 @@ def test_one_variable_that_no_kernel_takes_leaves_all_to_keras(name):
 
     assert found is None
     assert fused.find(optimizer, [tf.zeros([2, 3])], [plain]) is not None
+
+
+def _raw_dtypes(op, attribute, device_type):
+    """Types that TensorFlow itself says the kernels of an op take."""
+    return {
+        tf.as_dtype(number).name
+        for kernel in tf_kernels.get_registered_kernels_for_op(op).kernel
+        for constraint in kernel.constraint
+        for number in constraint.allowed_values.list.type
+        if kernel.device_type == device_type and constraint.name == attribute
+    }
+
+
+UPDATE_KERNELS = {
+    "sgd": ("ResourceApplyGradientDescent", "T"),
+    "momentum": ("ResourceApplyKerasMomentum", "T"),
+    "nesterov": ("ResourceApplyKerasMomentum", "T"),
+    "adam": ("ResourceApplyAdam", "T"),
+    "rows": ("ResourceScatterSub", "dtype"),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("device_type", ["CPU", "GPU"])
+@pytest.mark.parametrize("name", UPDATE_KERNELS)
+def test_an_update_is_fused_where_the_device_of_its_variable_has_the_kernel(
+    name, device_type, dtype
+):
+    """As TensorFlow's registry has it: CPUs update bfloat16, GPUs do not."""
+    op, attribute = UPDATE_KERNELS[name]
+    available = _raw_dtypes(op, attribute, device_type)
+    if not available:
+        pytest.skip(f"this build of TensorFlow has no {device_type} kernels of {op}")
+    variable = types.SimpleNamespace(
+        dtype=dtype, shape=(2, 3), device=f"/job:worker/task:1/device:{device_type}:1"
+    )
+    grad = tf.zeros([2, 3], dtype)
+    if name == "rows":
+        grad = tf.IndexedSlices(grad, tf.constant([0, 1]), tf.constant([2, 3]))
+    optimizer = KERNELS["sgd" if name == "rows" else name]()
+
+    found = fused.find(optimizer, [grad], [variable], takes_sparse=True)
+
+    assert (dtype in available) == (found is not None)
+
+
+def test_gpus_have_no_bfloat16_update_kernels_and_cpus_have():
+    """What the rule is for; once it changes, GPUs use the kernels by themselves."""
+    for op in {op for op, attribute in UPDATE_KERNELS.values() if attribute == "T"}:
+        if not _raw_dtypes(op, "T", "GPU"):
+            pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
+        assert "bfloat16" in _raw_dtypes(op, "T", "CPU")
+        assert "bfloat16" not in _raw_dtypes(op, "T", "GPU")

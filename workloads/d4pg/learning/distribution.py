@@ -100,9 +100,10 @@ def backup(
     places = tf.clip_by_value(places, 0.0, last)
     below = tf.minimum(tf.floor(places), last - 1.0)
     to_above = places - below
-    # A scatter over 2 N entries: the kernel of equation 7 itself has N^2.
-    rows = tf.range(tf.shape(places)[0], dtype=tf.int32)[:, None] * num_atoms
-    index = rows + tf.cast(below, tf.int32)
+    # A scatter over 2 N entries: the kernel of equation 7 itself has N^2. GPUs leave
+    # arithmetic in int32 to the host, for which every step would wait.
+    rows = tf.range(tf.shape(places, tf.int64)[0])[:, None] * num_atoms
+    index = rows + tf.cast(below, tf.int64)
     target = tf.math.unsorted_segment_sum(
         tf.stack(
             [next_probabilities * (1.0 - to_above), next_probabilities * to_above]

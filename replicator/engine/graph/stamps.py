@@ -1,0 +1,177 @@
+"""Stamps: devices that nodes carry only while their graph is optimized.
+
+TensorFlow's graph optimizer takes a node without a device for one on the CPU. On a host
+with oneDNN it would then fuse batch norm and ReLU of a step that runs on GPUs, whose
+kernels refuse that in training. So the nodes of such a step say while it is optimized
+on which type of device they will run, and afterwards again only what the step
+requested: replicas of one graph run on many devices.
+
+A stamp stands for one request of the step, not for a device of a machine: two logical
+devices stay apart even where a replica has both on one GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Any
+
+from replicator.engine.graph.replica_devices import ReplicaDevices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from replicator.placement.topology import Topology
+
+# What the optimizer calls the host of a GPU when it moves small computations there.
+_HOST = "/device:CPU:0"
+_PREFIX = "/job:localhost/replica:0/task:0/device:"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Stamp:
+    """A device name, and what it stands for.
+
+    Attributes:
+      name: A full device name.
+      kind: Its type.
+      request: The device that the step requested.
+      in_function: The device that a node of a function requested: none where it runs
+        wherever the function is called.
+    """
+
+    name: str
+    kind: str
+    request: str
+    in_function: str
+
+
+class Stamps:
+    """The stamps of one graph.
+
+    Attributes:
+      is_complete: Whether every node can get one. None is given where replicas of
+        several device types run one node, and to functions that are called on several
+        devices.
+      is_on_cpus: Whether all nodes run on CPUs of all replicas.
+    """
+
+    def __init__(self, graph_def: Any, topology: Topology) -> None:
+        """Finds the type of the device of every node.
+
+        Args:
+          graph_def: A graph whose nodes have the devices that the step requested.
+          topology: Where its replicas are.
+        """
+        self._devices = ReplicaDevices(topology)
+        self._stamps: dict[tuple[str, bool], _Stamp | None] = {}
+        self._counts: dict[str, Iterator[int]] = {}
+        self._library = {f.signature.name: f for f in graph_def.library.function}
+        primary = self._stamp("")
+        if primary is not None and primary.kind != "CPU":
+            self._stamp(_HOST)  # the first CPU, as the optimizer expects
+        self._of_functions = self._find_functions(graph_def)
+        used = [self._stamp(node.device) for node in graph_def.node]
+        for name, stamps in self._of_functions.items():
+            default = next(iter(stamps)) if len(stamps) == 1 else None
+            used += [
+                self._in_function(node.device, default)
+                for node in self._library[name].node_def
+            ]
+        self.is_complete = all(used)
+        self.is_on_cpus = all(
+            stamp is not None and stamp.kind == "CPU" for stamp in self._stamps.values()
+        )
+
+    def kinds(self) -> dict[str, str]:
+        """The device types of all stamps, by the stamp's name."""
+        return {s.name: s.kind for s in self._stamps.values() if s is not None}
+
+    def add(self, graph_def: Any) -> None:
+        """Gives nodes their stamps, in place; those that have none stay as they are."""
+        for node in graph_def.node:
+            _set(node, self._stamp(node.device))
+        for function in graph_def.library.function:
+            stamps = self._of_functions.get(function.signature.name, set())
+            default = next(iter(stamps)) if len(stamps) == 1 else None
+            for node in function.node_def:
+                _set(node, self._in_function(node.device, default))
+
+    def remove(self, graph_def: Any) -> None:
+        """Puts what the step requested in place of stamps, also of new nodes."""
+        by_name = {s.name: s for s in self._stamps.values() if s is not None}
+        for node in graph_def.node:
+            if node.device in by_name:
+                node.device = by_name[node.device].request
+        for function in graph_def.library.function:
+            for node in function.node_def:
+                if node.device in by_name:
+                    node.device = by_name[node.device].in_function
+
+    def _stamp(self, request: str, *, is_own: bool = False) -> _Stamp | None:
+        """The stamp of a request, or None where replicas differ in type.
+
+        Args:
+          request: The device that the step requested.
+          is_own: Whether a node of a function requests it, whatever its caller does.
+        """
+        key = request, is_own
+        if key not in self._stamps:
+            kind = self._devices.device_type(request)
+            if kind is None:
+                self._stamps[key] = None
+            else:
+                index = next(self._counts.setdefault(kind, itertools.count()))
+                self._stamps[key] = _Stamp(
+                    name=f"{_PREFIX}{kind}:{index}",
+                    kind=kind,
+                    request=request,
+                    in_function=request if is_own else "",
+                )
+        return self._stamps[key]
+
+    def _in_function(self, request: str, default: _Stamp | None) -> _Stamp | None:
+        return self._stamp(request, is_own=True) if request else default
+
+    def _find_functions(self, graph_def: Any) -> dict[str, set[_Stamp | None]]:
+        """By function, the stamps of all nodes that call it."""
+        found: dict[str, set[_Stamp | None]] = {}
+        calls = list(self._calls(graph_def.node, None, is_function=False))
+        while calls:
+            name, stamp = calls.pop()
+            if stamp in found.setdefault(name, set()):
+                continue
+            found[name].add(stamp)
+            nodes = self._library[name].node_def
+            calls += self._calls(nodes, stamp, is_function=True)
+        return found
+
+    def _calls(
+        self, nodes: Iterable[Any], default: _Stamp | None, *, is_function: bool
+    ) -> Iterator[tuple[str, _Stamp | None]]:
+        for node in nodes:
+            names = {node.op, *(called.name for called in called_functions(node))}
+            for name in names & self._library.keys():
+                yield (
+                    name,
+                    self._in_function(node.device, default)
+                    if is_function
+                    else self._stamp(node.device),
+                )
+
+
+def called_functions(node: Any) -> list[Any]:
+    """The references to functions among a node's attributes, as ``NameAttrList``."""
+    called = []
+    for attr in node.attr.values():
+        kind = attr.WhichOneof("value")
+        if kind == "func":
+            called.append(attr.func)
+        elif kind == "list":
+            called += attr.list.func
+    return called
+
+
+def _set(node: Any, stamp: _Stamp | None) -> None:
+    if stamp is not None:
+        node.device = stamp.name

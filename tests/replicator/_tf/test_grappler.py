@@ -1,0 +1,138 @@
+"""The graph optimizer is given the devices that a graph is for."""
+
+from __future__ import annotations
+
+import types
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import meta_graph_pb2
+from tensorflow.python.grappler import tf_optimizer
+
+from replicator._tf import compat as _tf_compat
+from replicator._tf import grappler
+
+GPU = "/job:worker/replica:0/task:1/device:GPU:0"
+
+
+@pytest.fixture
+def pretend_gpus(monkeypatch):
+    """Makes the driver show GPUs of some compute capabilities."""
+
+    def pretend(*capabilities):
+        gpus = [types.SimpleNamespace(capability=c) for c in capabilities]
+        listed = tf.config.list_physical_devices
+        monkeypatch.setattr(
+            tf.config,
+            "list_physical_devices",
+            lambda kind=None: gpus if kind == "GPU" else listed(kind),
+        )
+        monkeypatch.setattr(
+            tf.config.experimental,
+            "get_device_details",
+            lambda gpu: (
+                {"compute_capability": gpu.capability} if gpu.capability else {}
+            ),
+        )
+
+    return pretend
+
+
+def _optimized_convolutions(dtype=tf.float32):
+    """The layouts of a chain of convolutions after it was optimized for a GPU."""
+
+    @tf.function(input_signature=[tf.TensorSpec([2, 16, 16, 8], dtype)])
+    def convolve(x):
+        for seed in (1, 2):
+            kernel = tf.random.stateless_normal([3, 3, 8, 8], [seed, 2], dtype=dtype)
+            x = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME"))
+        return x
+
+    graph = convolve.get_concrete_function().graph
+    graph_def = _tf_compat.GraphDef.FromString(graph.as_graph_def().SerializeToString())
+    for node in graph_def.node:
+        node.device = GPU
+    keep = [graph.outputs[0].op.name]
+    optimized = grappler.optimize_graph(graph_def, keep, devices={GPU: "GPU"})
+    convolutions = [n for n in optimized.node if n.op in ("Conv2D", "_FusedConv2D")]
+    assert 2 == len(convolutions)
+    return {n.attr["data_format"].s.decode() for n in convolutions}
+
+
+def test_convolutions_in_16_bits_keep_their_layout_where_tensor_cores_take_it(
+    pretend_gpus,
+):
+    """As TensorFlow chooses it: bfloat16 from compute capability 8.0 on."""
+    pretend_gpus((9, 0))
+
+    assert {"NHWC"} == _optimized_convolutions(tf.float16)
+    assert {"NHWC"} == _optimized_convolutions(tf.bfloat16)
+
+
+def test_the_oldest_of_the_visible_gpus_decides(pretend_gpus):
+    """One graph runs on all of them."""
+    pretend_gpus((9, 0), (7, 0))
+
+    assert {"NHWC"} == _optimized_convolutions(tf.float16)
+    assert {"NCHW"} == _optimized_convolutions(tf.bfloat16)
+
+
+@pytest.mark.parametrize("gpus", [[], [None]], ids=["none here", "no details"])
+def test_a_gpu_of_which_nothing_is_known_is_taken_for_a_new_one(pretend_gpus, gpus):
+    """It is in another process, or the driver does not say what it is."""
+    pretend_gpus(*gpus)
+
+    assert {"NHWC"} == _optimized_convolutions(tf.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("is_on", "layout"), [(True, "NCHW"), (False, "NHWC")], ids=["on", "off"]
+)
+def test_the_user_decides_whether_layouts_change(
+    pretend_gpus, optimizer_settings, is_on, layout
+):
+    """Where TensorFlow would change them."""
+    del optimizer_settings  # restores them
+    pretend_gpus((7, 0))
+    tf.config.optimizer.set_experimental_options({"layout_optimizer": is_on})
+
+    assert {layout} == _optimized_convolutions()
+
+
+@pytest.mark.parametrize("kind", ["CPU", "GPU"])
+def test_devices_are_described_well_enough(kind, capfd):
+    """TensorFlow would warn of one whose costs it cannot estimate."""
+    graph_def = _tf_compat.GraphDef()
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 4], "x")
+        sums = tf.add_n([x @ x, x * x, x + 1.0], "sums")
+    graph_def.ParseFromString(graph.as_graph_def().SerializeToString())
+    name = f"/job:localhost/replica:0/task:0/device:{kind}:0"
+    for node in graph_def.node:
+        node.device = name
+
+    grappler.optimize_graph(graph_def, [sums.op.name], devices={name: kind})
+
+    assert "Invalid device" not in capfd.readouterr().err
+
+
+def test_on_cpus_a_graph_becomes_what_it_becomes_in_this_process():
+    """Describing the CPU instead of looking for it changes no program."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2, 8, 8, 4], "x")
+        kernel = tf.compat.v1.placeholder(tf.float32, [3, 3, 4, 4], "kernel")
+        y = tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME") + tf.constant(2.0) * 3.0)
+        y = tf.identity(tf.reduce_sum(y, name="sum"), "y")
+    meta_graph = meta_graph_pb2.MetaGraphDef()
+    meta_graph.graph_def.ParseFromString(graph.as_graph_def().SerializeToString())
+    meta_graph.collection_def["train_op"].node_list.value.append("y")
+
+    expected = tf_optimizer.OptimizeGraph(grappler._config(), meta_graph, verbose=False)
+    found = grappler.optimize_graph(
+        meta_graph.graph_def,
+        ["y"],
+        devices={"/job:localhost/replica:0/task:0/device:CPU:0": "CPU"},
+    )
+
+    assert len(meta_graph.graph_def.node) > len(found.node)
+    assert expected == found

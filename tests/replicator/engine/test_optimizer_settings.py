@@ -1,0 +1,160 @@
+"""What the user sets by tf.config.optimizer holds for the engine's graphs too."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+from tensorflow.core.protobuf import config_pb2
+
+import replicator
+from replicator._tf import grappler
+from replicator.engine.graph import optimize
+from replicator.engine.graph.trace import trace
+from replicator.placement.topology import make_topology
+
+SCALAR = tf.TensorSpec([], tf.float32)
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+TWO_CPUS = make_topology([[f"{LOCAL}CPU:0"]] * 2)
+TWO_GPUS = make_topology([[f"{LOCAL}GPU:0"], [f"{LOCAL}GPU:1"]])
+HALF = tf.float16.as_datatype_enum
+JIT_SCRIPT = pathlib.Path(__file__).with_name("jit_step.py")
+
+
+pytestmark = pytest.mark.usefixtures("optimizer_settings")
+
+
+def _folded(x):
+    return x + tf.multiply(tf.constant(2.0), tf.constant(3.0))
+
+
+def _optimized(step, topology=TWO_CPUS):
+    traced = trace(step, [SCALAR], 2)
+    return traced, optimize.optimize(traced, topology)
+
+
+def _types(graph_def):
+    return {node.op for node in graph_def.node}
+
+
+def test_a_rule_that_the_user_turns_off_does_not_run():
+    """The product of two constants stays one."""
+    assert "Mul" not in _types(_optimized(_folded)[1])
+
+    tf.config.optimizer.set_experimental_options({"constant_folding": False})
+
+    assert "Mul" in _types(_optimized(_folded)[1])
+
+
+def test_a_user_who_turns_the_optimizer_off_gets_the_traced_graph():
+    """Only cut at its collectives, and with the same results."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+
+    traced, graph_def = _optimized(_folded, TWO_GPUS)
+
+    assert optimize.cut(traced) == graph_def
+
+
+def test_graphs_below_the_size_that_the_user_set_are_left_alone():
+    """By default the smallest one is optimized."""
+    tf.config.optimizer.set_experimental_options({"min_graph_nodes": 10_000})
+
+    assert "Mul" in _types(_optimized(_folded)[1])
+
+
+def test_a_change_holds_from_the_next_run_on(in_graph, per_replica):
+    """A step that ran before is built again, once per setting; results are the same."""
+    xs = per_replica([1.0, 2.0])
+    found = []
+    for is_folded in (True, False, True):
+        tf.config.optimizer.set_experimental_options({"constant_folding": is_folded})
+        found.append([float(v) for v in in_graph.run(_folded, xs)])
+
+    assert [[7.0, 8.0]] * 3 == found
+    assert 2 == len(in_graph._programs.items())
+
+
+def test_16_bits_that_the_user_asks_for_end_at_collectives():
+    """The linker sends what the step gave it, in the type that it had."""
+    weight = tf.Variable(tf.ones([8, 8]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = tf.fill([8, 8], x)
+            for _ in range(3):
+                y = tf.nn.relu(tf.matmul(y, weight))
+            loss = tf.reduce_mean(y)
+        return replicator.all_sum(tape.gradient(loss, weight)), loss
+
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision": True})
+    traced, graph_def = _optimized(step, TWO_GPUS)
+
+    nodes = {node.name: node for node in graph_def.node}
+    halves = [n.name for n in graph_def.node if n.attr["T"].type == HALF]
+    assert halves  # it did run
+    (collective,) = traced.collectives
+    kept = [*collective.operands, *(n.partition(":")[0] for n in traced.output_names)]
+    assert [] == [name for name in kept if HALF == nodes[name].attr["T"].type]
+
+
+@pytest.mark.parametrize(
+    ("is_on", "level"),
+    [(True, "ON_1"), (False, "OFF"), (None, "DEFAULT")],
+)
+def test_the_compiler_is_on_where_the_user_turned_it_on(in_graph, is_on, level):
+    """In the configuration with which a linked program starts."""
+    if is_on is not None:
+        tf.config.optimizer.set_jit(is_on)
+    step = tf.autograph.experimental.do_not_convert(lambda: tf.constant(1.0))
+    in_graph.run(step)
+    ((_, built),) = in_graph._programs.items()
+
+    attrs = built._functions[1, False]._attrs[True]
+    given = dict(zip(attrs[::2], attrs[1::2], strict=True))
+    options = config_pb2.ConfigProto.FromString(given["config_proto"]).graph_options
+
+    assert level == config_pb2.OptimizerOptions.GlobalJitLevel.Name(
+        options.optimizer_options.global_jit_level
+    )
+    assert options.rewrite_options.disable_meta_optimizer
+
+
+@pytest.mark.processes
+def test_a_step_is_compiled_and_computes_the_same():
+    """With TensorFlow's switch for CPUs; losses agree to rounding."""
+    paths = [str(JIT_SCRIPT.parents[3]), os.environ.get("PYTHONPATH", "")]
+    variables = {
+        "TF_XLA_FLAGS": "--tf_xla_cpu_global_jit --tf_xla_min_cluster_size=1",
+        "TF_CPP_MIN_LOG_LEVEL": "0",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    losses, logs = [], []
+    for jit in ("False", "True"):
+        done = subprocess.run(
+            [sys.executable, str(JIT_SCRIPT), jit],
+            capture_output=True,
+            check=False,
+            env=os.environ | variables,
+            text=True,
+        )
+        assert 0 == done.returncode, done.stderr[-3000:]
+        losses.append([float(text) for text in done.stdout.split()])
+        logs.append(done.stderr)
+
+    assert pytest.approx(losses[0], rel=1e-6) == losses[1]
+    assert "Compiled cluster using XLA" not in logs[0]
+    assert "Compiled cluster using XLA" in logs[1]
+
+
+def test_the_settings_that_are_compared_are_all_that_can_be_set():
+    """One call of each function of tf.config.optimizer changes them."""
+    before = grappler.settings()
+    tf.config.optimizer.set_jit("autoclustering")
+    with_jit = grappler.settings()
+    tf.config.optimizer.set_experimental_options({"remapping": False})
+
+    assert 3 == len({before, with_jit, grappler.settings()})

@@ -1,0 +1,165 @@
+"""Nodes say on which type of device they will run, while they are optimized."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from replicator._tf import compat as _tf_compat
+from replicator.engine.graph.stamps import Stamps
+from replicator.placement.topology import make_topology
+from replicator.step import logical
+
+LOCAL = "/job:localhost/replica:0/task:0/device:"
+REMOTE = "/job:worker/replica:0/task:{}/device:GPU:{}"
+
+
+def _graph(devices, functions=None):
+    """A graph with one node per device; ``f@device`` calls function ``f`` there."""
+    graph_def = _tf_compat.GraphDef()
+    for name, inner in (functions or {}).items():
+        function = graph_def.library.function.add()
+        function.signature.name = name
+        _add_nodes(function.node_def, inner)
+    _add_nodes(graph_def.node, devices)
+    return graph_def
+
+
+def _add_nodes(nodes, texts):
+    for index, text in enumerate(texts):
+        called, found, device = text.rpartition("@")
+        node = nodes.add(name=f"node_{index}", op="NoOp", device=device)
+        if found:
+            node.attr["f"].func.name = called
+
+
+def _devices(graph_def):
+    return [node.device for node in graph_def.node]
+
+
+def _kinds(graph_def):
+    """Device types of the nodes of a graph, then of its functions."""
+    nodes = itertools.chain(
+        graph_def.node, *(f.node_def for f in graph_def.library.function)
+    )
+    return [node.device.rpartition(":")[0].rpartition(":")[2] for node in nodes]
+
+
+def _topology(*devices):
+    return make_topology([[d] if isinstance(d, str) else d for d in devices])
+
+
+GPUS = _topology(f"{LOCAL}GPU:0", f"{LOCAL}GPU:1")
+CPUS = _topology(f"{LOCAL}CPU:0", f"{LOCAL}CPU:0")
+WORKERS = _topology(REMOTE.format(0, 0), REMOTE.format(1, 0), REMOTE.format(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("topology", "kind"), [(GPUS, "GPU"), (CPUS, "CPU"), (WORKERS, "GPU")]
+)
+def test_every_node_gets_the_type_of_the_replicas(topology, kind):
+    """Those of remote workers too, and those in functions."""
+    graph_def = _graph(["", "f@"], {"f": ["", "g@"], "g": [""]})
+    stamps = Stamps(graph_def, topology)
+    stamps.add(graph_def)
+
+    assert [kind] * 5 == _kinds(graph_def)
+    assert stamps.is_complete
+    assert kind in stamps.kinds().values()
+
+
+@pytest.mark.parametrize("topology", [GPUS, CPUS, WORKERS])
+def test_nodes_ask_for_what_they_asked_before(topology):
+    """No replica index is left, which would pin all replicas to one device."""
+    devices = ["", "/device:CPU:0", "f@", "/job:ps/task:1/device:CPU:0", "f@"]
+    graph_def = _graph(devices, {"f": ["", "/device:CPU:0", "g@"], "g": [""]})
+    before = graph_def.SerializeToString(deterministic=True)
+    stamps = Stamps(graph_def, topology)
+    stamps.add(graph_def)
+    assert before != graph_def.SerializeToString(deterministic=True)
+
+    stamps.remove(graph_def)
+
+    assert before == graph_def.SerializeToString(deterministic=True)
+
+
+def test_what_a_step_places_on_the_host_is_stamped_as_host():
+    """Also parameter servers, whose job is another."""
+    graph_def = _graph(["", "/device:CPU:0", "/job:ps/task:1/device:CPU:0"])
+    stamps = Stamps(graph_def, GPUS)
+    stamps.add(graph_def)
+
+    assert ["GPU", "CPU", "CPU"] == _kinds(graph_def)
+    assert f"{LOCAL}CPU:0" == _devices(graph_def)[1]
+    assert 3 == len(set(_devices(graph_def)))
+
+
+def test_a_node_that_the_optimizer_moves_to_the_host_asks_for_the_host():
+    """It names the first CPU, whether or not the step did."""
+    graph_def = _graph([""])
+    stamps = Stamps(graph_def, GPUS)
+    stamps.add(graph_def)
+    graph_def.node.add(name="moved", device=f"{LOCAL}CPU:0")
+
+    stamps.remove(graph_def)
+
+    assert ["", "/device:CPU:0"] == _devices(graph_def)
+
+
+def test_logical_devices_stay_apart_even_on_one_gpu():
+    """The optimizer merges equal nodes of one device, and of no two."""
+    parts = [logical.traced_name(0), logical.traced_name(1), ""]
+    graph_def = _graph(parts)
+    stamps = Stamps(graph_def, _topology([f"{LOCAL}GPU:0"] * 2))
+    stamps.add(graph_def)
+
+    assert 3 == len(set(_devices(graph_def)))
+    stamps.remove(graph_def)
+    assert parts == _devices(graph_def)
+
+
+def test_a_function_runs_where_it_is_called():
+    """Nodes that the optimizer takes out of it ask for its caller's device."""
+    part = logical.traced_name(1)
+    graph_def = _graph([f"f@{part}"], {"f": ["g@", "/device:CPU:0"], "g": [""]})
+    stamps = Stamps(graph_def, _topology([f"{LOCAL}GPU:0", f"{LOCAL}GPU:1"]))
+    stamps.add(graph_def)
+    assert ["GPU", "GPU", "CPU", "GPU"] == _kinds(graph_def)
+    for function in graph_def.library.function:
+        for node in function.node_def:
+            graph_def.node.add(name=f"inlined_{len(graph_def.node)}").CopyFrom(node)
+
+    stamps.remove(graph_def)
+
+    assert [part, part, "/device:CPU:0", part] == _devices(graph_def)
+
+
+def test_a_function_of_two_devices_is_not_stamped():
+    """It would pull both calls to one device; so no rule for one type may run."""
+    places = ["f@", "f@/device:CPU:0"]
+    graph_def = _graph(places, {"f": [""]})
+    stamps = Stamps(graph_def, GPUS)
+    stamps.add(graph_def)
+
+    assert ["GPU", "CPU", ""] == _kinds(graph_def)
+    assert not stamps.is_complete
+
+
+def test_replicas_of_two_types_are_not_stamped():
+    """One graph is optimized for all, so no rule for one type may run."""
+    graph_def = _graph(["", "/device:CPU:0"])
+    stamps = Stamps(graph_def, _topology(f"{LOCAL}GPU:0", f"{LOCAL}CPU:0"))
+    stamps.add(graph_def)
+
+    assert ["", "CPU"] == _kinds(graph_def)
+    assert not stamps.is_complete
+
+
+def test_a_function_that_calls_itself_is_stamped_once():
+    """The search for callers ends."""
+    graph_def = _graph(["f@"], {"f": ["f@"]})
+    stamps = Stamps(graph_def, GPUS)
+    stamps.add(graph_def)
+
+    assert ["GPU", "GPU"] == _kinds(graph_def)

@@ -1,0 +1,89 @@
+"""Writes the graphs that workloads run on two GPUs, of which none is needed.
+
+    python tests/support/gpu_graphs.py <folder>
+
+One file per step and data type: what the optimizer of graphs made of it. In a process
+of its own, since the rules of oneDNN are chosen when TensorFlow starts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import sys
+from typing import Any
+
+from workloads.catalog import WORKLOADS
+
+FLOAT32 = "float32"
+# By workload, the step functions of its program and the options that make them small.
+STEPS: dict[str, dict[str, dict[str, Any]]] = {
+    "resnet50": {"_step": {}},
+    "sngan": {"_both_step": {}, "_discriminator_step": {}},
+    "d4pg": {"_step": {}, "_copy": {}, "_step_of_pixels": {"observations": "pixels"}},
+}
+
+
+def compute_dtypes(workload: str) -> tuple[str, ...]:
+    """The data types that a workload offers; one that offers none has float32."""
+    config = importlib.import_module(f"workloads.{workload}.config")
+    return getattr(config, "COMPUTE_DTYPES", (FLOAT32,))
+
+
+def cases() -> list[tuple[str, str, str]]:
+    """Workload, step function and data type of each graph."""
+    return [
+        (workload, step, dtype)
+        for workload in WORKLOADS
+        for step in STEPS[workload]
+        for dtype in compute_dtypes(workload)
+    ]
+
+
+class _TracedError(Exception):
+    """Ends a run after the trace, before anything is executed."""
+
+
+def main(folder: pathlib.Path) -> None:
+    """Writes all graphs."""
+    import replicator
+    from replicator.engine.analysis import analyze
+    from replicator.engine.graph.optimize import optimize
+    from replicator.placement.topology import make_topology
+
+    gpus = make_topology(
+        [[f"/job:localhost/replica:0/task:0/device:GPU:{index}"] for index in (0, 1)]
+    )
+    found: list[Any] = []
+
+    def optimize_for_gpus(traced: Any, _: Any) -> Any:
+        found.append(optimize(traced, gpus))
+        raise _TracedError
+
+    analyze.optimize = optimize_for_gpus  # type: ignore[assignment]
+    for workload, step, dtype in cases():
+        options = dict(STEPS[workload][step])
+        if dtype != FLOAT32:
+            options["compute_dtype"] = dtype
+        module = importlib.import_module(WORKLOADS[workload].module)
+        repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
+        program = module.WORKLOAD.build(
+            repl,
+            preset="smoke",
+            data="synthetic",
+            per_replica_batch_size=2,
+            seed=0,
+            options=options,
+        )
+        name = step.removesuffix("_of_pixels")
+        owner = program if hasattr(program, name) else program.learner
+        inputs = [] if name == "_copy" else [program._inputs]
+        try:
+            repl.run(getattr(owner, name), *inputs)
+        except _TracedError:
+            path = folder / f"{workload}.{step}.{dtype}"
+            path.write_bytes(found.pop().SerializeToString())
+
+
+if __name__ == "__main__":
+    main(pathlib.Path(sys.argv[1]))

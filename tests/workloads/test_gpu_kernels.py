@@ -1,0 +1,180 @@
+"""Every operation of every workload's optimized graph can run on a GPU.
+
+No GPU is needed: the graphs are optimized for two, on a host with the rules of oneDNN,
+and compared with the kernels that are registered in the installed build of TensorFlow.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import pathlib
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import gpu_graphs
+import pytest
+import tensorflow as tf
+
+from replicator._tf import compat as _tf_compat
+from replicator._tf import kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = pytest.mark.processes
+
+ROOT = pathlib.Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/support/gpu_graphs.py"
+CASES = gpu_graphs.cases()
+# What decides on the host which part of a graph runs next.
+CONTROL_FLOW = {"Case", "If", "StatelessCase", "StatelessIf", "StatelessWhile", "While"}
+
+
+@pytest.fixture(scope="module")
+def graphs(
+    tmp_path_factory: pytest.TempPathFactory, data_dirs: pathlib.Path
+) -> pathlib.Path:
+    """The folder of all graphs, written by a process whose host has oneDNN's rules."""
+    del data_dirs  # its variables are in the environment
+    if not kernels.kernels_of("_FusedBatchNormEx") or not tf.test.is_built_with_cuda():
+        pytest.skip("this build of TensorFlow has no GPU kernels to compare with")
+    folder = tmp_path_factory.mktemp("graphs")
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    # What a CPU with AVX512-VNNI or AMX turns on by itself, and this one maybe not.
+    rules = {"TF_ENABLE_ONEDNN_OPTS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder)],
+        capture_output=True,
+        check=False,
+        env=os.environ | rules,
+        text=True,
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    return folder
+
+
+@functools.cache
+def _graph(folder: pathlib.Path, case: tuple[str, ...]) -> Any:
+    return _tf_compat.GraphDef.FromString((folder / ".".join(case)).read_bytes())
+
+
+def _kernel(node: Any) -> kernels.Kernel | None:
+    label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
+    device = "CPU" if "CPU" in node.device else "GPU"
+    return kernels.find_kernel(node.op, device, dict(_types(node)), label)
+
+
+def _types(node: Any) -> Iterator[tuple[str, frozenset[tf.DType]]]:
+    for name, attr in node.attr.items():
+        kind = attr.WhichOneof("value")
+        found = [attr.type] if kind == "type" else list(attr.list.type)
+        if found:
+            yield name, frozenset(map(tf.as_dtype, found))
+
+
+def _is_call(graph_def: Any, node: Any) -> bool:
+    names = {function.signature.name for function in graph_def.library.function}
+    return node.op in names
+
+
+def _operations(graph_def: Any) -> list[Any]:
+    """All nodes, those in functions too, that are not inputs or calls by name."""
+    functions = (function.node_def for function in graph_def.library.function)
+    nodes = itertools.chain(graph_def.node, *functions)
+    return [n for n in nodes if n.op != "Placeholder" and not _is_call(graph_def, n)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=".".join)
+def test_every_operation_has_a_gpu_kernel_for_its_types(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """So that nothing moves to the CPU unnoticed, or fails in the first step."""
+    operations = _operations(_graph(graphs, case))
+    missing = {node.op for node in operations if _kernel(node) is None}
+
+    assert operations
+    assert set() == missing
+
+
+@pytest.mark.parametrize("case", CASES, ids=".".join)
+def test_no_operation_is_fused_by_the_rules_of_cpus(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """Of the fused kernels, GPUs have few, with other types and in other modes."""
+    fused = [
+        (node.op, [text.decode() for text in node.attr["fused_ops"].list.s])
+        for node in _operations(_graph(graphs, case))
+        if node.op.startswith("_")
+    ]
+
+    assert [] == fused
+
+
+@pytest.mark.parametrize("case", CASES, ids=".".join)
+def test_no_operation_is_pinned_to_one_gpu(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """The device of the optimizer's time would put all replicas on the first GPU."""
+    nodes = _operations(_graph(graphs, case))
+
+    assert set() == {node.device for node in nodes} - {"", "/device:CPU:0"}
+
+
+def _memories(graph_def: Any) -> Iterator[tuple[str, str, str, bool, bool]]:
+    """By edge: its ends, and whether each end is in host memory."""
+    nodes = {node.name: node for node in graph_def.node}
+    for node in graph_def.node:
+        texts = [text for text in node.input if not text.startswith("^")]
+        if node.op == "Placeholder" or _is_call(graph_def, node):
+            continue
+        inputs = _arguments(node, _tf_compat.op_def(node.op).input_arg)
+        for text, argument in zip(texts, inputs, strict=True):
+            name, _, index = text.partition(":")
+            source = nodes[name]
+            if source.op == "Placeholder" or _is_call(graph_def, source):
+                continue
+            outputs = _arguments(source, _tf_compat.op_def(source.op).output_arg)
+            yield (
+                source.op,
+                node.op,
+                argument,
+                _is_on_host(source, outputs[int(index or 0)]),
+                _is_on_host(node, argument),
+            )
+
+
+def _arguments(node: Any, definitions: Any) -> list[str]:
+    """Names of the arguments, once per tensor."""
+    names = []
+    for arg in definitions:
+        count = 1
+        if arg.number_attr:
+            count = node.attr[arg.number_attr].i
+        elif arg.type_list_attr:
+            count = len(node.attr[arg.type_list_attr].list.type)
+        names += [arg.name] * count
+    return names
+
+
+def _is_on_host(node: Any, argument: str) -> bool:
+    kernel = _kernel(node)
+    return kernel is None or "CPU" in node.device or argument in kernel.host_args
+
+
+@pytest.mark.parametrize("case", CASES, ids=".".join)
+def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """A kernel that reads host memory waits until the GPU has copied a value there."""
+    waiting = {
+        (source, op, argument)
+        for source, op, argument, is_from_host, is_to_host in _memories(
+            _graph(graphs, case)
+        )
+        if is_to_host and not is_from_host
+    }
+
+    assert set() == {edge for edge in waiting if edge[1] not in CONTROL_FLOW}
