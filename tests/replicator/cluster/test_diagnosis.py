@@ -63,6 +63,11 @@ def reports(monkeypatch):
         ),
         ({}, {1: "step 'train'"}, r"worker 2 .* is alive, but timed out"),
         ({}, {1: "step 'train'", 2: "saving"}, r": worker 2 .* was at saving; a syn"),
+        (
+            {},
+            {1: "step 'train'", 2: "failed in step 'train': no memory"},
+            r": worker 2 \(localhost:1002\) failed in step 'train': no memory; a syn",
+        ),
         ({}, {1: "step 'train'", 2: "step 'train'"}, r": RecvBuf failed; a synch"),
     ],
 )
