@@ -15,8 +15,10 @@ from replicator.engine.analysis import plan
 from replicator.engine.graph import body
 from replicator.engine.graph.trace import Collective
 from replicator.engine.link import linker as link
+from replicator.engine.link.cross_worker import CrossWorker
 from replicator.placement import topology
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_group import Group, flat_group
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
@@ -256,6 +258,31 @@ def test_the_same_gpus_always_form_the_same_group():
     (first, key), (again, other_key), (elsewhere, _) = groups
     assert first == again != elsewhere
     assert key != other_key
+
+
+def test_two_programs_of_eight_gpus_form_one_group():
+    """Sixteen replicas: before, there were eight groups of two, one after the other."""
+    gpus = [GPU[0].replace("GPU:0", f"GPU:{index}") for index in range(8)]
+    places = make_topology([[name] for name in gpus], num_replicas=16, num_programs=2)
+    group = Group(num_workers=2, worker_id=0, order=(0, 1))
+    workers = CrossWorker(group, ["batch"], flat_group(places, group))
+    arrays = [np.zeros(50_000, np.float32), np.zeros(60_000, np.float32)]
+    (planned,) = plan.make_plan([_collective(arrays, op="mean", n=16)], places)
+    linker = link.Linker(places, "step", workers)
+
+    linker.link(planned, _operand)
+
+    linker.nodes.extend(workers.nodes)
+    sums = [node for node in linker.nodes if node.op == "CollectiveReduceV2"]
+    assert "nccl" == planned.algorithm
+    assert 8 * len(planned.buckets) == len(sums)
+    assert {16} == {_number(linker, node, 1) for node in sums}
+    assert 1 == len({_number(linker, node, 2) for node in sums})
+    assert not [node for node in linker.nodes if node.op == "AddN"]
+    shares = [node for node in linker.nodes if node.name.endswith("/factor")]
+    assert {np.float32(1 / 16)} == {
+        tf.make_ndarray(node.attr["value"].tensor).item() for node in shares
+    }
 
 
 def test_every_node_the_linker_emits_is_well_formed():
