@@ -177,7 +177,7 @@ class InGraphReplicator(base.Replicator):
     ) -> Any:
         name = getattr(step_fn, "__qualname__", type(step_fn).__qualname__)
         source = self._source(inputs)
-        # The first run also compiles, so it gets additional time.
+        # One step more than there are: the first run also compiles.
         with self._limit.guard(program, f"step {name!r}", num_steps + 1):
             return program.run(source, num_steps)
 

@@ -137,7 +137,7 @@ class Chain:
         cpu = device_lib.cpu_of(device)
         size, group, instance = self._keys(
             name,
-            device,
+            cpu,
             self._group.num_workers,
             place_group_key(device),
             self._group.keys.draw(num_instances),
@@ -171,9 +171,8 @@ class Chain:
     def _keys(
         self, name: str, device: str, size: int, key: int, instance_key: int
     ) -> list[Ref]:
-        cpu = device_lib.cpu_of(device)
         return [
-            self._emit.const(f"{name}/{what}", np.int32(value), cpu)
+            self._emit.const(f"{name}/{what}", np.int32(value), device)
             for what, value in (
                 ("group_size", size),
                 ("group_key", key),

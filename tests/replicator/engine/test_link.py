@@ -203,6 +203,9 @@ def test_gpus_meet_in_one_op_per_transfer(op, has_virtual_gpus, hint):
         assert _number(linker, sums[0], 2) == _number(linker, node, 2)
         assert hint == node.attr["communication_hint"].s
         by_instance.setdefault(_number(linker, node, 3), []).append(node.device)
+        # int32 on a GPU is in host memory: the keys cross no device.
+        keys = {text.partition(":")[0] for text in node.input[1:4]}
+        assert {node.device} == {n.device for n in linker.nodes if n.name in keys}
     assert 2 == len(planned.buckets) == len(by_instance)
     assert [GPU[:3]] * 2 == list(by_instance.values())
     for marker in call.markers:
