@@ -34,6 +34,13 @@ WAYS: dict[str, dict[str, Any]] = {
         "devices": CPUS,
         "variable_placement": "mirrored",
     },
+    "in_graph x2, mirrored copies, unchecked": {
+        "backend": "in_graph",
+        "num_replicas": 2,
+        "devices": CPUS,
+        "variable_placement": "mirrored",
+        "external_writes": "never",
+    },
     "tf_mirrored x2": {"backend": "tf_mirrored", "num_replicas": 2, "devices": CPUS},
 }
 PEER = "tf_mirrored"

@@ -7,6 +7,7 @@ ReplicatorError
 +-- CreateVariableInStepError  a variable made while a step is traced
 +-- UnsynchronisedUpdateError  a trainable variable updated with per-replica values
 +-- ReplicasOutOfSyncError     copies of a mirrored variable differ
++-- ReplicaTimeoutError        a step whose replicas wait for one another too long
 +-- OptimizerOptionError       an invalid option of wrap_optimizer
 +-- SplitBatchError            a global batch that is not divisible by the replicas
 +-- InputAuditError            an epoch that misses or repeats examples
@@ -68,6 +69,10 @@ class UnsynchronisedUpdateError(ReplicatorError):
 
 class ReplicasOutOfSyncError(ReplicatorError):
     """Copies of a mirrored variable differ."""
+
+
+class ReplicaTimeoutError(ReplicatorError):
+    """The replicas of one process did not end a step in time."""
 
 
 class OptimizerOptionError(ReplicatorError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,14 @@ if TYPE_CHECKING:
 # What TensorFlow attaches to a failure that it passes on from elsewhere, such as that
 # of a collective which ended because another worker failed (test_between_graph).
 DERIVED = b"type.googleapis.com/tensorflow.DerivedStatus"
+
+# Lines in which the error of a graph says where it arose, and how often
+# (test_flat_group).
+_PLACES = re.compile(
+    r'Graph execution error:|Detected at node|<stack traces|File "|\d+ root error'
+)
+# What it puts in front of each.
+_ROOT = re.compile(r"\(\d+\) [A-Z_]+: +")
 
 
 def is_derived(error: tf.errors.OpError) -> bool:
@@ -20,10 +29,13 @@ def is_derived(error: tf.errors.OpError) -> bool:
 def reason_of(error: BaseException) -> str:
     """The first line of an error's message that says something.
 
-    Leaves out the name of the node (``{{node ...}} ``) and of the eager op.
+    Leaves out the name of the node (``{{node ...}} ``) and of the eager op, and the
+    lines of the program that a graph adds in front.
     """
     message = str(getattr(error, "message", None) or error)
-    line = first_line(message) or type(error).__name__
+    lines = [line.strip() for line in message.splitlines()]
+    said = "\n".join(line for line in lines if not _PLACES.match(line))
+    line = _ROOT.sub("", first_line(said), count=1) or type(error).__name__
     return line.rpartition("}} ")[2].partition(" [Op:")[0]
 
 

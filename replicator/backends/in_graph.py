@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator.contract import base, control, programs, summary
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
+from replicator.engine.run.time_limit import TimeLimit
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
@@ -23,9 +25,12 @@ from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
+from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
 from replicator.variables import partial
+from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
+from replicator.variables.outside_writes import are_detected, was_written
 from replicator.variables.table import VariableTable
 
 if TYPE_CHECKING:
@@ -35,6 +40,7 @@ if TYPE_CHECKING:
     from replicator.placement.topology import Topology
     from replicator.variables.table import LocalState
 
+DEFAULT_TIMEOUT_SEC = 600.0
 _PLACEMENTS = ("auto", "shared", "mirrored")
 
 
@@ -59,9 +65,35 @@ class InGraphReplicator(base.Replicator):
         devices: Sequence[str] | Sequence[Sequence[str]] | None = None,
         logical_devices_per_replica: int = 1,
         variable_placement: str = "auto",
+        external_writes: str = "detect",
+        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
         without_communication: bool = False,
     ) -> None:
+        """Places the replicas.
+
+        Args:
+          num_replicas: Replicas of the job.
+          devices: One per replica, or by replica those that it is split over; by
+            default GPUs if there are any, else the CPU.
+          logical_devices_per_replica: Devices that one replica is split over.
+          variable_placement: ``shared``, ``mirrored``, or ``auto``: shared where all
+            devices share memory.
+          external_writes: ``detect`` finds variables that were written outside ``run``
+            before each run, and resets the copies. ``never`` promises that there are
+            none, except before ``refresh_variables()`` and by checkpoints of this
+            library: a run then neither reads all variables twice nor waits for the
+            run before it. Other writes reach replica 0 alone, which
+            ``assert_in_sync()`` and every checkpoint report.
+          timeout_sec: Longest duration of a step whose replicas meet on GPUs.
+          without_communication: Makes a measuring control; see ``replicator.create``.
+
+        Raises:
+          DeviceError: A device does not exist, there are too few, or they do not share
+            memory.
+          ValueError: An option has a value that it cannot have.
+        """
         self.without_communication = without_communication
+        detects_writes = are_detected(external_writes)
         if not is_one_of(variable_placement, _PLACEMENTS):
             raise ValueError(
                 f"variable_placement {shown(variable_placement)} is not one of "
@@ -71,7 +103,13 @@ class InGraphReplicator(base.Replicator):
             num_replicas, logical_devices_per_replica, devices
         )
         self._set_topology(
-            make_topology(names, is_mirrored=variable_placement == "mirrored")
+            make_topology(
+                names,
+                is_mirrored=variable_placement == "mirrored",
+                has_virtual_gpus=device_lib.have_virtual_gpus([n[0] for n in names]),
+            ),
+            detects_writes=detects_writes,
+            timeout_sec=timeout_sec,
         )
         if variable_placement == "shared" and not self.topology.is_shared:
             raise DeviceError(
@@ -79,13 +117,20 @@ class InGraphReplicator(base.Replicator):
                 f"{self.devices} do not; use 'mirrored' or 'auto'"
             )
 
-    def _set_topology(self, topology: Topology) -> None:
+    def _set_topology(
+        self,
+        topology: Topology,
+        *,
+        detects_writes: bool = True,
+        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+    ) -> None:
         self.topology = topology
+        self._limit = TimeLimit(timeout_sec)
         self.devices = list(topology.replica_devices)
         self.num_replicas = topology.num_replicas
         self.logical_devices_per_replica = topology.num_logical_devices
         self.variable_placement = "shared" if topology.is_shared else "mirrored"
-        self._table = VariableTable(topology)
+        self._table = VariableTable(topology, detects_writes=detects_writes)
         self._programs = programs.ProgramCache()
 
     @contextlib.contextmanager
@@ -130,8 +175,11 @@ class InGraphReplicator(base.Replicator):
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
     ) -> Any:
-        del step_fn
-        return program.run(self._source(inputs), num_steps)
+        name = getattr(step_fn, "__qualname__", type(step_fn).__qualname__)
+        source = self._source(inputs)
+        # One step more than there are: the first run also compiles.
+        with self._limit.guard(program, f"step {name!r}", num_steps + 1):
+            return program.run(source, num_steps)
 
     def _source(self, inputs: Any) -> Any:
         if inputs is None:
@@ -155,8 +203,41 @@ class InGraphReplicator(base.Replicator):
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
         """Averages separate sums of replicas; see ``Replicator.consolidated_state``."""
+        self._check_promise(variables)
         partial.consolidate(self._table.entries_of(variables), self.topology)
         yield
+
+    def refresh_variables(self) -> None:
+        """Gives all replicas what was written to variables outside ``run``.
+
+        Needed after such writes with ``external_writes="never"``; otherwise every run
+        begins with it.
+        """
+        coherence = Coherence(self._table.entries(), self.topology)
+        traced_once(coherence.reset)()
+        _tf_compat.wait_for_remote_ops()
+
+    def restored(self, variables: Sequence[Any]) -> None:
+        """Refreshes the copies where runs do not; see ``Replicator.restored``."""
+        super().restored(variables)
+        if not self._table.detects_writes:
+            self.refresh_variables()
+
+    def _check_promise(self, variables: Sequence[Any]) -> None:
+        """Rejects variables that were written although nobody was to write them."""
+        if self._table.detects_writes:
+            return
+        written = [
+            entry.variable.name
+            for entry in self._table.entries_of(variables)
+            if entry.seen is not None and was_written(entry)
+        ]
+        if written:
+            raise ReplicasOutOfSyncError(
+                f"{len(written)} variables were written outside run() although "
+                f"external_writes='never': {', '.join(written[:5])}; call "
+                "refresh_variables() after writing, or use external_writes='detect'"
+            )
 
     def _wrap_optimizer(
         self, optimizer: Any, options: OptimizerOptions
@@ -207,6 +288,17 @@ class InGraphReplicator(base.Replicator):
             + (owners and f"\n\n{owners}")
         )
 
+    @property
+    def _remedy(self) -> str:
+        if self._table.detects_writes:
+            return (
+                "assign variables outside run(): the next run() then resets all copies"
+            )
+        return (
+            "with external_writes='never', call refresh_variables() after writing "
+            "variables outside run()"
+        )
+
     def assert_in_sync(self) -> None:
         """Compares the copies of mirrored variables bit by bit.
 
@@ -232,8 +324,7 @@ class InGraphReplicator(base.Replicator):
         if differing:
             raise ReplicasOutOfSyncError(
                 f"{len(differing)} mirrored variables differ between replicas: "
-                f"{', '.join(differing[:5])}; assign variables outside run(): the next "
-                "run() then resets all copies"
+                f"{', '.join(differing[:5])}; {self._remedy}"
             )
 
 

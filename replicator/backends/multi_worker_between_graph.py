@@ -23,6 +23,7 @@ from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
 from replicator.variables import ownership, partial, worker_values
 from replicator.variables.kinds import Kind
+from replicator.variables.outside_writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,6 +59,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         variable_placement: str = "auto",
         timeout_sec: float = worker_join.DEFAULT_TIMEOUT_SEC,
         heartbeat_timeout_sec: float = worker_join.DEFAULT_HEARTBEAT_TIMEOUT_SEC,
+        external_writes: str = "detect",
         without_communication: bool = False,
     ) -> None:
         """Joins the cluster, together with all other workers.
@@ -74,6 +76,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             exchange.
           heartbeat_timeout_sec: A worker without a heartbeat for this time is lost,
             whatever the others are doing.
+          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
           without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
@@ -82,6 +85,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         """
         del pattern  # checked by __new__
         self.without_communication = without_communication
+        detects_writes = are_detected(external_writes)
         self.cluster = environment.config_of(cluster)
         self.num_workers = self.cluster.num_workers
         self.worker_id = self.cluster.worker_id
@@ -108,7 +112,9 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
                 first_replica_id=self.worker_id * num_local,
                 num_programs=self.num_workers,
                 program_id=self.worker_id,
-            )
+                has_virtual_gpus=device_lib.have_virtual_gpus([n[0] for n in names]),
+            ),
+            detects_writes=detects_writes,
         )
         self.first_replica_id = self.topology.first_replica_id
         self._group = self._runtime.group() if self.num_workers > 1 else None
@@ -236,6 +242,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             with super().consolidated_state(variables):
                 yield
             return
+        self._check_promise(variables)
         group, owned = self._group, self._table.ownership
         with self._runtime.guard("the gathering of optimizer state"):
             partial.consolidate(
@@ -257,6 +264,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
 
     def restored(self, variables: Sequence[Any]) -> None:
         """Frees state that other workers own; see ``Replicator.restored``."""
+        super().restored(variables)
         self._table.ownership.release(variables)
 
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:

@@ -26,6 +26,7 @@ from replicator.inputs.context import (
 from replicator.inputs.iterator import InputIterator, to_pipeline
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
+from replicator.variables.outside_writes import are_detected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -56,6 +57,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         logical_devices_per_replica: int = 1,
         connect_timeout_sec: float = remote.CONNECT_TIMEOUT_SEC,
         failure_detection_timeout_sec: float = DETECTION_TIMEOUT_SEC,
+        external_writes: str = "detect",
         without_communication: bool = False,
     ) -> None:
         """Connects to the servers.
@@ -71,6 +73,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
           failure_detection_timeout_sec: How long a worker may not respond before a call
             of this replicator raises ``WorkerLostError``; a worker that has exited is
             detected at once.
+          external_writes: ``detect`` or ``never``; see ``InGraphReplicator``.
           without_communication: Makes a measuring control; see ``replicator.create``.
 
         Raises:
@@ -83,6 +86,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         """
         del pattern  # checked by __new__
         self.without_communication = without_communication
+        detects_writes = are_detected(external_writes)
         config = environment.config_of(cluster)
         self._detector = FailureDetector(
             remote.connect(config, connect_timeout_sec), failure_detection_timeout_sec
@@ -96,7 +100,7 @@ class MultiWorkerInGraphReplicator(MultiWorkerReplicator):
         )
         self.num_workers = config.num_workers
         self._cluster = config
-        self._set_topology(make_topology(names))
+        self._set_topology(make_topology(names), detects_writes=detects_writes)
 
     def _make_input_iterator(
         self,

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from replicator._tf import workers as _tf_workers
 from replicator.cluster import failures
-from replicator.cluster.worker_state import key_of
+from replicator.cluster.worker_state import FAILURES, key_of
 from replicator.errors import ReplicatorError, WorkerLostError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
     if not lost and has_leader:
         lost = [f"{config.name_of(w)} is alive, but timed out" for w in silent]
     elsewhere = [
-        f"{config.name_of(w)} was at {doing}"
+        f"{config.name_of(w)} {_said(doing)}"
         for w, doing in reports.items()
         if doing != state.doing
     ]
@@ -56,3 +56,8 @@ def diagnose(state: WorkerState, message: str, timeout_sec: float) -> Replicator
         "its last checkpoint (if a worker is only slow, increase timeout_sec, "
         f"which is {timeout_sec:g} s)"
     )
+
+
+def _said(report: str) -> str:
+    """A worker's report: how it failed, or where it was."""
+    return report if report.startswith(FAILURES) else f"was at {report}"

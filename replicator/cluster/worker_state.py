@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _PEER_CHECK_SEC = 2.0
 
 
+# How reports of failures begin; others say what a worker waits for.
+FAILURES = ("failed in ", "reached ")
+
+
 class WorkerState:
     """This process as a worker of a cluster; one per process.
 
@@ -64,18 +68,23 @@ class WorkerState:
         """Reports a failure to the others at once, so that they do not wait."""
         if self._lost is None and self.config.num_workers > 1:
             name = self.config.name_of(self.config.worker_id)
+            self.report(why)
             _tf_workers.abort_collectives(f"{name} {why}")
             self._lost = WorkerLostError(
                 f"{name} {why}; its collectives were aborted, so that other workers do "
                 "not wait for it; restart the job from its last checkpoint"
             )
 
-    def report(self) -> bool:
-        """Reports what this worker waits for; returns whether that was possible."""
+    def report(self, what: str = "") -> bool:
+        """Reports why this worker does not continue; returns whether that was possible.
+
+        Args:
+          what: How it failed (``FAILURES``); by default, what it waits for.
+        """
         if not self._has_reported:
             try:
                 _tf_workers.put_value(
-                    key_of("fault", self.config.worker_id), self.doing
+                    key_of("fault", self.config.worker_id), what or self.doing
                 )
             except tf.errors.OpError:
                 return False

@@ -17,8 +17,8 @@ By route:
 - between memories of one program (devices, or remote workers of one client): rounded by
   the sender, summed with float32 accumulation on the owner device, and rounded once
   before they are sent back, so that all replicas get the same bits;
-- NCCL: the ring sums float16 in float16; it has no bfloat16 kernel, so bfloat16 is
-  reduced on owner devices;
+- NCCL: sums float16 in float16; TensorFlow's does not take bfloat16, which is reduced
+  on owner devices;
 - ``tf.IndexedSlices`` are gathered, not summed: values are rounded on every route;
 - stock strategies of ``tf.distribute``: cast first, so summed in 16 bits.
 

@@ -175,6 +175,43 @@ def cpu_of(device: str) -> str:
     return device if is_cpu(device) else first_cpu(device)
 
 
+def physical_gpus(num_logical: Sequence[int]) -> tuple[int, ...]:
+    """The physical GPU of each logical one.
+
+    Args:
+      num_logical: Logical GPUs of each visible physical one; TensorFlow numbers them in
+        this order.
+    """
+    return tuple(gpu for gpu, count in enumerate(num_logical) for _ in range(count))
+
+
+def share_a_gpu(devices: Sequence[str], physical: Sequence[int]) -> bool:
+    """Whether two different GPUs of this process are parts of one physical GPU.
+
+    Args:
+      devices: Full device names; other devices than GPUs are not looked at.
+      physical: By logical GPU, the physical one.
+    """
+    logical = {
+        int(tf.DeviceSpec.from_string(name).device_index or 0)
+        for name in devices
+        if is_gpu(name)
+    }
+    used = [physical[index] for index in logical if index < len(physical)]
+    return len(set(used)) < len(used)
+
+
+def have_virtual_gpus(devices: Sequence[str]) -> bool:
+    """The same by the configuration of this process."""
+    if not any(map(is_gpu, devices)):
+        return False
+    configured = [
+        tf.config.get_logical_device_configuration(gpu)
+        for gpu in tf.config.get_visible_devices("GPU")
+    ]
+    return share_a_gpu(devices, physical_gpus([len(c or [None]) for c in configured]))
+
+
 def _check_count(num_replicas: Any) -> None:
     """Rejects numbers that are too large for a list of devices."""
     if not is_integer(num_replicas, least=1, most=MAX_REPLICAS):

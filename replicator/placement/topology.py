@@ -30,6 +30,8 @@ class Topology:
       first_replica_id: Id in the job of this program's replica 0.
       num_programs: Programs of the job that run concurrently.
       program_id: Index of this program.
+      has_virtual_gpus: Whether some of its GPUs are parts of one physical GPU, which
+        NCCL refuses.
     """
 
     devices: tuple[tuple[str, ...], ...]
@@ -39,6 +41,7 @@ class Topology:
     first_replica_id: int = 0
     num_programs: int = 1
     program_id: int = 0
+    has_virtual_gpus: bool = False
 
     @property
     def num_local_replicas(self) -> int:
@@ -65,6 +68,14 @@ class Topology:
         """Whether collectives move data from one memory to another."""
         return self.num_programs > 1 or len(set(self.memories)) > 1
 
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether every replica has a logical GPU of its own in this process."""
+        names = self.replica_devices
+        is_one_process = len({name.rpartition("/")[0] for name in names}) == 1
+        is_distinct = len(set(names)) == len(names)
+        return is_one_process and is_distinct and all(map(device_lib.is_gpu, names))
+
     def replica_id(self, local: int) -> int:
         """Id in the job of a replica of this program."""
         return self.first_replica_id + local
@@ -87,6 +98,7 @@ def make_topology(
     first_replica_id: int = 0,
     num_programs: int = 1,
     program_id: int = 0,
+    has_virtual_gpus: bool = False,
 ) -> Topology:
     """Builds the topology: determines which replicas share memory.
 
@@ -98,6 +110,7 @@ def make_topology(
       first_replica_id: Id in the job of the first replica here.
       num_programs: Programs of the job.
       program_id: Index of this program.
+      has_virtual_gpus: Whether some of its GPUs are parts of one physical GPU.
 
     Returns:
       The topology.
@@ -112,4 +125,5 @@ def make_topology(
         first_replica_id=first_replica_id,
         num_programs=num_programs,
         program_id=program_id,
+        has_virtual_gpus=has_virtual_gpus,
     )

@@ -9,22 +9,19 @@ no call that a user could forget. Variables that replicas share need neither.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.collectives.buckets import positions_by_dtype
+from replicator._tf.branch import Branch
+from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
-from replicator.variables import worker_values
-from replicator.variables.copy_values import (
-    bits,
-    outside_value,
-    replica_value,
-    state,
-    state_of,
-)
+from replicator.variables import outside_values, worker_values
+from replicator.variables.copy_values import bits, replica_value, state_of
 from replicator.variables.kinds import Kind, is_summed
+from replicator.variables.outside_writes import WriteCheck
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,40 +43,56 @@ class Coherence:
         entries: Sequence[Entry],
         topology: Topology,
         group: Group | None = None,
+        *,
+        detects_writes: bool = True,
     ) -> None:
+        """Prepares.
+
+        Args:
+          entries: Variables, of which those without copies are always coherent.
+          topology: Where the replicas of this program are.
+          group: The workers whose programs run side by side; None if there are none.
+          detects_writes: Whether outside writes are looked for (``outside_writes``).
+        """
         self.entries = tuple(entry for entry in entries if entry.seen is not None)
         self._topology = topology
+        self._detects_writes = detects_writes
         self._resets: dict[tuple[Any, ...], Any] = {}
+        self._branches: list[Branch] = []
+        self._published = [entry for entry in self.entries if _is_published(entry)]
         self._over_workers = (
-            worker_values.OutsideValues(self.entries, topology, group)
+            worker_values.OutsideValues(self._published, topology, group)
             if group is not None
             else None
         )
 
     def refresh(self) -> None:
-        """Emits the check for outside changes, and the reset of changed variables."""
-        if self.entries:
-            # Not inlined: an untaken branch costs one node a step instead of thousands.
-            reset = traced_once(
-                self._reset,
-                experimental_attributes={"_noinline": True},
-            )
-            tf.cond(self._is_changed(), reset, lambda: tf.constant(0))
+        """Emits the check for outside writes, and the reset of changed variables."""
+        if self.entries and self._detects_writes:
+            self._reset_if(WriteCheck(self.entries).is_changed())
+
+    def reset(self) -> None:
+        """Resets copies that differ from what the user has written, unchecked.
+
+        Partial variables stay: nobody but a restored checkpoint writes those, and it
+        sets their copies (``VariableTable.restore``).
+        """
+        for call, variables in self._resets_of(Kind.PARTIAL):
+            call(*map(_tf_compat.handle, variables))
 
     def publish(self) -> None:
         """Emits the update of the user's variables and records their state."""
+        published = self._published
         values = (
             self._over_workers.read()
             if self._over_workers is not None
-            else [outside_value(entry) for entry in self.entries]
+            else outside_values.read(published)
         )
-        for entry, value in zip(self.entries, values, strict=True):
-            variable, kind = entry.variable, entry.kind
-            if not any(copy is variable for copy in entry.copies):
-                variable.assign(value, read_value=False)
-            is_value = kind in (Kind.LOCAL, Kind.RANDOM)
-            seen = value if is_value else state(variable, kind)
-            entry.seen.assign(seen, read_value=False)
+        for entry, value in zip(published, values, strict=True):
+            entry.variable.assign(value, read_value=False)
+        recorded = self.entries if self._detects_writes else published
+        known = {id(e): value for e, value in zip(published, values, strict=True)}
+        WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
 
     def make_coherent(self) -> None:
         """Emits the ops that make variables coherent after an incomplete run.
@@ -90,31 +103,42 @@ class Coherence:
         self.refresh()
         self.publish()
 
-    def _is_changed(self) -> tf.Tensor:
-        # One vector per type: comparing it is one op instead of one per variable.
-        by_type = positions_by_dtype(entry.seen for entry in self.entries)
-        differs = [
-            tf.reduce_any(
-                bits(_pack([state(e.variable, e.kind) for e in entries]))
-                != bits(_pack([e.seen.value() for e in entries]))
-            )
-            for places in by_type.values()
-            for entries in [[self.entries[place] for place in places]]
-        ]
-        return tf.reduce_any(tf.stack(differs))
+    def _reset_if(self, is_changed: tf.Tensor) -> None:
+        """Emits the reset where a variable is changed."""
+        calls = self._resets_of()
+        handles = [_tf_compat.handle(v) for _, variables in calls for v in variables]
 
-    def _reset(self) -> tf.Tensor:
-        # A change of one variable must not affect the copies of the others.
+        def reset(*of_all: tf.Tensor) -> None:
+            rest = iter(of_all)
+            for call, variables in calls:
+                call(*itertools.islice(rest, len(variables)))
+
+        dtypes = [tf.resource] * len(handles)
+        # Not inlined: an untaken branch costs one node a step instead of thousands.
+        traced = traced_once(
+            reset,
+            input_signature=[tf.TensorSpec([], dtype) for dtype in dtypes],
+            experimental_attributes={"_noinline": True},
+        ).get_concrete_function()
+        device = device_lib.cpu_of(self._topology.replica_devices[0])
+        branch = Branch(traced, dtypes, device)
+        branch.call(is_changed, handles)
+        self._branches.append(branch)
+
+    def _resets_of(self, but: Kind | None = None) -> list[tuple[Any, tuple[Any, ...]]]:
+        """By variable, so that a change of one leaves the copies of others alone."""
+        calls = []
         for entry in self.entries:
+            if entry.kind is but:
+                continue
             resets = {
                 replica: copy
                 for replica, copy in enumerate(entry.copies)
                 if copy is not entry.variable and not self._is_held(entry, replica)
             }
             variables = (entry.variable, entry.seen, *resets.values())
-            reset = self._reset_like(entry, tuple(resets))
-            reset(*map(_tf_compat.handle, variables))
-        return tf.constant(0)
+            calls.append((self._reset_like(entry, tuple(resets)), variables))
+        return calls
 
     def _is_held(self, entry: Entry, replica: int) -> bool:
         """Whether a replica uses the copy of another one."""
@@ -174,9 +198,9 @@ class Coherence:
         return reset
 
 
-def _pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
-    return tf.concat(flat, axis=0)
+def _is_published(entry: Entry) -> bool:
+    """Whether no replica uses the user's own variable."""
+    return not any(copy is entry.variable for copy in entry.copies)
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -16,8 +16,6 @@ from replicator.variables.kinds import Kind, is_averaged, is_summed
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from replicator.variables.table import Entry
-
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
 _FOLD_63 = 0x1E3779B97F4A7C15
@@ -62,16 +60,9 @@ def replica_value(
     return tf.bitwise.bitwise_xor(value, mask)
 
 
-def outside_value(entry: Entry) -> tf.Tensor:
-    """The value of the user's own variable between steps: mean, or replica 0's."""
-    is_from_all = _is_from_all(entry.variable, entry.kind)
-    used = entry.copies if is_from_all else entry.copies[:1]
-    return combine(entry.variable, entry.kind, [copy.value() for copy in used])
-
-
 def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
     """Combines the copies of all replicas: sum, mean, or that of replica 0."""
-    if not _is_from_all(variable, kind):
+    if not is_from_all(variable, kind):
         return copies[0]
     total = tf.add_n(copies)
     if is_summed(variable):
@@ -79,7 +70,7 @@ def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor
     return total / tf.constant(len(copies), total.dtype)
 
 
-def _is_from_all(variable: Any, kind: Kind) -> bool:
+def is_from_all(variable: Any, kind: Kind) -> bool:
     """Whether the copies of all replicas count, and not that of replica 0 alone."""
     return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
@@ -106,7 +97,7 @@ def state_of(value: tf.Tensor, kind: Kind, device: str) -> tf.Tensor:
         return value
     if device_lib.is_cpu(device):
         return tf.bitcast(tf.fingerprint(tf.reshape(value, [1, -1])), tf.int64)
-    return _fingerprint(value)
+    return fingerprint(value)
 
 
 def bits(value: tf.Tensor) -> tf.Tensor:
@@ -120,7 +111,7 @@ def bits(value: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reshape(tf.bitcast(flat, _BITS[width]), [-1]), tf.int64)
 
 
-def _fingerprint(value: tf.Tensor) -> tf.Tensor:
+def fingerprint(value: tf.Tensor) -> tf.Tensor:
     """A checksum of the bits, of ops with GPU kernels; CPUs hash 20 times faster."""
     # Scrambled first (as in splitmix64): a sum of plain bits by position would take
     # [3, 0] for [0, 1], and one round still confuses some small integers. Weights by

@@ -7,6 +7,7 @@ has a copy; for *partial* variables, replica 0 uses the user's own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.step import creation
 from replicator.variables.copy_values import replica_value, state
 from replicator.variables.kinds import Kind, declared_kind, is_summed
+from replicator.variables.outside_writes import is_compiled
 from replicator.variables.ownership import Ownership, num_bytes
 
 if TYPE_CHECKING:
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 
 # Attribute of a variable that holds its entries, by table.
 _ENTRIES = "_replicator_entries"
+_ANYWHERE = contextlib.nullcontext()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,13 +70,15 @@ class VariableTable:
     """All variables that the steps of one replicator use.
 
     Attributes:
+      detects_writes: Whether programs look for writes outside of runs.
       ownership: Which replica updates which variable, with a sharded update.
       version: Incremented when a variable changes kind, so that older programs are
         stale.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, detects_writes: bool = True) -> None:
         self.version = 0
+        self.detects_writes = detects_writes
         self._topology = topology
         self.ownership = Ownership(topology)
         # Weak: an entry lives as long as its variable, or as long as a program.
@@ -103,9 +108,7 @@ class VariableTable:
                 variable=variable,
                 kind=kind,
                 copies=copies,
-                seen=tf.Variable(state(variable, kind), trainable=False)
-                if has_copies
-                else None,
+                seen=self._seen(variable, kind) if has_copies else None,
             )
         self._entries[id(variable)] = entry
         if not hasattr(variable, _ENTRIES):
@@ -171,6 +174,11 @@ class VariableTable:
                 copy.assign(value)
             if entry.seen is not None:  # a partial one, with one replica here
                 entry.seen.assign(state(entry.variable, entry.kind))
+
+    def _seen(self, variable: Any, kind: Kind) -> tf.Variable:
+        """Makes what the state of a variable is recorded in, where it is compared."""
+        with tf.device(variable.device) if is_compiled(variable) else _ANYWHERE:
+            return tf.Variable(state(variable, kind), trainable=False)
 
     def _initial_values(self, variable: Any, kind: Kind) -> list[Any]:
         """Initial values of the copies of this program's replicas."""

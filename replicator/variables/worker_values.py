@@ -13,9 +13,11 @@ import tensorflow as tf
 from replicator.collectives import wire_types
 from replicator.collectives.buckets import positions_by_dtype
 from replicator.placement import devices as device_lib
-from replicator.placement.worker_group import CPU_GROUP_KEY
-from replicator.variables.copy_values import outside_value, replica_value
-from replicator.variables.kinds import Kind, is_averaged, is_summed
+from replicator.placement.collective_types import NCCL_DTYPES
+from replicator.placement.worker_group import CPU_GROUP_KEY, GPU_GROUP_KEY
+from replicator.variables import outside_values
+from replicator.variables.copy_values import replica_value
+from replicator.variables.kinds import Kind, is_averaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +47,12 @@ class OutsideValues:
     def read(self) -> list[tf.Tensor]:
         """Emits one reduction per type; returns a value for each entry."""
         transferred = [entry for entry in self._entries if self._is_transferred(entry)]
-        shares = [self._share(entry) for entry in transferred]
+        shares = [
+            self._of_first(entry) if share is None else share
+            for entry, share in zip(
+                transferred, outside_values.sums(transferred), strict=True
+            )
+        ]
         totals = iter(
             _packed(
                 [_to_number(share) for share in shares],
@@ -60,13 +67,10 @@ class OutsideValues:
             for entry in self._entries
         ]
 
-    def _share(self, entry: Entry) -> tf.Tensor:
-        """What this worker adds: its sum, or the value of replica 0 if that is here."""
-        copies = [tf.identity(copy) for copy in entry.copies]
-        if is_averaged(entry.variable) or is_summed(entry.variable):
-            return tf.add_n(copies)
-        is_first = self._topology.program_id == 0
-        return copies[0] if is_first else tf.zeros_like(copies[0])
+    def _of_first(self, entry: Entry) -> tf.Tensor:
+        """What this worker adds where only the value of replica 0 of the job counts."""
+        value = entry.copies[0].value()
+        return value if self._topology.program_id == 0 else tf.zeros_like(value)
 
     def _is_transferred(self, entry: Entry) -> bool:
         dtype = entry.variable.dtype
@@ -80,7 +84,7 @@ class OutsideValues:
 
     def _local(self, entry: Entry) -> tf.Tensor:
         if entry.kind is not Kind.RANDOM:
-            return outside_value(entry)
+            return entry.copies[0].value()
         # The fold is its own inverse: this is the state of replica 0.
         topology = self._topology
         return replica_value(
@@ -91,8 +95,20 @@ class OutsideValues:
         )
 
     def _reduce(self, value: tf.Tensor) -> tf.Tensor:
-        key = self._keys[value.dtype]
-        return reduce(value, self._topology, self._group, key)
+        return reduce(
+            value,
+            self._topology,
+            self._group,
+            self._keys[value.dtype],
+            device=_near(self._topology, value.dtype),
+        )
+
+
+def _near(topology: Topology, dtype: tf.DType) -> str:
+    """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
+    device = topology.replica_devices[0]
+    is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
+    return device if device_lib.is_gpu(device) and not is_refused else cpu(topology)
 
 
 def add_up(
@@ -169,18 +185,34 @@ def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf
         )
 
 
-def reduce(value: tf.Tensor, topology: Topology, group: Group, key: int) -> tf.Tensor:
-    """Emits the sum of one tensor over all workers; ``key`` is from ``group.keys``."""
-    with tf.device(cpu(topology)):
+def reduce(
+    value: tf.Tensor,
+    topology: Topology,
+    group: Group,
+    key: int,
+    device: str | None = None,
+) -> tf.Tensor:
+    """Emits the sum of one tensor over all workers.
+
+    Args:
+      value: The tensor.
+      topology: Where the replicas of this program are.
+      group: The workers.
+      key: From ``group.keys``.
+      device: Of this worker's value; by default its CPU.
+    """
+    place = cpu(topology) if device is None else device
+    is_gpu = device_lib.is_gpu(place)
+    with tf.device(place):
         return tf.raw_ops.CollectiveReduceV2(
             input=value,
             group_size=group.num_workers,
-            group_key=CPU_GROUP_KEY,
+            group_key=GPU_GROUP_KEY if is_gpu else CPU_GROUP_KEY,
             instance_key=key,
             ordering_token=[],
             merge_op="Add",
             final_op="Id",
-            communication_hint="ring",
+            communication_hint="nccl" if is_gpu else "ring",
         )
 
 

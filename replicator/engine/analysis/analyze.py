@@ -69,6 +69,7 @@ class Analysis:
                     ],
                     "sent as": c.wire_dtype.name if c.wire_dtype else "its own type",
                     "sent": "conditionally" if c.needed_if else "always",
+                    "algorithm": p.algorithm,
                     "buckets": [list(b.positions) for b in p.buckets],
                 }
                 for p, c in ((p, p.collective) for p in self.plans)
@@ -123,7 +124,7 @@ def analyze(
         plans=plan.make_plan(
             traced.collectives,
             topology,
-            _depths(traced, body) if is_in_group else None,
+            _depths(traced, body) if is_in_group or topology.has_own_gpus else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
         ),

@@ -6,9 +6,9 @@ costs more than a copy (between devices with separate memories, and more so betw
 worker processes), small tensors of one call are fused into buckets; if replicas
 share memory, nothing is transferred, and fusing would only add copies.
 
-Between workers, transfers are ordered as a backward pass produces their operands: by
-distance from the inputs of the step. All workers then have the same order, and the
-first transfers overlap with the rest of the computation.
+Between workers and between GPUs, transfers are ordered as a backward pass produces
+their operands: by distance from the inputs of the step. All workers then have the same
+order, and the first transfers overlap with the rest of the computation.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-import tensorflow as tf
-
 from replicator.collectives import buckets
 from replicator.placement import devices as device_lib
+from replicator.placement.collective_types import NCCL_DTYPES, RING_DTYPES
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
@@ -35,8 +34,9 @@ BUCKET_BYTES = 1024 * 1024
 # The same between worker processes, where a transfer takes a millisecond at least.
 FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
 WORKER_BUCKET_BYTES = 2 * 1024 * 1024
-# What the op takes; bfloat16 is not among them.
-_NCCL_DTYPES = (tf.float16, tf.float32, tf.float64, tf.int32, tf.int64)
+# Algorithms by which each replica takes part on its own device.
+FLAT = ("nccl", "ring")
+_MOVES = {"all_gather": "pack", "all_concat": "concat", "broadcast": "wire"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +61,10 @@ class CollectivePlan:
 
     Attributes:
       collective: The call.
-      algorithm: ``add_n`` (sum on an owner device), ``nccl``, ``pairwise`` (minimum,
-        maximum), ``pack`` (gather), ``concat`` (joined rows), ``wire`` (broadcast, or
-        nothing to do).
+      algorithm: ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on
+        each device, over all replicas of the job), ``pairwise`` (minimum, maximum),
+        ``pack`` (gather), ``concat`` (joined rows), ``wire`` (broadcast, or nothing to
+        do).
       buckets: Tensors by transfer.
     """
 
@@ -84,7 +85,8 @@ def make_plan(
       collectives: Calls in order.
       topology: Where the replicas are.
       depths: By operand, its distance from the inputs of the step: how late it is
-        computed. Needed between workers only.
+        computed. Needed where transfers wait for one another: between workers, and
+        between GPUs.
       needed_by: By marker, the replicas whose memories need the result; all without.
         What one of them needs is combined there.
 
@@ -93,6 +95,7 @@ def make_plan(
     """
     devices = topology.replica_devices
     crosses = topology.num_programs > 1
+    is_chained = crosses or topology.has_own_gpus
     fuses = len(set(topology.memories)) > 1 or crosses
     below, limit = (
         (FUSE_BETWEEN_WORKERS_BELOW_BYTES, WORKER_BUCKET_BYTES)
@@ -108,7 +111,7 @@ def make_plan(
         groups = _group(
             collective,
             preferred_owners,
-            _order(collective, depths if crosses else None),
+            _order(collective, depths if is_chained else None),
             below if fuses and collective.kind == "all_reduce" else 0,
             limit,
         )
@@ -175,6 +178,8 @@ def _between_workers(plan: CollectivePlan, topology: Topology) -> str:
         "all_concat": "gather",
         "broadcast": "broadcast",
     }.get(plan.collective.kind, "reduce")
+    if plan.algorithm in FLAT:
+        return f" over all replicas of {topology.num_programs} workers"
     if op != "reduce":
         way = "ring" if op == "gather" else "tree"
     else:
@@ -192,31 +197,26 @@ def _compression(collective: Collective, topology: Topology) -> str:
 
 
 def _algorithm(collective: Collective, topology: Topology) -> str:
-    devices = topology.replica_devices
     if collective.num_replicas == 1 and collective.kind != "all_gather":
         return "wire"
-    if collective.kind == "all_gather":
-        return "pack"
-    if collective.kind == "all_concat":
-        return "concat"
-    if collective.kind == "broadcast":
-        return "wire"
+    if collective.kind != "all_reduce":
+        return _MOVES[collective.kind]
     if collective.op in ("min", "max"):
         return "pairwise"
-    # NCCL's kernel synchronizes within one process.
-    is_one_process = len({device.rpartition("/")[0] for device in devices}) == 1
-    distinct_gpus = (
-        is_one_process
-        and len(set(devices)) == len(devices)
-        and all(device_lib.is_gpu(device) for device in devices)
+    if not topology.has_own_gpus or not _has_static_shapes(collective):
+        return "add_n"
+    flat = "ring" if topology.has_virtual_gpus else "nccl"
+    allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
+    sent = {wire_of(dtype, collective.wire_dtype) for dtype in collective.dtypes}
+    return flat if sent <= allowed else "add_n"
+
+
+def _has_static_shapes(collective: Collective) -> bool:
+    """Whether TensorFlow's collective ops take the tensors as they are."""
+    return all(
+        shape.is_fully_defined() and shape.num_elements() > 0
+        for shape in collective.shapes
     )
-    has_kernel = all(
-        wire_of(dtype, collective.wire_dtype) in _NCCL_DTYPES
-        for dtype in collective.dtypes
-    )
-    # Before a transfer to other workers, one device needs the sum, not all.
-    is_last = topology.num_programs == 1
-    return "nccl" if distinct_gpus and has_kernel and is_last else "add_n"
 
 
 def _order(collective: Collective, depths: Mapping[str, int] | None) -> list[int]:

@@ -18,13 +18,13 @@ from replicator.collectives import wire_types
 from replicator.engine.graph.body import Ref, make_node
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import any_size
-from replicator.engine.link.chain import Chain
+from replicator.engine.link.chain import Chain, reduce_attrs
 from replicator.placement.devices import cpu_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from replicator.placement.worker_group import Group
+    from replicator.placement.worker_group import FlatGroup, Group
 
     Tensor = Ref | str
 
@@ -34,19 +34,34 @@ _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 
 
 class CrossWorker:
-    """Emits the collectives of one program over all workers."""
+    """Emits the collectives of one program over all workers.
 
-    def __init__(self, group: Group, first_controls: Sequence[str] = ()) -> None:
+    Attributes:
+      chain: Their order.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        first_controls: Sequence[str] = (),
+        flat: FlatGroup | None = None,
+        *,
+        has_virtual_gpus: bool = False,
+    ) -> None:
         """Starts a chain of collectives.
 
         Args:
           group: The workers.
           first_controls: What the first collective waits for: batches, so that a
             worker whose data ended has not begun to communicate.
+          flat: All replicas of the job, if each has a GPU of its own.
+          has_virtual_gpus: Whether two of them may be on one physical GPU.
         """
         self._group = group
         self._emit = Emitter()
-        self._chain = Chain(group, self._emit, first_controls)
+        self.chain = Chain(
+            group, self._emit, first_controls, flat, has_virtual_gpus=has_virtual_gpus
+        )
 
     @property
     def emit(self) -> Emitter:
@@ -65,7 +80,7 @@ class CrossWorker:
 
     def continue_after(self, node: str) -> None:
         """Makes the next collective wait for a node instead of the last one."""
-        self._chain.continue_after(node)
+        self.chain.continue_after(node)
 
     def reduce(
         self,
@@ -93,16 +108,10 @@ class CrossWorker:
         how, wire = wire_types.added(dtype)
         sent = self._emit.convert(f"{name}/in", ref, how, dtype, wire, device)
         device = _wire_device(wire, device)
-        attrs = {
-            "merge_op": _MERGE_OPS[op],
-            "final_op": "Id",
-            "max_subdivs_per_device": -1,
-            "is_stateless": False,
-            "Nordering_token": 0,
-        }
+        attrs = reduce_attrs(_MERGE_OPS[op])
 
         def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
-            return self._chain.add(
+            return self.chain.add(
                 name,
                 "CollectiveReduceV2",
                 [value],
@@ -145,7 +154,7 @@ class CrossWorker:
 
         def transfer(value: Tensor, key_offset: Ref | None) -> Ref:
             if source == self._group.worker_id:
-                return self._chain.add(
+                return self.chain.add(
                     name,
                     "CollectiveBcastSendV2",
                     [value],
@@ -155,7 +164,7 @@ class CrossWorker:
                     key_offset=key_offset,
                 )
             dims = self._emit.dims(f"{name}/shape", value, wire, device)
-            return self._chain.add(
+            return self.chain.add(
                 name,
                 "CollectiveBcastRecvV2",
                 [],
@@ -268,7 +277,7 @@ class CrossWorker:
             [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
         )
         self._emit.nodes.append(node)
-        self._chain.continue_after(check)
+        self.chain.continue_after(check)
 
     def _gather(
         self,
@@ -278,7 +287,7 @@ class CrossWorker:
         device: str,
         key_offset: Ref | None = None,
     ) -> Ref:
-        raw = self._chain.add(
+        raw = self.chain.add(
             name,
             "CollectiveGatherV2",
             [ref],

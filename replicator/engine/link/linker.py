@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.engine.analysis.plan import FLAT
 from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link import kernels
+from replicator.engine.link.chain import Chain
 from replicator.engine.link.gate import Gate
 from replicator.engine.link.reduction import Reduction
 from replicator.engine.link.uneven_rows import UnevenRows
+from replicator.placement.worker_group import flat_group
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,7 +40,11 @@ class Linker:
     awaited: Sequence[str] = ()
 
     def __init__(
-        self, topology: Topology, prefix: str, workers: CrossWorker | None = None
+        self,
+        topology: Topology,
+        prefix: str,
+        workers: CrossWorker | None = None,
+        first_controls: Sequence[str] = (),
     ) -> None:
         """Prepares linking.
 
@@ -45,6 +52,8 @@ class Linker:
           topology: Where the replicas of this program are.
           prefix: What names of nodes begin with.
           workers: Communication with other workers; None if there are none.
+          first_controls: Without workers, what the first collective between GPUs waits
+            for: batches, so that no replica has begun to communicate when data ends.
         """
         self.results: dict[str, tuple[Tensor, ...]] = {}
         self._emit = Emitter(kernels.supported_device)
@@ -52,7 +61,13 @@ class Linker:
         self._devices = topology.replica_devices
         self._prefix = prefix
         self._workers = workers
-        self._reduction = Reduction(topology, self._emit, workers)
+        flat = flat_group(topology, None) if topology.has_own_gpus else None
+        self._chain = (
+            Chain(None, self._emit, first_controls, flat)
+            if workers is None
+            else workers.chain
+        )
+        self._reduction = Reduction(topology, self._emit, workers, self._chain)
         self._rows: dict[int, UnevenRows] = {}
 
     @property
@@ -120,13 +135,21 @@ class Linker:
                 collective.dtypes[position],
                 collective.shapes[position],
             )
-        if self._workers is not None:
-            # What follows a collective that does not run would not run either.
-            marker = collective.markers[bucket.positions[0]]
+        self._continue_after(plan, bucket)
+
+    def _continue_after(self, plan: CollectivePlan, bucket: Bucket) -> None:
+        """Lets what follows a collective run even where that does not."""
+        by_replica = self.results[plan.collective.markers[bucket.positions[0]]]
+        merged = {
+            device: ref.node
+            for device, ref in zip(self._devices, by_replica, strict=True)
+            if isinstance(ref, Ref)
+        }
+        if plan.algorithm in FLAT:
+            self._chain.continue_after_on(merged)
+        elif self._workers is not None:
             owner_memory = self._topology.memories[bucket.owner]
-            merged = self.results[marker][owner_memory]
-            assert isinstance(merged, Ref)
-            self._workers.continue_after(merged.node)
+            self._workers.continue_after(merged[self._devices[owner_memory]])
 
     def _broadcast(
         self,

@@ -1,14 +1,16 @@
 """Reduction: one operand per replica becomes one result per memory.
 
 Replicas that share memory are reduced first; the remaining tensors, one per memory, are
-combined on an owner device (or by NCCL) and, with several workers, between them.
-Tensors may leave a memory in a narrower type.
+combined on an owner device and, with several workers, between them. GPUs combine theirs
+by one collective op over all replicas of the job. Tensors may leave a memory in a
+narrower type.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from replicator.engine.analysis.plan import FLAT
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.graph.body import Ref
     from replicator.engine.graph.emitter import Emitter
+    from replicator.engine.link.chain import Chain
     from replicator.engine.link.cross_worker import CrossWorker
     from replicator.placement.topology import Topology
 
@@ -36,7 +39,11 @@ class Reduction:
     """
 
     def __init__(
-        self, topology: Topology, emit: Emitter, workers: CrossWorker | None
+        self,
+        topology: Topology,
+        emit: Emitter,
+        workers: CrossWorker | None,
+        chain: Chain | None = None,
     ) -> None:
         """Prepares emitting.
 
@@ -44,6 +51,7 @@ class Reduction:
           topology: Where the replicas of this program are.
           emit: Where nodes go.
           workers: Communication with other workers; None if there are none.
+          chain: Collectives over all replicas, where the plan has such.
         """
         self.memories = tuple(dict.fromkeys(topology.memories))
         self._is_transferred = len(self.memories) > 1 or workers is not None
@@ -51,6 +59,7 @@ class Reduction:
         self._devices = topology.replica_devices
         self._emit = emit
         self._workers = workers
+        self._chain = chain
 
     def within_memories(
         self, op: str, name: str, operands: Sequence[Tensor], dtype: tf.DType
@@ -101,8 +110,8 @@ class Reduction:
             if self._is_transferred
             else dtype
         )
-        if plan.algorithm == "nccl":
-            return self._nccl(op, name, operands, dtype, wire)
+        if plan.algorithm in FLAT:
+            return self._reduce_all(plan, name, operands, dtype, wire)
         if self._is_transferred:
             operands = [
                 self._bring(name, ref, memory, owner, dtype, wire)
@@ -168,33 +177,29 @@ class Reduction:
             )
         return result
 
-    def _nccl(
+    def _reduce_all(
         self,
-        op: str,
+        plan: CollectivePlan,
         name: str,
         operands: Sequence[Tensor],
         dtype: tf.DType,
         wire: tf.DType,
     ) -> list[Tensor]:
-        """Makes NCCL sum, in the type that is sent."""
-        attrs = {
-            "T": wire,
-            "reduction": "sum",
-            "num_devices": len(operands),
-            # All devices meet in the kernel under this name; it is unique per function.
-            "shared_name": name,
-        }
-        totals: list[Tensor] = []
-        for replica, (device, ref) in enumerate(
-            zip(self._devices, operands, strict=True)
-        ):
-            one = f"{name}/nccl_{replica}"
-            sent = self._emit.cast(f"{name}/send_{replica}", ref, dtype, wire, device)
-            total = self._emit.add(
-                one, "NcclAllReduce", [sent], device, "data:0", attrs
+        """Sums over all replicas of the job at once, in the type that is sent."""
+        assert self._chain is not None
+        sent = {
+            device: self._emit.cast(f"{name}/send_{replica}", ref, dtype, wire, device)
+            for replica, (device, ref) in enumerate(
+                zip(self._devices, operands, strict=True)
             )
-            if op == "mean":
-                share = 1.0 / len(operands)
-                total = self._emit.scale(f"{one}/mean", total, share, wire, device)
-            totals.append(total)
+        }
+        one = f"{name}/all"
+        summed = self._chain.reduce_all(one, sent, "Add", wire, plan.algorithm)
+        totals: list[Tensor] = list(summed.values())
+        if plan.collective.op == "mean":
+            share = 1.0 / plan.collective.num_replicas
+            totals = [
+                self._emit.scale(f"{one}_{replica}/mean", ref, share, wire, device)
+                for replica, (device, ref) in enumerate(summed.items())
+            ]
         return self._receive(name, totals, wire, dtype)

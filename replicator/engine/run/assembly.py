@@ -20,6 +20,7 @@ from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
+from replicator.placement.worker_group import flat_group
 from replicator.step.per_replica import per_replica_nest
 
 if TYPE_CHECKING:
@@ -74,14 +75,20 @@ class Assembly:
             for replica in self._replicas
             for index, dtype in enumerate(self._traced.argument_dtypes)
         ]
+        # A worker or GPU whose data ended must not have begun to communicate.
+        batches = [name for name, _ in self._batch]
         self._workers = None
         if group is not None and not without_communication:
-            # A worker whose data ended must not have begun to communicate.
-            self._workers = CrossWorker(group, [name for name, _ in self._batch])
+            self._workers = CrossWorker(
+                group,
+                batches,
+                flat_group(topology, group) if topology.has_own_gpus else None,
+                has_virtual_gpus=topology.has_virtual_gpus,
+            )
         self._linker: Linker | LocalLinker = (
             LocalLinker(topology, name)
             if without_communication
-            else Linker(topology, name, self._workers)
+            else Linker(topology, name, self._workers, batches)
         )
         self.copies = Replicas(
             analysis.body,

@@ -66,7 +66,12 @@ class Program:
         self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.
         near = None if without_communication else group
-        self._coherence = Coherence(list(self.entries.values()), topology, near)
+        self._coherence = Coherence(
+            list(self.entries.values()),
+            topology,
+            near,
+            detects_writes=table.detects_writes,
+        )
         self._functions: dict[tuple[int, bool], Dispatch] = {}
         self._make_coherent = Dispatch(self._emit_coherent, is_optimized=False)
 

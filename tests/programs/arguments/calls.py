@@ -112,6 +112,8 @@ OUTSIDE = {
             "num_replicas",
             "devices",
             "variable_placement",
+            "external_writes",
+            "timeout_sec",
             "logical_devices_per_replica",
         )
     },

@@ -63,6 +63,11 @@ def reports(monkeypatch):
         ),
         ({}, {1: "step 'train'"}, r"worker 2 .* is alive, but timed out"),
         ({}, {1: "step 'train'", 2: "saving"}, r": worker 2 .* was at saving; a syn"),
+        (
+            {},
+            {1: "step 'train'", 2: "failed in step 'train': no memory"},
+            r": worker 2 \(localhost:1002\) failed in step 'train': no memory; a syn",
+        ),
         ({}, {1: "step 'train'", 2: "step 'train'"}, r": RecvBuf failed; a synch"),
     ],
 )
@@ -106,3 +111,22 @@ def test_without_the_coordination_service_connections_tell(reports):
 def test_failures_of_others_are_recognized_by_their_status(error, is_others):
     """By code, or as derived where ordinary ops have the same code; not by words."""
     assert failures.is_collective_failure(error) is is_others
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "assertion failed: [no memory]\n\t [[{{node Assert}}]] [Op:__inference_step_3]",
+        "2 root error(s) found.\n(0) INTERNAL:  assertion failed: [no memory]\n",
+    ],
+    ids=["one error", "two errors"],
+)
+def test_the_reason_of_a_failure_in_a_graph_is_what_failed(said):
+    """Not the line that all errors of graphs begin with, nor where the op was made."""
+    message = (
+        "Graph execution error:\n\nDetected at node Assert defined at (most recent "
+        'call last):\n  File "train.py", line 3, in step\n\n<stack traces gone>\n'
+    )
+    error = tf.errors.InvalidArgumentError(None, None, message + said)
+
+    assert "assertion failed: [no memory]" == messages.reason_of(error)

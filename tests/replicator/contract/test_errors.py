@@ -83,6 +83,15 @@ def test_unknown_placements_of_variables_list_those_there_are():
         replicator.create("in_graph", variable_placement="host")
 
 
+@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "10"])
+def test_a_time_limit_is_a_positive_number(value):
+    """It would end every step at once, or none."""
+    expected = rf"timeout_sec {re.escape(repr(value))} must be a positive number of sec"
+
+    with pytest.raises(ValueError, match=expected):
+        replicator.create("in_graph", num_replicas=2, timeout_sec=value)
+
+
 @pytest.mark.parametrize("num_steps", [0, -1, 1.0, True, "2", 10**30])
 def test_numbers_of_steps_must_be_positive_integers(num_steps):
     """Before anything is traced."""

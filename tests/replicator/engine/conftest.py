@@ -92,7 +92,7 @@ def workers(monkeypatch: Any) -> Callable[[int], list[CrossWorker]]:
 
     def make(num_workers: int) -> list[CrossWorker]:
         key = next(_GROUP_KEYS)
-        monkeypatch.setattr(chain, "_group_key", lambda _: key)
+        monkeypatch.setattr(chain, "place_group_key", lambda _: key)
         order = tuple(range(num_workers))
         return [
             CrossWorker(Group(num_workers=num_workers, worker_id=worker, order=order))

@@ -10,7 +10,7 @@ from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.link.any_size import NUM_LENGTHS
 from replicator.engine.link.chain import Chain
-from replicator.placement.worker_group import Group
+from replicator.placement.worker_group import FlatGroup, Group
 
 CPU = "/job:worker/replica:0/task:0/device:CPU:0"
 ATTRS = {"merge_op": "Add", "final_op": "Id"}
@@ -166,3 +166,46 @@ def test_workers_that_emit_the_same_chain_meet(execute, workers):
     found = execute(nodes, arguments, outputs)
 
     assert [[6.0, 40.0]] * 2 == [value.tolist() for value in found]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "hint"), [(tf.float16, b"nccl"), (tf.bfloat16, b"ring")]
+)
+def test_gpus_form_a_ring_for_types_that_nccl_does_not_take(dtype, hint):
+    """The op accepts bfloat16 with NCCL, and then fails."""
+    emitted = Emitted()
+    gpu = CPU.replace("CPU", "GPU")
+
+    emitted.chain.add("a", "CollectiveReduceV2", ["x"], dtype, gpu, ATTRS)
+
+    assert hint == emitted.node("a").attr["communication_hint"].s
+
+
+def test_an_op_of_one_device_waits_for_all_of_a_flat_one_before_it():
+    """And a flat one after it waits for it on every device."""
+    emit = Emitter()
+    group = Group(num_workers=2, worker_id=0, order=(0, 1))
+    flat = FlatGroup(size=4, key=99, keys=group.keys)
+    chain = Chain(group, emit, ["batch"], flat)
+    devices = [CPU.replace("CPU:0", f"GPU:{index}") for index in range(2)]
+    operands = dict(zip(devices, "xy", strict=True))
+
+    for name in ("a", "b", "d"):
+        chain.reduce_all(name, operands, "Add", tf.float32, "nccl")
+        if name == "b":
+            chain.add("c", "CollectiveReduceV2", ["x"], tf.float32, CPU, ATTRS)
+
+    waits = {
+        node.name: [text for text in node.input if text.startswith("^")]
+        for node in emit.nodes
+        if node.op == "CollectiveReduceV2"
+    }
+    assert {
+        "a_0": ["^batch"],
+        "a_1": ["^batch"],
+        "b_0": ["^a_0"],
+        "b_1": ["^a_1"],
+        "c": ["^b_0", "^b_1"],
+        "d_0": ["^c"],
+        "d_1": ["^c"],
+    } == waits

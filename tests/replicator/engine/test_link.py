@@ -15,8 +15,10 @@ from replicator.engine.analysis import plan
 from replicator.engine.graph import body
 from replicator.engine.graph.trace import Collective
 from replicator.engine.link import linker as link
+from replicator.engine.link.cross_worker import CrossWorker
 from replicator.placement import topology
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_group import Group, flat_group
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 GPU = [name.replace("CPU", "GPU") for name in CPU]
@@ -80,6 +82,13 @@ def _execute(collective, planned_for, per_replica_arrays):
     return [flat[r * size : (r + 1) * size] for r in range(n)], linker.nodes
 
 
+def _number(linker, node, position):
+    """The constant that is an input of a node."""
+    name = node.input[position].partition(":")[0]
+    (const,) = [n for n in linker.nodes if n.name == name]
+    return tf.make_ndarray(const.attr["value"].tensor).item()
+
+
 def _arrays(n, seed=0):
     rng = np.random.default_rng(seed)
     shapes = [(3,), (), (2, 2), (1, 4), (5,)]
@@ -113,7 +122,7 @@ def test_fused_extremes_equal_those_of_each_tensor(op, n):
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_sums_on_owners_equal_numpy_fused_or_not(op, is_fused, monkeypatch):
     """The same values with one transfer per type and with one per tensor."""
-    monkeypatch.setattr(plan, "_NCCL_DTYPES", ())
+    monkeypatch.setattr(plan, "NCCL_DTYPES", frozenset())
     if not is_fused:
         monkeypatch.setattr(plan, "FUSE_BELOW_BYTES", 0)
     arrays = _arrays(3)
@@ -130,7 +139,7 @@ def test_sums_on_owners_equal_numpy_fused_or_not(op, is_fused, monkeypatch):
 
 def test_a_bucket_limit_splits_and_keeps_the_values(monkeypatch):
     """Buckets that close in the middle of a call still return every tensor."""
-    monkeypatch.setattr(plan, "_NCCL_DTYPES", ())
+    monkeypatch.setattr(plan, "NCCL_DTYPES", frozenset())
     monkeypatch.setattr(plan, "BUCKET_BYTES", 24)
     arrays = [[np.full(i % 3 + 1, 10 * r + i, np.float32) for i in range(9)]
               for r in range(2)]  # fmt: skip
@@ -173,28 +182,110 @@ def test_one_replica_gathers_itself():
     assert [[1, 2]] == results[0][0].tolist()
 
 
+@pytest.mark.parametrize(
+    ("has_virtual_gpus", "hint"), [(False, b"nccl"), (True, b"ring")]
+)
 @pytest.mark.parametrize("op", ["sum", "mean"])
-def test_gpus_meet_in_one_kernel_per_transfer(op):
-    """One NCCL node per replica, on its device, under a name no other transfer has."""
+def test_gpus_meet_in_one_op_per_transfer(op, has_virtual_gpus, hint):
+    """One op per replica, on its device; NCCL refuses two parts of one GPU."""
     arrays = [np.zeros(4, np.float32), np.zeros(50_000, np.float32), np.float32(0)]
     call = _collective(arrays, op=op, n=3)
-    (planned,) = plan.make_plan([call], _on(GPU[:3]))
-    linker = link.Linker(_on(GPU[:3]), "step")
+    places = dataclasses.replace(_on(GPU[:3]), has_virtual_gpus=has_virtual_gpus)
+    (planned,) = plan.make_plan([call], places)
+    linker = link.Linker(places, "step")
 
     linker.link(planned, _operand)
 
-    nccl = [node for node in linker.nodes if node.op == "NcclAllReduce"]
-    by_name = {}
-    for node in nccl:
-        by_name.setdefault(node.attr["shared_name"].s, []).append(node.device)
-        assert b"sum" == node.attr["reduction"].s
-        assert 3 == node.attr["num_devices"].i
-    assert 2 == len(planned.buckets) == len(by_name)
-    assert [GPU[:3]] * 2 == list(by_name.values())
+    sums = [node for node in linker.nodes if node.op == "CollectiveReduceV2"]
+    by_instance = {}
+    for node in sums:
+        assert 3 == _number(linker, node, 1)
+        assert _number(linker, sums[0], 2) == _number(linker, node, 2)
+        assert hint == node.attr["communication_hint"].s
+        by_instance.setdefault(_number(linker, node, 3), []).append(node.device)
+        # int32 on a GPU is in host memory: the keys cross no device.
+        keys = {text.partition(":")[0] for text in node.input[1:4]}
+        assert {node.device} == {n.device for n in linker.nodes if n.name in keys}
+    assert 2 == len(planned.buckets) == len(by_instance)
+    assert [GPU[:3]] * 2 == list(by_instance.values())
     for marker in call.markers:
         by_replica = linker.results[marker]
         devices = {node.name: node.device for node in linker.nodes}
         assert GPU[:3] == [devices[ref.node] for ref in by_replica]
+
+
+def test_each_gpu_orders_its_own_collectives():
+    """An op waits for its predecessor on the same device, and the first for batches."""
+    arrays = [np.zeros(50_000, np.float32), np.zeros(60_000, np.float32)]
+    (planned,) = plan.make_plan([_collective(arrays, n=2)], _on(GPU[:2]))
+    linker = link.Linker(_on(GPU[:2]), "step", first_controls=["batch_0", "batch_1"])
+
+    linker.link(planned, _operand)
+
+    waits = {
+        node.name.removeprefix("step/collective_"): [
+            text for text in node.input if text.startswith("^")
+        ]
+        for node in linker.nodes
+        if node.op == "CollectiveReduceV2"
+    }
+    assert {
+        "0_0/all_0": ["^batch_0", "^batch_1"],
+        "0_0/all_1": ["^batch_0", "^batch_1"],
+        "0_1/all_0": ["^step/collective_0_0/all_0"],
+        "0_1/all_1": ["^step/collective_0_0/all_1"],
+    } == waits
+
+
+def test_collectives_between_gpus_run_in_the_order_in_which_they_are_ready():
+    """A backward pass ends with the first layer: its gradient is not waited for."""
+    call = _collective([np.zeros(50_000, np.float32)] * 3, n=2)
+    depths = {"operand_0": 9, "operand_1": 5, "operand_2": 1}
+
+    (planned,) = plan.make_plan([call], _on(GPU[:2]), depths)
+
+    assert [(2,), (1,), (0,)] == [bucket.positions for bucket in planned.buckets]
+
+
+def test_the_same_gpus_always_form_the_same_group():
+    """NCCL keeps memory for each group; other GPUs are another one."""
+    arrays = [np.zeros(50_000, np.float32)]
+    groups = []
+    for devices in (GPU[:2], GPU[:2], GPU[2:4]):
+        (planned,) = plan.make_plan([_collective(arrays, n=2)], _on(devices))
+        linker = link.Linker(_on(devices), "step")
+        linker.link(planned, _operand)
+        node = next(n for n in linker.nodes if n.op == "CollectiveReduceV2")
+        groups.append((_number(linker, node, 2), _number(linker, node, 3)))
+
+    (first, key), (again, other_key), (elsewhere, _) = groups
+    assert first == again != elsewhere
+    assert key != other_key
+
+
+def test_two_programs_of_eight_gpus_form_one_group():
+    """Sixteen replicas: before, there were eight groups of two, one after the other."""
+    gpus = [GPU[0].replace("GPU:0", f"GPU:{index}") for index in range(8)]
+    places = make_topology([[name] for name in gpus], num_replicas=16, num_programs=2)
+    group = Group(num_workers=2, worker_id=0, order=(0, 1))
+    workers = CrossWorker(group, ["batch"], flat_group(places, group))
+    arrays = [np.zeros(50_000, np.float32), np.zeros(60_000, np.float32)]
+    (planned,) = plan.make_plan([_collective(arrays, op="mean", n=16)], places)
+    linker = link.Linker(places, "step", workers)
+
+    linker.link(planned, _operand)
+
+    linker.nodes.extend(workers.nodes)
+    sums = [node for node in linker.nodes if node.op == "CollectiveReduceV2"]
+    assert "nccl" == planned.algorithm
+    assert 8 * len(planned.buckets) == len(sums)
+    assert {16} == {_number(linker, node, 1) for node in sums}
+    assert 1 == len({_number(linker, node, 2) for node in sums})
+    assert not [node for node in linker.nodes if node.op == "AddN"]
+    shares = [node for node in linker.nodes if node.name.endswith("/factor")]
+    assert {np.float32(1 / 16)} == {
+        tf.make_ndarray(node.attr["value"].tensor).item() for node in shares
+    }
 
 
 def test_every_node_the_linker_emits_is_well_formed():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import tensorflow as tf
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from replicator._tf import compat as _tf_compat
 from replicator.engine.analysis import plan
 from replicator.engine.graph.trace import Collective
+from replicator.placement import collective_types
 from replicator.placement.topology import make_topology
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
@@ -122,7 +125,9 @@ def test_tensors_of_unknown_shape_go_alone():
         ("all_reduce", "mean", tf.float32, GPU[:2], "nccl"),
         ("all_reduce", "sum", tf.int64, GPU[:2], "nccl"),
         ("all_reduce", "sum", tf.float32, REMOTE_GPU, "add_n"),
-        # NCCL's op takes no bfloat16, and needs a device per replica.
+        # NCCL takes no bfloat16 here, and needs a device per replica; int32 is not on
+        # the GPU.
+        ("all_reduce", "sum", tf.int32, GPU[:2], "add_n"),
         ("all_reduce", "sum", tf.bfloat16, GPU[:2], "add_n"),
         ("all_reduce", "sum", tf.uint8, GPU[:2], "add_n"),
         ("all_reduce", "sum", tf.float32, [GPU[0], GPU[0]], "add_n"),
@@ -145,13 +150,34 @@ def test_the_algorithm_follows_from_operation_type_and_devices(
     assert algorithm == one.algorithm
 
 
-def test_types_that_nccl_is_planned_for_are_types_of_its_op():
-    """The list agrees with the op's own definition in this TensorFlow."""
-    (attr,) = [a for a in _tf_compat.op_def("NcclAllReduce").attr if a.name == "T"]
+@pytest.mark.parametrize(
+    ("dtype", "algorithm"),
+    [(tf.float32, "ring"), (tf.bfloat16, "ring"), (tf.int32, "add_n")],
+)
+def test_parts_of_one_gpu_form_a_ring(dtype, algorithm):
+    """NCCL refuses them; MirroredStrategy has a ring there, too."""
+    devices = dataclasses.replace(_on(GPU[:2]), has_virtual_gpus=True)
 
-    assert set(plan._NCCL_DTYPES) == {
-        tf.as_dtype(t) for t in attr.allowed_values.list.type
-    }
+    (one,) = plan.make_plan([_collective([[4]], dtypes=[dtype])], devices)
+
+    assert algorithm == one.algorithm
+
+
+@pytest.mark.parametrize("shape", [None, [None, 3], [0, 3]])
+def test_tensors_that_collective_ops_do_not_take_are_summed_on_owners(shape):
+    """They fix a shape at its first use, and crash on nothing."""
+    (one,) = plan.make_plan([_collective([shape, [4]])], _on(GPU[:2]))
+
+    assert "add_n" == one.algorithm
+
+
+def test_types_that_nccl_is_planned_for_are_types_of_its_op():
+    """The lists agree with the op's own definition in this TensorFlow."""
+    op = _tf_compat.op_def("CollectiveReduceV2")
+    (attr,) = [a for a in op.attr if a.name == "T"]
+    allowed = {tf.as_dtype(t) for t in attr.allowed_values.list.type}
+
+    assert collective_types.NCCL_DTYPES < collective_types.RING_DTYPES < allowed
 
 
 def test_planning_twice_gives_the_same_plan():

@@ -11,8 +11,10 @@ import tensorflow as tf
 from replicator.engine.analysis.plan import Bucket, CollectivePlan
 from replicator.engine.graph.emitter import Emitter
 from replicator.engine.graph.trace import Collective
+from replicator.engine.link.chain import Chain
 from replicator.engine.link.reduction import Reduction
 from replicator.placement.topology import make_topology
+from replicator.placement.worker_group import FlatGroup, Keys
 
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 SHAPE = tf.TensorShape([3])
@@ -37,12 +39,12 @@ def make_plan(op, num_replicas, *, wire_dtype=None, algorithm="add_n", owner=0):
     return CollectivePlan(collective=call, algorithm=algorithm, buckets=(bucket,))
 
 
-def make_reduction(memories, emit, workers=None, first_device=0):
+def make_reduction(memories, emit, workers=None, first_device=0, chain=None):
     """Emits reductions of one replica per CPU, some of which share memory."""
     devices = CPU[first_device : first_device + len(memories)]
     topology = make_topology([[device] for device in devices])
     topology = dataclasses.replace(topology, memories=memories)
-    return Reduction(topology, emit, workers)
+    return Reduction(topology, emit, workers, chain)
 
 
 def arrays(num_replicas):
@@ -193,16 +195,19 @@ def test_one_memory_of_one_of_several_workers_travels(workers):
 
 @pytest.mark.parametrize("op", ["sum", "mean"])
 def test_nccl_takes_one_operand_of_each_device(op):
-    """A kernel per replica, all of one name; a mean is scaled where it arrives."""
+    """One op per replica, all of one instance; a mean is scaled where it arrives."""
     emit = Emitter()
-    reduction = make_reduction((0, 1), emit)
+    flat = FlatGroup(size=2, key=7, keys=Keys())
+    chain = Chain(None, emit, [], flat)
+    reduction = make_reduction((0, 1), emit, chain=chain)
     plan = make_plan(op, 2, algorithm="nccl", wire_dtype=tf.float16)
 
     refs = reduction.between_memories(plan, 0, "far", ["a", "b"], tf.float32, SHAPE)
 
-    kernels = [node for node in emit.nodes if node.op == "NcclAllReduce"]
+    kernels = [node for node in emit.nodes if node.op == "CollectiveReduceV2"]
     scaled = [node for node in emit.nodes if node.op == "Mul"]
-    assert [b"far"] * 2 == [node.attr["shared_name"].s for node in kernels]
+    assert ["far/all_0", "far/all_1"] == [node.name for node in kernels]
+    assert [tf.float16.as_datatype_enum] * 2 == [n.attr["T"].type for n in kernels]
     assert CPU[:2] == [node.device for node in kernels]
     assert (2 if op == "mean" else 0) == len(scaled)
     assert ["far/receive_0", "far/receive_1"] == [ref.node for ref in refs]

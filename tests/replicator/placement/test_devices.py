@@ -205,3 +205,46 @@ def test_sharing_variables_needs_shared_memory(gpus):
         errors.DeviceError, match=r"variable_placement='shared' needs.*use 'mirrored'"
     ):
         replicator.create("in_graph", num_replicas=2, variable_placement="shared")
+
+
+@pytest.mark.parametrize(
+    ("num_logical", "used", "is_shared"),
+    [
+        ([1, 1, 1], [0, 1, 2], False),
+        ([2, 1], [0, 1], True),
+        ([2, 1], [0, 2], False),
+        ([1, 4], [0, 1], False),
+        ([1, 4], [1, 4], True),
+        ([2, 2], [1, 1], False),
+        ([], [], False),
+    ],
+)
+def test_parts_of_one_gpu_are_found_from_how_many_each_has(
+    num_logical, used, is_shared
+):
+    """TensorFlow numbers logical GPUs one physical GPU after the other."""
+    names = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in used]
+    names.append("/job:localhost/replica:0/task:0/device:CPU:0")
+
+    physical = devices.physical_gpus(num_logical)
+
+    assert sum(num_logical) == len(physical)
+    assert is_shared == devices.share_a_gpu(names, physical)
+
+
+@pytest.mark.parametrize(("parts", "is_virtual"), [(None, False), (2, True)])
+def test_replicas_on_parts_of_one_gpu_are_known_from_the_configuration(
+    monkeypatch, parts, is_virtual
+):
+    """As MirroredStrategy asks before it chooses between NCCL and a ring."""
+    gpus = ["the first", "the second"]
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: gpus)
+    monkeypatch.setattr(
+        tf.config,
+        "get_logical_device_configuration",
+        lambda gpu: [object()] * parts if parts and gpu == gpus[0] else None,
+    )
+    names = [f"/job:localhost/replica:0/task:0/device:GPU:{index}" for index in (0, 1)]
+
+    assert is_virtual == devices.have_virtual_gpus(names)
+    assert not devices.have_virtual_gpus(["/job:localhost/device:CPU:0"])

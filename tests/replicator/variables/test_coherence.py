@@ -129,7 +129,7 @@ def test_any_change_outside_reaches_every_copy(before, after):
 def test_fingerprints_of_small_integers_do_not_collide():
     """All 4,096 vectors of three digits below 16 have fingerprints of their own."""
     seen = {
-        int(copy_values._fingerprint(tf.constant([i // 256, i // 16 % 16, i % 16]))[0])
+        int(copy_values.fingerprint(tf.constant([i // 256, i // 16 % 16, i % 16]))[0])
         for i in range(0, 4096, 3)
     }
 

@@ -1,0 +1,80 @@
+"""Time limit of steps whose replicas meet in collectives of one process.
+
+TensorFlow ends these ops by itself where a replica fails. The limit is for what fails
+without an error, such as a GPU that does not respond.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+import tensorflow as tf
+
+from replicator._tf import workers as _tf_workers
+from replicator.cluster.deadline import Deadline
+from replicator.engine.analysis.plan import FLAT
+from replicator.errors import ReplicaTimeoutError
+from replicator.validation.arguments import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from replicator.engine.run.program import Program
+
+
+class TimeLimit:
+    """Ends the collectives of this process when a step takes too long, for good."""
+
+    def __init__(self, timeout_sec: float) -> None:
+        """Takes the longest duration of one step.
+
+        Raises:
+          ValueError: It is not a positive number of seconds.
+        """
+        is_number = isinstance(timeout_sec, (int, float)) and timeout_sec is not True
+        if not is_number or not 0 < timeout_sec < math.inf:
+            raise ValueError(
+                f"timeout_sec {shown(timeout_sec)} must be a positive number of seconds"
+            )
+        self._timeout_sec = timeout_sec
+        self._is_over = False
+        self._deadline = Deadline(self._expire)
+
+    @contextlib.contextmanager
+    def guard(self, program: Program, what: str, num_steps: int) -> Iterator[None]:
+        """Limits what runs inside, if it has such collectives.
+
+        Args:
+          program: What runs.
+          what: The step, for the message.
+          num_steps: Each of which may take that long.
+
+        Raises:
+          ReplicaTimeoutError: It took longer, now or before.
+        """
+        if not any(plan.algorithm in FLAT for plan in program.plans):
+            yield
+            return
+        if self._is_over:
+            raise ReplicaTimeoutError(self._message(what))
+        try:
+            with self._deadline.limit(self._timeout_sec * num_steps):
+                yield
+        except tf.errors.OpError as error:
+            if self._is_over:
+                raise ReplicaTimeoutError(self._message(what)) from error
+            raise
+
+    def _message(self, what: str) -> str:
+        return (
+            f"the replicas of {what} did not meet within {self._timeout_sec:g} s per "
+            "step, and their collectives were ended; a device may not respond: start "
+            "the program again, from its last checkpoint; if a step is only slow, or "
+            "waits for data, use a larger timeout_sec"
+        )
+
+    def _expire(self) -> None:
+        self._is_over = True
+        _tf_workers.abort_collectives("replicas did not meet in time")

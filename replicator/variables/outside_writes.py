@@ -1,0 +1,154 @@
+"""Outside writes: whether variables were changed between two dispatches.
+
+Such a write leaves nothing behind but the value. So every variable that has copies
+has a state with which the copies agree (``Entry.seen``), compared before a dispatch and
+recorded after it. On GPUs this is one compiled function per device, whatever the number
+of variables: as single ops it was 12 kernels for each of them, twice. CPUs hash each
+variable by one op, and XLA would be slower there (record 0025).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from replicator.collectives.buckets import positions_by_dtype
+from replicator.placement import devices as device_lib
+from replicator.step.traced_once import traced_once
+from replicator.validation.arguments import is_one_of, shown
+from replicator.variables.copy_values import bits, fingerprint, state
+from replicator.variables.kinds import Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from replicator.variables.table import Entry
+
+_POLICIES = ("detect", "never")
+
+
+def are_detected(policy: Any) -> bool:
+    """Whether an option ``external_writes`` requests the check.
+
+    Raises:
+      ValueError: It has neither of its values.
+    """
+    if not is_one_of(policy, _POLICIES):
+        raise ValueError(
+            f"external_writes {shown(policy)} is not one of 'detect' (variables that "
+            "were written outside run() are found before each run) and 'never' (no "
+            "check: call refresh_variables() after writing)"
+        )
+    return bool(policy == "detect")
+
+
+def is_compiled(variable: Any) -> bool:
+    """Whether a variable is checked by the compiled function of its device.
+
+    TensorFlow keeps int32 of GPUs in host memory, where XLA does not take it.
+    """
+    dtype = variable.dtype
+    has_type = dtype.is_floating or dtype == tf.int64
+    return has_type and not device_lib.is_cpu(variable.device)
+
+
+def was_written(entry: Entry) -> bool:
+    """Whether the user's variable differs from what its copies were made of; waits."""
+    own = entry.variable.numpy().tobytes()
+    if entry.kind is Kind.MIRRORED:
+        others = [copy for copy in entry.copies if copy is not entry.variable]
+        return any(copy.numpy().tobytes() != own for copy in others)
+    if entry.kind is Kind.PARTIAL:  # of its copies only the mean has a meaning
+        return False
+    return bool(entry.seen.numpy().tobytes() != own)
+
+
+class WriteCheck:
+    """The check of some variables, as ops of the graph that is being built."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        """Takes entries that have a ``seen``."""
+        self._entries = tuple(entries)
+        self._plain = [e for e in entries if not is_compiled(e.variable)]
+        self._compiled: dict[str, list[Entry]] = {}
+        for entry in entries:
+            if is_compiled(entry.variable):
+                device = entry.variable.device
+                self._compiled.setdefault(device, []).append(entry)
+
+    def is_changed(self) -> tf.Tensor:
+        """Whether any variable differs from what was recorded of it."""
+        differs = [
+            _compile(_differ_compiled, entries, device)
+            for device, entries in self._compiled.items()
+        ]
+        by_type = positions_by_dtype(entry.seen for entry in self._plain)
+        differs += [
+            _differ([self._plain[place] for place in places], _plain_state)
+            for places in by_type.values()
+        ]
+        return differs[0] if len(differs) == 1 else tf.reduce_any(tf.stack(differs))
+
+    def record(self, values: Sequence[tf.Tensor | None]) -> None:
+        """Records the states of all variables.
+
+        Args:
+          values: Of each variable, where the graph has it already.
+        """
+        for entry, value in zip(self._entries, values, strict=True):
+            if not is_compiled(entry.variable):
+                is_value = entry.kind in (Kind.LOCAL, Kind.RANDOM)
+                known = value if is_value and value is not None else _plain_state(entry)
+                entry.seen.assign(known, read_value=False)
+        for device, entries in self._compiled.items():
+            _compile(_assign, entries, device)
+
+
+def _compile(
+    function: Callable[[Sequence[Entry]], Any], entries: Sequence[Entry], device: str
+) -> Any:
+    def compiled() -> Any:
+        return function(entries)
+
+    with tf.device(device):
+        return traced_once(compiled, jit_compile=True)()
+
+
+def _differ_compiled(entries: Sequence[Entry]) -> tf.Tensor:
+    return _differ(entries, _compiled_state)
+
+
+def _differ(
+    entries: Sequence[Entry], state_of: Callable[[Entry], tf.Tensor]
+) -> tf.Tensor:
+    """Compares as one vector, which is one op instead of one per variable."""
+    by_type = positions_by_dtype(entry.seen for entry in entries)
+    found = []
+    for places in by_type.values():
+        of_type = [entries[place] for place in places]
+        now = bits(pack([state_of(entry) for entry in of_type]))
+        found.append(
+            tf.reduce_any(now != bits(pack([e.seen.value() for e in of_type])))
+        )
+    return found[0] if len(found) == 1 else tf.reduce_any(tf.stack(found))
+
+
+def _plain_state(entry: Entry) -> tf.Tensor:
+    return state(entry.variable, entry.kind)
+
+
+def _compiled_state(entry: Entry) -> tf.Tensor:
+    value = entry.variable.value()
+    return value if entry.kind in (Kind.LOCAL, Kind.RANDOM) else fingerprint(value)
+
+
+def _assign(entries: Sequence[Entry]) -> None:
+    for entry in entries:
+        entry.seen.assign(_compiled_state(entry), read_value=False)
+
+
+def pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The elements of some tensors of one type as one vector."""
+    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)

@@ -1,0 +1,84 @@
+"""What two workers of two devices each do in one flat group of four replicas."""
+
+from __future__ import annotations
+
+import time
+
+import tensorflow as tf
+from tiny_models import Training, share
+from virtual_gpus import take_cpus_for_gpus
+
+import replicator
+from replicator.placement import devices
+
+NUM_STEPS = 20
+TIMEOUT_SEC = 60.0
+
+
+def train(repl):
+    """The weights after some steps, and the plan."""
+    training = Training(repl, "deep", "momentum")
+    training.run_between(0, NUM_STEPS)
+    repl.assert_in_sync()
+    return {"weights": training.weights(), "plan": repl.explain()}
+
+
+def mixed(repl):
+    """Collectives over all replicas among those that go through one device."""
+    with repl.context():
+        statistic = tf.Variable([0.0, 0.0], trainable=False)
+
+    def step(x):
+        total = replicator.all_sum(tf.ones([3]) * x)
+        count = replicator.all_sum(tf.cast(x, tf.int32))
+        least = replicator.all_min(total[0] - x)
+        rows = replicator.all_gather(x)
+        statistic.assign_add([x, x])
+        return total[0] + replicator.all_mean(least), count, rows
+
+    x = share(repl, [float(r) for r in range(repl.num_replicas)])
+    for _ in range(3):
+        total, count, rows = repl.run(step, x)
+    return {
+        "total": float(total[0]),
+        "count": int(count[1]),
+        "rows": [float(value) for value in rows[0]],
+        "statistic": statistic.numpy().tolist(),
+    }
+
+
+def fail(repl):
+    """The last replica of the job cannot run its second step."""
+
+    def step(x):
+        tf.debugging.assert_less(x, 10.0, message="the last replica has no memory")
+        return replicator.all_sum(tf.ones([300]) * x)
+
+    repl.run(step, share(repl, [0.0, 1.0, 2.0, 3.0]))
+    start = time.monotonic()
+    try:
+        repl.run(step, share(repl, [0.0, 1.0, 2.0, 13.0]))
+    except (tf.errors.OpError, replicator.ReplicatorError) as error:
+        text = str(error)
+        return {
+            "type": type(error).__name__,
+            "message": text,
+            "sec": time.monotonic() - start,
+        }
+    return {}
+
+
+CASES = {"train": train, "mixed": mixed, "fail": fail}
+
+
+def set_up(_folder):
+    """The replicator of all cases."""
+    devices.split_cpu(2)
+    take_cpus_for_gpus()
+    repl = replicator.create(
+        "multi_worker",
+        num_replicas=4,
+        devices=["CPU:0", "CPU:1"],
+        timeout_sec=TIMEOUT_SEC,
+    )
+    return (repl,)

@@ -1,0 +1,82 @@
+"""Replicas that meet in collective ops of one process: no hang, and the right cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+PROGRAM = Path(__file__).with_name("flat_program.py")
+NUM_STEPS = 1000
+# A failure ends all replicas within this time; it takes milliseconds.
+FAILURE_SEC = 30.0
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the program saw, on eight devices and one thread for ops."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=400,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    )
+    assert 0 == done.returncode, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4, 8])
+def test_replicas_meet_a_thousand_times_with_one_thread(found, num_replicas):
+    """Each on its own device, in one order everywhere."""
+    trained = found["train"][str(num_replicas)]
+
+    total = NUM_STEPS * sum(range(num_replicas))
+    assert [total, total] == trained["weights"]
+    assert trained["algorithm"]
+
+
+@pytest.mark.parametrize("num_replicas", [2, 4, 8])
+def test_publishing_statistics_crosses_devices_once_per_replica_and_type(
+    found, num_replicas
+):
+    """However many statistics there are: here 16 of float32 and 4 of float64."""
+    published = found["edges"][str(num_replicas)]
+
+    least = num_replicas - 1
+    assert {"float32": least, "float64": least} == published["edges"]
+    assert [(num_replicas - 1) / 2] == published["means"]
+
+
+def test_collectives_that_wait_for_skipped_ones_run(found):
+    """Gradients meet in every second call, the loss in every call."""
+    assert [0.5] * 4 == found["gated"]["means"]
+    assert -1.0 == found["gated"]["weight"]
+
+
+def test_a_replica_that_fails_ends_all_others_with_its_error(found):
+    """They do not wait for it, and the next run meets again."""
+    failed = found["fail"]
+
+    assert "replica 1 has no memory" in failed["error"]
+    assert failed["sec"] < FAILURE_SEC
+    assert [6.0] * 4 == failed["after"]
+
+
+def test_a_replica_that_never_comes_ends_the_step_in_time(found):
+    """The message says what to do; later runs fail at once."""
+    waited = found["wait"]
+
+    for name, message in waited["errors"]:
+        assert "ReplicaTimeoutError" == name
+        assert "step 'wait_too_long.<locals>.step' did not meet within 1 s" in message
+        assert "start the program again, from its last checkpoint" in message
+    assert 2 == len(waited["errors"])
+    assert waited["sec"] < 1.0

@@ -1,0 +1,227 @@
+"""The check of outside writes: few nodes on GPUs, nothing lost, or promised away."""
+
+from __future__ import annotations
+
+import collections
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import replicator
+from replicator import errors
+from replicator.variables import outside_writes
+
+NUM_VARIABLES = 300
+# Of the check in one dispatch; 300 variables took 7,200 on a GPU before.
+MAX_NODES = 50
+
+
+def nodes_of(repl, step):
+    """Ops of a dispatch by their number, without the arguments of its function."""
+    program = repl._build(step, [], 1)
+    dispatch = program._make_function(1)
+    dispatch._trace(None)
+    nodes = dispatch._traced.graph.as_graph_def().node
+    return collections.Counter(n.op for n in nodes if n.op != "Placeholder")
+
+
+def train_many(repl):
+    """A step that updates 300 variables."""
+    with repl.context():
+        weights = [tf.Variable(tf.ones([2])) for _ in range(NUM_VARIABLES)]
+
+    def step():
+        for weight in weights:
+            weight.assign_sub([0.1, 0.1])
+
+    return nodes_of(repl, step)
+
+
+def test_the_check_of_300_variables_on_gpus_is_a_handful_of_nodes(as_gpus):
+    """All variables of a device are read by one compiled function, twice."""
+    checked = train_many(as_gpus(external_writes="detect"))
+    unchecked = train_many(as_gpus(external_writes="never"))
+
+    added = checked - unchecked
+    assert 3 <= sum(added.values()) <= MAX_NODES
+    assert 3 == added["StatefulPartitionedCall"]
+    assert {} == unchecked - checked
+
+
+def test_a_dispatch_that_checks_nothing_only_runs_the_step(as_gpus):
+    """With the promise that nobody writes outside."""
+    unchecked = train_many(as_gpus(external_writes="never"))
+
+    assert 1 == unchecked["StatefulPartitionedCall"]
+    assert 0 == unchecked["ReadVariableOp"]
+    assert 0 == unchecked["AssignVariableOp"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (np.float32([1.0, -0.0]), np.float32([1.0, 0.0])),
+        (np.float32([1.0, np.nan]), np.float32([np.nan, 1.0])),
+        (np.float16([1, 2]), np.float16([2, 1])),
+        (np.int64([3, 0]), np.int64([0, 1])),
+        (np.int32([3, 0]), np.int32([0, 1])),
+        (np.array([True, False]), np.array([False, True])),
+    ],
+    ids=lambda value: f"{value.dtype}-{value.tolist()}",
+)
+def test_the_compiled_check_finds_every_change(as_gpus, before, after):
+    """As on CPUs; types that XLA does not take there are checked by ops."""
+    repl = as_gpus()
+    with repl.context():
+        variable = tf.Variable(before, trainable=False)
+
+    def step():
+        replica_id = replicator.get_replica_context().replica_id
+        return variable.read_value(), replica_id
+
+    repl.run(step)
+    unchanged, _ = repl.run(step)
+    variable.assign(after)
+    changed, _ = repl.run(step)
+
+    for replica in range(2):
+        assert before.tobytes() == unchanged[replica].numpy().tobytes()
+        assert after.tobytes() == changed[replica].numpy().tobytes()
+    repl.assert_in_sync()
+
+
+def test_the_compiled_check_takes_no_training_for_a_change(as_gpus, per_replica):
+    """Statistics of replicas stay apart while nobody sets their mean."""
+    repl = as_gpus()
+    with repl.context():
+        weight = tf.Variable(2.0)
+        statistic = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        weight.assign_sub(replicator.all_mean(x))
+        statistic.assign_add(x)
+        return statistic.read_value()
+
+    first = repl.run(step, per_replica([1.0, 3.0]))
+    second = repl.run(step, per_replica([1.0, 3.0]))
+    statistic.assign(10.0)
+    third = repl.run(step, per_replica([1.0, 3.0]))
+
+    assert [[1.0, 3.0], [2.0, 6.0], [11.0, 13.0]] == [
+        [float(value) for value in values] for values in (first, second, third)
+    ]
+    assert 12.0 == float(statistic)
+    assert -4.0 == float(weight)
+    repl.assert_in_sync()
+
+
+@pytest.fixture
+def promised():
+    """Two replicas with copies, whose user promises to write nothing outside."""
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:1"],
+        variable_placement="mirrored",
+        external_writes="never",
+    )
+    with repl.context():
+        weight = tf.Variable(1.0, name="weight")
+        statistic = tf.Variable(0.0, trainable=False, name="statistic")
+
+    def step(x):
+        statistic.assign(x * weight)
+        return statistic.read_value()
+
+    def run(first, second):
+        values = replicator.PerReplica([tf.constant(first), tf.constant(second)])
+        return [float(value) for value in repl.run(step, values)]
+
+    run(1.0, 3.0)
+    return repl, weight, statistic, run
+
+
+def test_a_promise_saves_the_check_and_not_the_statistics(promised):
+    """What variables read as outside is up to date; a write reaches replica 0 alone."""
+    _, weight, statistic, run = promised
+
+    assert 2.0 == float(statistic)
+    weight.assign(5.0)
+    assert [5.0, 3.0] == run(1.0, 3.0)
+
+
+def test_an_announced_write_reaches_all_replicas(promised):
+    """Between two runs, as often as wanted."""
+    repl, weight, _, run = promised
+
+    for value in (5.0, 7.0):
+        weight.assign(value)
+        repl.refresh_variables()
+        assert [value, 3 * value] == run(1.0, 3.0)
+    repl.assert_in_sync()
+
+
+@pytest.mark.parametrize("name", ["weight", "statistic"])
+def test_a_broken_promise_is_reported_by_the_next_checkpoint(promised, tmp_path, name):
+    """It names the variable, and both ways out."""
+    repl, weight, statistic, _ = promised
+    manager = repl.make_checkpoint_manager(tmp_path, weight=weight, statistic=statistic)
+    manager.save(step=1)
+    {"weight": weight, "statistic": statistic}[name].assign(9.0)
+
+    expected = (
+        rf"1 variables were written outside run\(\) although external_writes='never': "
+        rf"{name}:0; call refresh_variables\(\) after writing, or use "
+        "external_writes='detect'"
+    )
+    with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
+        manager.save(step=2)
+    repl.refresh_variables()
+    manager.save(step=3)
+
+
+def test_a_broken_promise_is_reported_by_the_check_of_copies(promised):
+    """The remedy is not what it is where every run resets the copies."""
+    repl, weight, _, _ = promised
+    weight.assign(9.0)
+
+    expected = "weight:0; with external_writes='never', call refresh_variables"
+    with pytest.raises(errors.ReplicasOutOfSyncError, match=expected):
+        repl.assert_in_sync()
+
+
+def test_a_restored_checkpoint_is_no_broken_promise(promised, tmp_path):
+    """This library wrote the variables, and gives them to all replicas itself."""
+    repl, weight, statistic, run = promised
+    manager = repl.make_checkpoint_manager(tmp_path, weight=weight, statistic=statistic)
+    weight.assign(4.0)
+    repl.refresh_variables()
+    manager.save(step=1)
+    weight.assign(8.0)
+    repl.refresh_variables()
+
+    manager.restore()
+
+    assert [4.0, 12.0] == run(1.0, 3.0)
+    repl.assert_in_sync()
+
+
+@pytest.mark.parametrize("value", ["always", "Never", True, None])
+def test_other_values_of_external_writes_are_refused(value):
+    """The message has both, and what they mean."""
+    expected = (
+        rf"external_writes {re.escape(repr(value))} is not one of 'detect' \(.*\) and "
+        r"'never' \(no check: call refresh_variables\(\) after writing\)"
+    )
+    with pytest.raises(ValueError, match=expected):
+        replicator.create("in_graph", num_replicas=2, external_writes=value)
+
+
+def test_values_of_int32_are_not_compiled(as_gpus):
+    """TensorFlow keeps them in host memory, where XLA for GPUs does not take them."""
+    as_gpus()
+
+    assert not outside_writes.is_compiled(tf.Variable(tf.zeros([2], tf.int32)))
+    assert outside_writes.is_compiled(tf.Variable(tf.zeros([2], tf.bfloat16)))
