@@ -25,7 +25,18 @@ _PACKAGES = (
     "keras",
     "mujoco",
     "numpy",
+    "nvidia-cublas-cu12",
+    "nvidia-cuda-cupti-cu12",
+    "nvidia-cuda-nvcc-cu12",
+    "nvidia-cuda-nvrtc-cu12",
+    "nvidia-cuda-runtime-cu12",
+    "nvidia-cudnn-cu12",
+    "nvidia-cufft-cu12",
+    "nvidia-curand-cu12",
+    "nvidia-cusolver-cu12",
+    "nvidia-cusparse-cu12",
     "nvidia-nccl-cu12",
+    "nvidia-nvjitlink-cu12",
     "replicator-harness",
     "tensorflow",
     "tensorflow-datasets",
@@ -71,7 +82,7 @@ def read_environment(
             "num_available_cores": placement.num_available_cores,
             "cgroup_quota_cores": placement.cgroup_quota_cores,
             "variables": identity_variables(inherited),
-            "state": None if state is None else state.model_dump(exclude=_OF_CODE),
+            "state": None if state is None else _facts_of(state),
         }
     )
     return Environment(
@@ -89,6 +100,12 @@ def read_environment(
         machine_state=state,
         placement=placement,
     )
+
+
+def _facts_of(state: MachineState) -> dict[str, object]:
+    facts = state.model_dump(exclude=_OF_CODE)
+    # Newer than the others: machines without it keep the fingerprint that they had.
+    return {k: v for k, v in facts.items() if k != "cuda_version" or v is not None}
 
 
 def read_cpu_model(root: Path = Path("/")) -> str:
