@@ -61,7 +61,15 @@ class GpuUse(Record):
         return ""
 
 
-GpuUses = Annotated[tuple[GpuUse, ...], Field(max_length=limits.MAX_REPLICAS)]
+def _is_empty(uses: Sequence[GpuUse]) -> bool:
+    return not uses
+
+
+GpuUses = Annotated[
+    tuple[GpuUse, ...], Field(max_length=limits.MAX_REPLICAS, exclude_if=_is_empty)
+]
+"""Stored where there are some: records of trials on CPUs are as they were before GPUs
+were watched, and sources of older revisions, which reject unknown fields, read them."""
 
 
 def void_reason(uses: Sequence[GpuUse]) -> str:

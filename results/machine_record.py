@@ -30,9 +30,6 @@ class MachineState(Record):
     )
     num_numa_nodes: Cores | None = None
     gpu_driver: Name | None = None
-    cuda_version: Name | None = Field(
-        default=None, description="the newest that the GPU driver supports"
-    )
     git_commit: Commit | None = Field(
         default=None, description="of the source tree; None outside of git"
     )

@@ -75,14 +75,15 @@ def read_environment(
             "cpu_model": cpu_model,
             "num_logical_cores": os.cpu_count(),
             "memory_gib": round(memory_bytes / 2**30),
-            "gpus": list(gpus),
+            # Models only: trials on one and on eight of them are of one machine.
+            "gpus": sorted(set(gpus)),
             "kernel": kernel,
             "python": platform.python_version(),
             "packages": packages,
             "num_available_cores": placement.num_available_cores,
             "cgroup_quota_cores": placement.cgroup_quota_cores,
             "variables": identity_variables(inherited),
-            "state": None if state is None else _facts_of(state),
+            "state": None if state is None else state.model_dump(exclude=_OF_CODE),
         }
     )
     return Environment(
@@ -100,12 +101,6 @@ def read_environment(
         machine_state=state,
         placement=placement,
     )
-
-
-def _facts_of(state: MachineState) -> dict[str, object]:
-    facts = state.model_dump(exclude=_OF_CODE)
-    # Newer than the others: machines without it keep the fingerprint that they had.
-    return {k: v for k, v in facts.items() if k != "cuda_version" or v is not None}
 
 
 def read_cpu_model(root: Path = Path("/")) -> str:

@@ -41,7 +41,6 @@ def read_machine_state(
         is_smt_active=read_flag(root / _CPU_FOLDER / "smt/active"),
         num_numa_nodes=_count_numa_nodes(root),
         gpu_driver=gpus.driver_version(),
-        cuda_version=gpus.cuda_version(),
         git_commit=commit,
         is_source_modified=is_modified,
     )

@@ -101,8 +101,9 @@ def _complaint(
     return (
         f"{spec.num_replicas} x {size} examples do not fit with backend"
         f" {spec.backend!r}: {failed.num_replicas} x"
-        f" {failed.per_replica_batch_size} ran out of memory on {failed.gpu} in study {failed.study!r}; {known}, or"
-        " --retry failed to try it again"
+        f" {failed.per_replica_batch_size} ran out of memory on {failed.gpu} in study"
+        f" {failed.study!r}; {known}, or --retry failed to try it"
+        " again"
     )
 
 

@@ -43,7 +43,8 @@ def main(kind: str, num_replicas: int) -> None:
         optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.05, momentum=0.9))
         optimizer.build(model.trainable_variables)
 
-    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    def step(batch: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        x, y = batch
         with tf.GradientTape() as tape:
             logits = model(x, training=True)
             losses = keras.losses.sparse_categorical_crossentropy(
@@ -58,7 +59,7 @@ def main(kind: str, num_replicas: int) -> None:
     x = replicator.PerReplica([images[part] for part in split])
     y = replicator.PerReplica([labels[part] for part in split])
     for _ in range(NUM_STEPS):
-        loss = repl.run(step, x, y)
+        loss = repl.run(step, (x, y))
         values = loss.values if isinstance(loss, replicator.PerReplica) else [loss]
         sys.stdout.write(f"{float(values[0]):.9f}\n")
 
