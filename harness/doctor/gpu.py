@@ -75,6 +75,7 @@ def check_set(
     *,
     driver: str | None,
     cuda: str | None,
+    installed: str = "",
     probe: Probe = gpu_probe.probe,
 ) -> list[Finding]:
     """Returns the findings about all GPUs together, for a sweep on them.
@@ -83,6 +84,7 @@ def check_set(
       visible: The GPUs that CUDA_VISIBLE_DEVICES allows.
       driver: Version of the driver; None without one.
       cuda: The newest CUDA that it supports.
+      installed: The version of CUDA's libraries beside TensorFlow; "" without.
       probe: Returns what TensorFlow sees; tests pass a fake one.
     """
     if not visible:
@@ -95,7 +97,11 @@ def check_set(
         seen = probe(ids)
     except gpu_probe.MissingGpuError as error:
         return [*findings, bad("TensorFlow", str(error), gpu_probe.INSTALL)]
-    return [*findings, _check_seen(seen, ids), _check_driver(seen, driver, cuda)]
+    return [
+        *findings,
+        _check_seen(seen, ids),
+        _check_driver(seen, driver, cuda, installed),
+    ]
 
 
 def _check_models(visible: Sequence[Gpu]) -> Finding:
@@ -127,7 +133,7 @@ def _check_seen(seen: TensorFlowGpus, ids: Sequence[str]) -> Finding:
 
 
 def _check_driver(
-    seen: TensorFlowGpus, driver: str | None, cuda: str | None
+    seen: TensorFlowGpus, driver: str | None, cuda: str | None, installed: str
 ) -> Finding:
     found = f"{driver} for CUDA up to {cuda}"
     if seen.cuda_version:
@@ -135,9 +141,13 @@ def _check_driver(
             f"; TensorFlow was built with CUDA {seen.cuda_version}, cuDNN"
             f" {seen.cudnn_version}"
         )
-    wanted, offered = _numbers(seen.cuda_version), _numbers(cuda or "")
+    if installed:
+        found += f", has CUDA {installed} beside it"
+    wanted = max(_numbers(seen.cuda_version), _numbers(installed))
+    offered = _numbers(cuda or "")
     if wanted and offered and offered[:1] < wanted[:1]:
-        advice = f"install a driver for CUDA {seen.cuda_version} or newer"
+        version = ".".join(map(str, wanted))
+        advice = f"install a driver for CUDA {version} or newer"
         return bad("driver", found, advice)
     if wanted and offered and offered < wanted:
         advice = "a newer driver: kernels that are compiled at run time may not load"

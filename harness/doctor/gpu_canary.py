@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from harness.doctor import gpu
 from harness.doctor.finding import Finding, bad, caution, ok
 from harness.errors import DoctorError
-from harness.machine import gpu_choice, gpus
+from harness.machine import environment, gpu_choice, gpus
 from harness.trial import gpu_probe
 from results.texts import printable
 
@@ -132,7 +132,11 @@ def check_gpus(
     """
     visible = gpu_choice.visible_gpus()
     findings = gpu.check_set(
-        visible, driver=gpus.driver_version(), cuda=gpus.cuda_version(), probe=probe
+        visible,
+        driver=gpus.driver_version(),
+        cuda=gpus.cuda_version(),
+        installed=environment.read_packages().get("nvidia-cuda-runtime-cu12", ""),
+        probe=probe,
     )
     if any(
         finding.check in ("GPUs", "MIG", "TensorFlow") and finding.level == "bad"

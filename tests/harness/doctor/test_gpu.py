@@ -178,10 +178,14 @@ SEES_ALL = TensorFlowGpus(
 
 
 def _check_set(
-    seen: TensorFlowGpus = SEES_ALL, cuda: str | None = "12.8"
+    seen: TensorFlowGpus = SEES_ALL, cuda: str | None = "12.8", installed: str = ""
 ) -> dict[str, Finding]:
     findings = gpu.check_set(
-        gpus.read_gpus(), driver="570.86.15", cuda=cuda, probe=lambda _ids: seen
+        gpus.read_gpus(),
+        driver="570.86.15",
+        cuda=cuda,
+        installed=installed,
+        probe=lambda _ids: seen,
     )
     return {finding.check: finding for finding in findings}
 
@@ -241,7 +245,7 @@ def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus: Any) -> None
             "driver",
             "bad",
             r"570.86.15 for CUDA up to 11.8; TensorFlow was built with CUDA 12.5.1, .*",
-            "install a driver for CUDA 12.5.1 or newer",
+            "install a driver for CUDA 12.5 or newer",
         ),
         (
             make_gpus(1),
@@ -249,6 +253,14 @@ def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus: Any) -> None
             "driver",
             "caution",
             r"570.86.15 for CUDA up to 12.2; .*",
+            "a newer driver: kernels that are compiled at run time may not load",
+        ),
+        (
+            make_gpus(1),
+            {"installed": "12.9.79"},
+            "driver",
+            "caution",
+            r"570.86.15 for CUDA up to 12.8; .*, has CUDA 12.9.79 beside it",
             "a newer driver: kernels that are compiled at run time may not load",
         ),
     ],

@@ -10,7 +10,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
 
 from harness.cli import exit_codes
-from results import verify
+from results import frame, verify
 from results.gpu_record import GpuUse
 from results.records import Environment, TrialStatus, Turn
 from results.store import Store
@@ -70,6 +70,23 @@ def test_eight_gpus_are_measured_and_each_trial_lists_its_own(
         assert {120.0} == {use.power_watts for use in env.gpu_uses}
         assert env.machine_state is not None
         assert "570.86.15" == env.machine_state.gpu_driver
+
+
+def test_energy_per_example_is_a_column(sweep: Any, tmp_path: Path) -> None:
+    """Mean power of all GPUs over throughput."""
+    sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
+    store = Store.open(tmp_path / "runs" / "s")
+    used = {"energy_joules": 600.0, "watched_sec": 2.0}
+    for trial in store.trials():
+        uses = tuple(use.model_copy(update=used) for use in trial.env.gpu_uses)
+        env = trial.env.model_copy(update={"gpu_uses": uses})
+        store.write_env(trial.trial_id, env)
+    trials = frame.trials_frame(store).set_index("num_replicas")
+
+    for num_replicas in (1, 2):
+        row = trials.loc[num_replicas]
+        expected = num_replicas * 300.0 / row.examples_per_sec
+        assert expected == pytest.approx(row.joules_per_example)
 
 
 def test_one_gpu_is_enough(sweep: Any, tmp_path: Path) -> None:

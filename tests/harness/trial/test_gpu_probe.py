@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.machine.environment import read_environment
-from harness.trial import gpu_probe
+from harness.trial import gpu_probe, worker
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 from harness.trial.rank_file import read_rank
 from results.records import Phase, Placement
@@ -121,6 +121,26 @@ def test_a_process_that_only_serves_was_given_none(
     variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
 
     assert expected == gpu_probe.given_ids(variables)
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        (("worker", 0), "4"),
+        (("worker", 1), "MIG-7"),
+        (("chief", 0), "-1"),
+        (("ps", 0), "-1"),
+    ],
+)
+def test_each_process_of_a_cluster_sees_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, member: tuple[str, int], expected: str
+) -> None:
+    """Those that coordinate or store see none, and are not compared."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
+    worker._choose_gpu(member)
+
+    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
+    assert (expected != "-1") == bool(gpu_probe.given_ids())
 
 
 def test_what_it_prints_is_what_it_reads(capsys: Any, monkeypatch: Any) -> None:
