@@ -17,7 +17,8 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(
 ) -> None:
     """Over all trials; accelerators are those of the largest one."""
     store = synthetic.make_store(tmp_path / "s")
-    for number, trial in enumerate(store.trials()):
+    trials = list(store.trials())
+    for number, trial in enumerate(trials):
         use = GpuUse(
             index=0,
             num_samples=5,
@@ -29,8 +30,8 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(
         fields = {"gpus": ("H100",) * trial.spec.num_replicas, "gpu_uses": (use,)}
         store.write_env(trial.trial_id, trial.env.model_copy(update=fields))
     page = str(machine.render(view_store(store)))
-    num_trials = len(store.trials())
-    largest = max(trial.spec.num_replicas for trial in store.trials())
+    num_trials = len(trials)
+    largest = max(trial.spec.num_replicas for trial in trials)
 
     assert f"<dd>{', '.join(['H100'] * largest)}; while trials were measured" in page
     assert f"{1981 - num_trials:,} to 1,980 MHz, 600 to {599 + num_trials} W" in page

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
-from fake_nvml import GIB, FakeGpu, FakeMig, make_gpus
+from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus
 
 from harness.errors import PlanError
 from harness.machine import gpu_choice, gpus, machine_state
@@ -197,3 +199,15 @@ def test_the_stand_in_refuses_what_it_does_not_know(install_gpus: Any) -> None:
         nvml.NVMLError, match=re.compile("uninitialized", re.IGNORECASE)
     ):
         nvml.nvmlDeviceGetCount()
+
+
+def test_the_stand_in_has_functions_of_the_real_library_only() -> None:
+    """With the same number of arguments, so that a wrong call fails here as well."""
+    names = [name for name in vars(FakeNvml) if name.startswith("nvml")]
+
+    assert len(names) > 20
+    for name in names:
+        real = inspect.signature(getattr(pynvml, name)).parameters
+        own = list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:]
+        required = [p for p in real.values() if p.default is inspect.Parameter.empty]
+        assert len(required) <= len(own) <= len(real), name

@@ -97,6 +97,20 @@ def test_one_gpu_is_enough(sweep: Any, tmp_path: Path) -> None:
     assert [1] == list(_environments(tmp_path))
 
 
+@pytest.mark.processes
+def test_workers_of_a_cluster_share_the_gpus_of_their_trial(
+    sweep: Any, tmp_path: Path
+) -> None:
+    """Each process of a replica has cores of its own, near its GPU where known."""
+    code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
+    (env,) = _environments(tmp_path).values()
+
+    assert exit_codes.OK == code, err
+    assert 2 == len(env.placement.cpusets)
+    assert [0, 1] == [use.index for use in env.gpu_uses]
+    assert {0} == {use.num_foreign_processes for use in env.gpu_uses}
+
+
 def test_one_mig_instance_is_enough(sweep: Any, tmp_path: Path) -> None:
     """It is named by its UUID, and only there."""
     mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
