@@ -3,14 +3,16 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+STAMP_GPU := $(VENV)/.installed-gpu
 # A file runs in one process, since its tests share clusters and traced programs.
 TEST_FLAGS ?= --numprocesses 2 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
+SWEEP_GPU_FLAGS ?= --workload resnet50 --backends single,in_graph,tf_mirrored --mode weak
 FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
 
-.PHONY: help setup sweep test fuzz check fmt lint types fuzz-records statistics bench lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types fuzz-records statistics bench lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,11 +29,23 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(BIN)/python -m pip check > $(VENV)/pip-check.txt || ! grep -v ' requires labmaze, ' $(VENV)/pip-check.txt
 	@touch $@
 
+setup-gpu: $(STAMP_GPU)  ## Add the locked libraries of CUDA (several GB), checked by hash.
+
+$(STAMP_GPU): $(STAMP) requirements-gpu.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r requirements-gpu.lock
+	@touch $@
+
 sweep: setup  ## Measure how ResNet-50 scales on this machine; prints the report's path.
 	$(BIN)/python -m harness sweep $(SWEEP_FLAGS)
 
+sweep-gpu: setup-gpu  ## Measure how ResNet-50 scales over this machine's GPUs.
+	$(BIN)/python -m harness sweep --device gpu $(SWEEP_GPU_FLAGS)
+
 test: setup  ## Run every test.
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
+	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
 
 fuzz: setup  ## Compare FUZZ_PROGRAMS random steps with an interpreter in lock step.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
@@ -61,11 +75,15 @@ types: setup  ## Check types.
 bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks
 
-lock: setup  ## Resolve the newest allowed versions again and write the lock.
+lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/python -m pip install --quiet uv
 	$(BIN)/uv pip compile pyproject.toml --extra dev --universal --python-version 3.10 \
 		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
 		--output-file requirements.lock
+	@# The same versions, and the libraries of CUDA.
+	$(BIN)/uv pip compile pyproject.toml --extra dev --extra gpu --universal --python-version 3.10 \
+		--generate-hashes --no-emit-index-url --no-header --no-annotate --quiet \
+		--constraint requirements.lock --output-file requirements-gpu.lock
 
 clean:  ## Remove the environment and caches; records in runs/ stay.
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .hypothesis

@@ -8,6 +8,7 @@
     +-- RevisionError             a revision that cannot be measured
     +-- DoesNotFitError           processes that do not fit into memory at once
     +-- DoctorError               a machine that could not be checked
+    +-- UnfitMachineError         a machine on which no figure would be valid; code 6
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
 
 Every message is one line: what was passed, why it is wrong, what is allowed, what to
@@ -55,3 +56,7 @@ class Interrupted(BaseException):
 
 class DoctorError(HarnessError):
     """The machine could not be checked."""
+
+
+class UnfitMachineError(HarnessError):
+    """A machine on which no figure would be valid; exit code 6."""

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from results import scaling, study
+from results.gpu_record import joules_per_example
 
 if TYPE_CHECKING:
     from results.store import Store
@@ -42,6 +43,7 @@ TRIAL_COLUMNS = (
     "step_time_median_sec",
     "time_to_first_step_sec",
     "peak_memory_bytes",
+    "joules_per_example",
 )
 
 CURVE_COLUMNS = (
@@ -99,6 +101,9 @@ def _row(entry: study.Entry) -> dict[str, Any]:
             "time_to_first_step_sec": scaling.time_to_first_step_of(entry) or None,
             "peak_memory_bytes": scaling.peak_memory_of(entry),
         }
+        if trial is not None and trial.env is not None:
+            uses = trial.env.gpu_uses
+            row["joules_per_example"] = joules_per_example(uses, throughput)
         for metric in entry.result.quality:
             row[f"quality_{metric.name}"] = metric.value
         for metric in entry.result.window_metrics:
@@ -111,9 +116,10 @@ def trials_frame(store: Store) -> pd.DataFrame:
 
     A trial of the shared baseline has one row per mode that it serves; a trial that is
     not in the plan has one row without a mode. Figures of trials that are not ok are
-    empty. Quality figures are in columns ``quality_<name>``, rates of the measured
-    window in ``window_<name>``. ``budget`` is empty except for quality runs, which are
-    separate cases.
+    empty, and so is ``joules_per_example`` where no GPU counts energy. Quality figures
+    are in columns ``quality_<name>``, rates of the measured window in
+    ``window_<name>``. ``budget`` is empty except for quality runs, which are separate
+    cases.
 
     Raises:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
@@ -128,6 +134,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*TRIAL_COLUMNS, *quality])
     numbers = [name for name in frame if str(name).endswith(("_sec", "_replica"))]
     numbers += [name for name in frame if str(name).startswith(("quality_", "window_"))]
+    numbers.append("joules_per_example")
     return frame.astype(
         {name: "float64" for name in numbers if name != "cores_per_replica"}
         | {"peak_memory_bytes": "Int64", "is_oversubscribed": "boolean"}

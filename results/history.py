@@ -107,7 +107,7 @@ def machine_class(env: Environment) -> str:
             "cpu_model": env.cpu_model,
             "num_logical_cores": env.num_logical_cores,
             "memory_gib": round(env.memory_bytes / 2**30),
-            "gpus": list(env.gpus),
+            "gpus": sorted(set(env.gpus)),
             "kernel": env.kernel,
             "python": env.python_version,
             "packages": packages,
@@ -120,7 +120,7 @@ def machine_class(env: Environment) -> str:
 
 def _machine_name(env: Environment) -> str:
     cores = f"{env.placement.num_available_cores} cores"
-    return ", ".join([env.cpu_model, cores, *env.gpus])
+    return ", ".join([env.cpu_model, cores, *sorted(set(env.gpus))])
 
 
 def history(studies: Iterable[Study]) -> History:

@@ -24,6 +24,7 @@ from results.bounds import (
     Total,
     TrialId,
 )
+from results.gpu_record import GpuUses
 from results.record_base import Record
 
 MAX_ATTEMPTS = 3
@@ -81,6 +82,7 @@ class Turn(Record):
     involuntary_switches: Total = 0
     num_throttled: Total | None = None
     num_retraces: Total = 0
+    gpus: GpuUses = Field(default=(), description="of the trial, within the turn")
     void_reason: Line = Field(default="", description="empty if the turn is valid")
 
     @property

@@ -21,6 +21,9 @@ Fields = dict[str, Any]
 
 LARGEST_FOREIGN = 0.03
 LARGEST_STOLEN = 0.01
+SLOWED_BY_THE_MACHINE = frozenset(
+    ("hardware slowdown", "heat", "heat (hardware)", "power brake")
+)
 _SUMS = ("user_sec", "system_sec", "minor_faults", "major_faults")
 _MORE_SUMS = ("involuntary_switches", "num_retraces")
 _LOADS = ("foreign_cpu_fraction", "stolen_cpu_fraction", "run_delay_sec")
@@ -213,6 +216,7 @@ def _turns(
         if loads is not None:
             load = loads[index]
             turn |= {name: load[name] for name in (*_LOADS, "num_throttled")}
+            turn["gpus"] = load.get("gpus", [])
             turn["is_void"] = _is_void(load, turn["num_retraces"])
         found.append(turn)
     return found, loads is not None or not found
@@ -241,7 +245,16 @@ def _is_void(load: Fields, num_retraces: int) -> bool:
         (foreign or 0.0) > LARGEST_FOREIGN + load["foreign_resolution"]
         or (stolen or 0.0) > LARGEST_STOLEN + load["stolen_resolution"]
         or load["num_throttled"]
+        or any(is_gpu_void(use) for use in load.get("gpus", ()))
         or num_retraces
+    )
+
+
+def is_gpu_void(use: Fields) -> bool:
+    """Whether others used a GPU, or the machine lowered its clock."""
+    return bool(
+        use["num_foreign_processes"]
+        or SLOWED_BY_THE_MACHINE.intersection(use["slowed_by"])
     )
 
 

@@ -8,7 +8,7 @@ History of ``SCHEMA_VERSION``:
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
    ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
-   ``Environment.machine_state``.
+   ``Environment.machine_state`` and ``gpu_uses``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -44,6 +44,7 @@ from results.bounds import (
     Total,
     TrialId,
 )
+from results.gpu_record import GpuUses
 from results.machine_record import MachineState
 from results.measuring import (
     Allocator,
@@ -252,6 +253,9 @@ class Environment(Record):
     )
     stolen_cpu_fraction: Fraction | None = Field(
         default=None, description="CPU time given to other guests of the hypervisor"
+    )
+    gpu_uses: GpuUses = Field(
+        default=(), description="of the trial's GPUs, over the measured window"
     )
     machine_state: MachineState | None = None
     placement: Placement

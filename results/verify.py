@@ -22,6 +22,7 @@ from results.study import CORRUPT, load_study
 from results.verify_check import Check, Mismatch
 
 if TYPE_CHECKING:
+    import pathlib
     from collections.abc import Mapping
 
     from results.raw_trial import RawTrial
@@ -114,6 +115,8 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
     is_usable = raw.is_complete and (
         not turns or any(not turn.get("void_reason") for turn in turns)
     )
+    if not turns and any(map(raw_trial.is_gpu_void, _gpu_uses(folder))):
+        is_usable = False
     check.compare(
         _STATUS,
         f"trials/{entry.trial_id}/status.json status",
@@ -122,8 +125,17 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
     )
 
 
+def _gpu_uses(folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns what a trial's GPUs did in its window; empty without GPUs."""
+    try:
+        env = json.loads((folder / "env.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    return list(env.get("gpu_uses", ()))
+
+
 def _without_load(turn: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = {*_LOADS, "void_reason", "is_void"}
+    left_out = {*_LOADS, "gpus", "void_reason", "is_void"}
     return {name: value for name, value in turn.items() if name not in left_out}
 
 
@@ -159,6 +171,9 @@ def _verify_load(
         return
     for name in sorted(_LOADS):
         check.compare(_LOAD, f"{label}.{name}", stated.get(name), derived[name])
+    if stated.get("gpus") or derived["gpus"]:
+        gpus = stated.get("gpus", [])
+        _compare(gpus, derived["gpus"], _LOAD, f"{label}.gpus", check)
     reason = stated.get("void_reason", "")
     numbers = {
         round(100 * (stated.get("foreign_cpu_fraction") or 0)),
@@ -168,6 +183,8 @@ def _verify_load(
         stated.get("num_throttled"),
         stated.get("num_retraces"),
     }
+    for use in stated.get("gpus", ()):
+        numbers |= {use["index"], use["num_foreign_processes"]}
     is_explained = {int(text) for text in re.findall(r"\d+", reason)} <= numbers
     check.compare(
         _LOAD,

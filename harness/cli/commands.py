@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, progress, running, study_status
+from harness.cli import exit_codes, gpu_readiness, progress, running, study_status
 from harness.errors import DoesNotFitError, StudyError
-from harness.machine import gpus, topology
-from harness.placement import gpu_threads
+from harness.machine import gpu_choice, topology
 from harness.planning import cases, controls, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
@@ -85,16 +84,14 @@ def sweep(
         study_module.check_name(study)
     _check_runs_dir(runs_dir)
     cpus = topology.read_topology()
-    num_gpus = len(gpus.visible_gpus()) if request.device == "gpu" else None
     machine = cases.Machine(
         num_available_cores=cpus.num_available_cores,
-        num_gpus=num_gpus,
-        variables=gpu_threads.with_launch_threads(
-            variables.identity_variables(os.environ), request.device
-        ),
+        num_gpus=_count_gpus() if request.device == "gpu" else None,
+        variables=variables.identity_variables(os.environ),
     )
     planned = plan_module.plan_sweep(request, machine)
     (check or _accept)(planned)
+    gpu_readiness.check_models(planned.trials)
     name = study or name_prefix + study_module.default_name(planned)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
@@ -119,6 +116,10 @@ def sweep(
             is_json=is_json,
         )
     conclude = conclude or functools.partial(running.conclude_sweep, is_json=is_json)
+    missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
+    replaced = gpu_readiness.check_sweep(
+        missing, overrides, None if is_failed_retried else runs_dir, study=name
+    )
     store = Store.create(root)
     with lock_study(root):
         # Read it again under the lock: another harness may just have written it.
@@ -137,7 +138,7 @@ def sweep(
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
             trees=_trees(request),
-            **(overrides or {}),
+            **replaced,
         )
         try:
             return running.run_until_done(
@@ -163,6 +164,10 @@ def sweep(
             return running.run_until_done(
                 store, plan.trials, settings, runs_dir, conclude
             )
+
+
+def _count_gpus() -> int:
+    return len(gpu_choice.visible_gpus())
 
 
 def _accept(_planned: PlannedSweep) -> None:
@@ -198,13 +203,17 @@ def resume(
     study_module.check_code(plan)
     with lock_study(root):
         _check_readable(store)
+        missing = run.missing_trials(
+            store, plan.trials, is_failed_retried=is_failed_retried
+        )
+        replaced = gpu_readiness.check_sweep(missing, overrides)
         settings = RunSettings(
             timeout_sec=timeout_sec or plan.timeout_sec,
             is_failed_retried=is_failed_retried,
             are_checkpoints_kept=are_checkpoints_kept,
             data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
             measuring=plan.measuring,
-            **(overrides or {}),
+            **replaced,
         )
         conclude = functools.partial(running.conclude_sweep, is_json=is_json)
         return running.run_until_done(
@@ -254,6 +263,15 @@ def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) ->
     return study_status.name_problems(store)
 
 
+def _missing(
+    root: Path, asked: Sequence[PlannedTrial], *, is_failed_retried: bool = False
+) -> list[PlannedTrial]:
+    """Returns the trials that are to run, of a study that may not exist yet."""
+    if not (root / "trials").is_dir():
+        return list(asked)
+    return run.missing_trials(Store(root), asked, is_failed_retried=is_failed_retried)
+
+
 def _print_plan(
     plan: Plan,
     asked: Sequence[PlannedTrial],
@@ -263,9 +281,7 @@ def _print_plan(
     runs_dir: Path,
     is_json: bool,
 ) -> int:
-    missing = list(asked)
-    if (root / "trials").is_dir():
-        missing = run.missing_trials(Store(root), asked, is_failed_retried=False)
+    missing = _missing(root, asked)
     guess = estimate.estimate(missing, estimate.read_durations(runs_dir))
     if is_json:
         data = plan.model_dump(mode="json")

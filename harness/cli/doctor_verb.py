@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.cli import exit_codes
-from harness.doctor import canaries, diagnose, pair
+from harness.doctor import canaries, diagnose, gpu_canary, pair
 from harness.errors import ParseError
 from harness.run.sweep import stop_signals
+from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.doctor.finding import Finding
+    from harness.trial.gpu_probe import Probe
 
     Measure = Callable[[Sequence[int]], Sequence[Finding]]
 
@@ -26,15 +28,24 @@ _PIPE_WIDTH = 140
 _STYLES = {"ok": "green", "caution": "yellow", "bad": "bold red"}
 
 
-def doctor(*, is_json: bool, relay_sec: float) -> int:
+def doctor(
+    *,
+    is_json: bool,
+    relay_sec: float,
+    device: str = "cpu",
+    probe: Probe = gpu_probe.probe,
+) -> int:
     """Checks the machine; returns UNFIT where timings would be unusable.
 
     Args:
       is_json: Whether data is printed in place of the table.
       relay_sec: Time for the relay of an A/A pair; 0 leaves it out.
+      device: What a sweep would run on; ``gpu`` adds checks of the GPUs together.
+      probe: Returns what TensorFlow sees; tests pass a fake one.
 
     Raises:
       ParseError: Too little time for a relay.
+      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
     """
     if 0 < relay_sec < pair.LEAST_SEC:
         raise ParseError(
@@ -45,6 +56,9 @@ def doctor(*, is_json: bool, relay_sec: float) -> int:
     if relay_sec:
         measures.append(functools.partial(pair.check_pair, duration_sec=relay_sec))
     duration_sec = diagnose.DURATION_SEC + relay_sec
+    if device == "gpu":
+        measures.append(functools.partial(gpu_canary.check_gpus, probe=probe))
+        duration_sec += gpu_canary.DURATION_SEC
     click.echo(f"checking for about {duration_sec:.0f} s ...", err=True)
     with stop_signals():
         findings = diagnose.diagnose(measures=measures)

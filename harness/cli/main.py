@@ -25,7 +25,7 @@ from harness.cli.sweep_options import (
     request_options,
     runs_dir_option,
 )
-from harness.errors import HarnessError, Interrupted
+from harness.errors import HarnessError, Interrupted, UnfitMachineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -247,8 +247,15 @@ def history(
     metavar="SECONDS",
     help="Time for a relay of two equal cases; 0 leaves it out.",
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    default="cpu",
+    show_default=True,
+    help="What a sweep would run on; gpu checks the GPUs with TensorFlow as well.",
+)
 @json_option
-def doctor(*, relay_sec: float, is_json: bool) -> int:
+def doctor(*, relay_sec: float, device: str, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
 
     Looks for neighbours, throttling, swap and settings, measures what a core does when
@@ -257,7 +264,7 @@ def doctor(*, relay_sec: float, is_json: bool) -> int:
     """
     from harness.cli import doctor_verb
 
-    return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec)
+    return doctor_verb.doctor(is_json=is_json, relay_sec=relay_sec, device=device)
 
 
 for _verb in VERBS:
@@ -298,7 +305,8 @@ def main(
         if message is None:
             return _tell_fault(error)
         click.echo(f"error: {one_line(message)}", err=True)
-        return exit_codes.USAGE
+        is_unfit = isinstance(error, UnfitMachineError)
+        return exit_codes.UNFIT if is_unfit else exit_codes.USAGE
     return int(code or exit_codes.OK)
 
 

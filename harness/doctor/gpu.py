@@ -1,30 +1,39 @@
-"""Checks of the GPUs: who else uses them, and whether their clock is lowered."""
+"""Checks of the GPUs: other users, a lowered clock, what TensorFlow can use of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from harness.doctor.finding import Finding, bad, caution, ok
+from harness.machine import gpu_choice
+from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.doctor.gpu_state import GpuState
-
-_NOTABLE_UTILIZATION = 0.05
+    from harness.machine.gpus import Gpu
+    from harness.trial.gpu_probe import Probe, TensorFlowGpus
 
 
 def check_gpus(states: Sequence[GpuState]) -> list[Finding]:
     """Returns one finding for each GPU, or one that says that there is none."""
     if not states:
         return [ok("GPU", "none visible")]
-    return [_check(f"GPU {index}", state) for index, state in enumerate(states)]
+    return [_check(f"GPU {state.index}", state) for state in states]
 
 
 def _check(check: str, state: GpuState) -> Finding:
     found = _facts(state)
-    if state.num_users or (state.utilization or 0.0) > _NOTABLE_UTILIZATION:
+    if state.is_busy:
         advice = "end its other users (nvidia-smi), or hide it: CUDA_VISIBLE_DEVICES"
+        return bad(check, found, advice)
+    if state.num_uncorrected_errors:
+        advice = "reset it (sudo nvidia-smi --gpu-reset), or have its memory replaced"
+        return bad(check, found, advice)
+    if state.is_capped:
+        watts = state.default_power_limit_watts
+        advice = f"sudo nvidia-smi -i {state.index} -pl {watts:.0f}"
         return bad(check, found, advice)
     if state.slowed_by:
         advice = "let it cool, or raise its power limit: its clock is lowered"
@@ -47,6 +56,11 @@ def _facts(state: GpuState) -> str:
         parts.append(f"{state.clock_mhz} of {state.max_clock_mhz} MHz")
     if state.temperature_celsius is not None:
         parts.append(f"{state.temperature_celsius} degrees Celsius")
+    if state.is_capped:
+        limits = state.power_limit_watts, state.default_power_limit_watts
+        parts.append("limited to {:.0f} of {:.0f} W".format(*limits))
+    if state.num_uncorrected_errors:
+        parts.append(f"{state.num_uncorrected_errors} uncorrected ECC errors")
     if state.slowed_by:
         parts.append(f"slowed by {' and '.join(state.slowed_by)}")
     return ", ".join(parts)
@@ -54,3 +68,93 @@ def _facts(state: GpuState) -> str:
 
 def _plural(count: int) -> str:
     return "" if count == 1 else "es"
+
+
+def check_set(
+    visible: Sequence[Gpu],
+    *,
+    driver: str | None,
+    cuda: str | None,
+    installed: str = "",
+    probe: Probe = gpu_probe.probe,
+) -> list[Finding]:
+    """Returns the findings about all GPUs together, for a sweep on them.
+
+    Args:
+      visible: The GPUs that CUDA_VISIBLE_DEVICES allows.
+      driver: Version of the driver; None without one.
+      cuda: The newest CUDA that it supports.
+      installed: The version of CUDA's libraries beside TensorFlow; "" without.
+      probe: Returns what TensorFlow sees; tests pass a fake one.
+    """
+    if not visible:
+        found = "none" if driver is None else f"none visible, driver {driver}"
+        advice = "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES"
+        return [bad("GPUs", found, advice)]
+    findings = [_check_models(visible), _check_mig(visible)]
+    ids = [gpu.cuda_id for gpu in visible]
+    try:
+        seen = probe(ids)
+    except gpu_probe.MissingGpuError as error:
+        return [*findings, bad("TensorFlow", str(error), gpu_probe.INSTALL)]
+    return [
+        *findings,
+        _check_seen(seen, ids),
+        _check_driver(seen, driver, cuda, installed),
+    ]
+
+
+def _check_models(visible: Sequence[Gpu]) -> Finding:
+    names = {gpu.name for gpu in visible}
+    found = f"{len(visible)} visible, {gpu_choice.models(visible)}"
+    if len(names) > 1:
+        advice = "hide those of other models: CUDA_VISIBLE_DEVICES"
+        return bad("GPU models", found, advice)
+    return ok("GPU models", f"{len(visible)} of model {visible[0].name}")
+
+
+def _check_mig(visible: Sequence[Gpu]) -> Finding:
+    instances = [gpu for gpu in visible if gpu.is_mig]
+    if not instances:
+        return ok("MIG", "off")
+    return bad(
+        "MIG",
+        f"on, {len(instances)} instances: CUDA gives a process one at most",
+        "sudo nvidia-smi -mig 0, or sweep with --replicas 1",
+    )
+
+
+def _check_seen(seen: TensorFlowGpus, ids: Sequence[str]) -> Finding:
+    text = gpu_probe.complaint(seen, ids)
+    if text:
+        found, _, advice = text.partition(": ")
+        return bad("TensorFlow", found, advice)
+    return ok("TensorFlow", f"sees all {len(ids)} GPUs")
+
+
+def _check_driver(
+    seen: TensorFlowGpus, driver: str | None, cuda: str | None, installed: str
+) -> Finding:
+    found = f"{driver} for CUDA up to {cuda}"
+    if seen.cuda_version:
+        found += (
+            f"; TensorFlow was built with CUDA {seen.cuda_version}, cuDNN"
+            f" {seen.cudnn_version}"
+        )
+    if installed:
+        found += f", has CUDA {installed} beside it"
+    wanted = max(_numbers(seen.cuda_version), _numbers(installed))
+    offered = _numbers(cuda or "")
+    if wanted and offered and offered[:1] < wanted[:1]:
+        version = ".".join(map(str, wanted))
+        advice = f"install a driver for CUDA {version} or newer"
+        return bad("driver", found, advice)
+    if wanted and offered and offered < wanted:
+        advice = "a newer driver: kernels that are compiled at run time may not load"
+        return caution("driver", found, advice)
+    return ok("driver", found)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(map(str.isdecimal, parts)) else ()

@@ -1,21 +1,18 @@
-"""What the driver says about each GPU now: users, clock, temperature, throttling."""
+"""What the driver says about each GPU now: users, clock, power, errors."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from harness.machine import gpus
-from results.texts import printable
+from harness.machine import gpu_choice, gpus
 
-# Bits of NVML's reasons for a lower clock; idle and settings by the user are none.
-_REASONS = {
-    0x4: "power limit",
-    0x8: "hardware slowdown",
-    0x20: "heat",
-    0x40: "heat (hardware)",
-    0x80: "power brake",
-}
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.machine.gpus import Gpu
+
+_NOTABLE_UTILIZATION = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +27,11 @@ class GpuState:
       max_clock_mhz: The highest one.
       temperature_celsius: Of the chip.
       slowed_by: Why its clock is lowered; empty if it is not.
+      index: Its number for the driver.
+      power_limit_watts: The most power that it may draw now.
+      default_power_limit_watts: The same, as delivered.
+      num_uncorrected_errors: ECC errors since the last reset.
+      is_mig: Whether it is an instance of a GPU in MIG mode.
     """
 
     name: str
@@ -39,49 +41,76 @@ class GpuState:
     max_clock_mhz: int | None
     temperature_celsius: int | None
     slowed_by: tuple[str, ...]
+    index: int = 0
+    power_limit_watts: float | None = None
+    default_power_limit_watts: float | None = None
+    num_uncorrected_errors: int | None = None
+    is_mig: bool = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others use it."""
+        return bool(self.num_users) or (self.utilization or 0.0) > _NOTABLE_UTILIZATION
+
+    @property
+    def is_capped(self) -> bool:
+        """Whether it may draw less power than as delivered."""
+        limit, default = self.power_limit_watts, self.default_power_limit_watts
+        return limit is not None and default is not None and limit < default
 
 
-def read_gpu_states(own_pid: int) -> tuple[GpuState, ...]:
-    """Returns the state of every GPU; none without a driver.
+def read_gpu_states(
+    own_pid: int, chosen: Sequence[Gpu] | None = None
+) -> tuple[GpuState, ...]:
+    """Returns the state of some GPUs; none without a driver.
 
     Args:
       own_pid: A process that does not count as a user.
-    """
-    try:
-        import pynvml
+      chosen: The GPUs; by default those that CUDA_VISIBLE_DEVICES allows.
 
-        with gpus.driver():
-            count = int(pynvml.nvmlDeviceGetCount())
-            return tuple(_read(pynvml, i, own_pid) for i in range(count))
+    Raises:
+      PlanError: CUDA_VISIBLE_DEVICES names a GPU that does not exist, or one twice.
+    """
+    import pynvml
+
+    wanted = gpu_choice.visible_gpus() if chosen is None else chosen
+    try:
+        with gpus.driver() as nvml:
+            return tuple(_read(nvml, gpu, own_pid) for gpu in wanted)
     except pynvml.NVMLError:
         return ()
 
 
-def _read(nvml: Any, index: int, own_pid: int) -> GpuState:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    users = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
-    rates = _ask(nvml, "nvmlDeviceGetUtilizationRates", handle)
-    reasons = _ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0
+def _read(nvml: Any, gpu: Gpu, own_pid: int) -> GpuState:
+    handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
+
+    def ask(name: str, *arguments: Any) -> Any:
+        return gpus.ask(nvml, name, handle, *arguments)
+
+    users = ask("nvmlDeviceGetComputeRunningProcesses")
+    rates = ask("nvmlDeviceGetUtilizationRates")
+    reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+    limit = ask("nvmlDeviceGetEnforcedPowerLimit")
+    default = ask("nvmlDeviceGetPowerManagementDefaultLimit")
     return GpuState(
-        name=printable(str(nvml.nvmlDeviceGetName(handle))),
+        name=gpu.name,
         num_users=None
         if users is None
         else sum(1 for user in users if user.pid != own_pid),
         utilization=None if rates is None else rates.gpu / 100,
-        clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
-        max_clock_mhz=_ask(
-            nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM
+        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        temperature_celsius=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        slowed_by=tuple(
+            reason for bit, reason in gpus.THROTTLE_REASONS.items() if reasons & bit
         ),
-        temperature_celsius=_ask(
-            nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
+        index=gpu.index,
+        power_limit_watts=None if limit is None else limit / 1000,
+        default_power_limit_watts=None if default is None else default / 1000,
+        num_uncorrected_errors=ask(
+            "nvmlDeviceGetTotalEccErrors",
+            nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.NVML_VOLATILE_ECC,
         ),
-        slowed_by=tuple(text for bit, text in _REASONS.items() if reasons & bit),
+        is_mig=gpu.is_mig,
     )
-
-
-def _ask(nvml: Any, name: str, *arguments: Any) -> Any:
-    """Returns an answer of the driver; None where this GPU does not support it."""
-    try:
-        return getattr(nvml, name)(*arguments)
-    except nvml.NVMLError:
-        return None

@@ -1,8 +1,8 @@
 """What disturbed one turn of a trial, and whether the turn is void for it.
 
-A turn is judged by the load of others on its own cores, by throttling and by retracing;
-never by its own duration, which is what is being measured: dropping slow turns would
-make every case look fast.
+A turn is judged by the load of others on its own cores and GPUs, by throttling and by
+retracing; never by its own duration, which is what is being measured: dropping slow
+turns would make every case look fast.
 
 Counters of the kernel move in ticks of 10 ms, which is 3.3 % of a turn of 0.3 s. So a
 difference of one tick per core can be rounding: it is no evidence, and is allowed on
@@ -16,9 +16,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from harness.machine.core_clock import TICK_SEC
+from results import gpu_record
 
 if TYPE_CHECKING:
     from harness.machine.core_clock import CoreClock, CoreTimes
+    from results.gpu_record import GpuUse
 
 MAX_FOREIGN_FRACTION = 0.03
 MAX_STOLEN_FRACTION = 0.01
@@ -41,6 +43,7 @@ class Disturbance:
         a core, summed over them; also for one another.
       num_throttled: Times that the CPU quota or heat slowed the trial's cores.
       throttled_sec: Time for which the CPU quota stopped processes.
+      gpus: What the trial's GPUs did; none on a CPU.
     """
 
     foreign_cpu_fraction: float | None
@@ -50,6 +53,7 @@ class Disturbance:
     run_delay_sec: float | None
     num_throttled: int | None
     throttled_sec: float | None
+    gpus: tuple[GpuUse, ...] = ()
 
 
 def between(start: CoreClock, end: CoreClock) -> Disturbance:
@@ -97,6 +101,9 @@ def void_reason(disturbance: Disturbance, num_retraces: int) -> str:
         ).replace("%", " %")
     if disturbance.num_throttled:
         return f"its cores were throttled {_times(disturbance.num_throttled)}"
+    reason = gpu_record.void_reason(disturbance.gpus)
+    if reason:
+        return reason
     if num_retraces:
         return f"its step function was retraced {_times(num_retraces)}"
     return ""

@@ -1,20 +1,61 @@
-"""Counts and names NVIDIA GPUs through the driver, without TensorFlow."""
+"""The NVIDIA GPUs of this machine through the driver, without TensorFlow."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-from typing import TYPE_CHECKING
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from results.texts import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
 NO_GPU = "-1"
 """The value of ``CUDA_VISIBLE_DEVICES`` that hides all of them."""
 
+THROTTLE_REASONS = {
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x20: "heat",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+"""Bits of NVML's reasons for a lower clock; idle and settings by the user are none."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU, or an instance of one that is in MIG mode.
+
+    Attributes:
+      index: Its number for the driver, in the order of PCI addresses.
+      uuid: Its name for the driver.
+      name: Product name.
+      memory_bytes: Size of its memory; None if the driver does not say.
+      node: NUMA node that it is attached to; None if the kernel does not say.
+      is_mig: Whether it is an instance of a GPU in MIG mode.
+      has_number: Whether CUDA numbers the GPUs of this machine as the driver does; not
+        where one of them is in MIG mode.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    memory_bytes: int | None = None
+    node: int | None = None
+    is_mig: bool = False
+    has_number: bool = True
+
+    @property
+    def cuda_id(self) -> str:
+        """Its name in ``CUDA_VISIBLE_DEVICES``."""
+        return str(self.index) if self.has_number else self.uuid
+
 
 @contextlib.contextmanager
-def driver() -> Iterator[object]:
+def driver() -> Iterator[Any]:
     """Opens the driver's library; raises NVMLError where there is none."""
     import pynvml
 
@@ -25,48 +66,103 @@ def driver() -> Iterator[object]:
         pynvml.nvmlShutdown()
 
 
-def visible_gpus(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Returns the ids of the GPUs this process may use, for CUDA_VISIBLE_DEVICES.
-
-    A CUDA_VISIBLE_DEVICES that is already set is respected: as in CUDA, an id that
-    does not exist hides itself and all ids after it. Without a driver, none are found.
-    """
-    num_gpus = len(gpu_names())
-    limit = environment.get("CUDA_VISIBLE_DEVICES")
-    if limit is None:
-        return tuple(str(i) for i in range(num_gpus))
-    ids: list[str] = []
-    for text in limit.split(","):
-        name = text.strip()
-        is_index = name.isdigit() and int(name) < num_gpus
-        is_uuid = name.startswith(("GPU-", "MIG-")) and num_gpus > 0
-        if not (is_index or is_uuid):
-            break
-        ids.append(name)
-    return tuple(ids)
-
-
-def gpu_names() -> tuple[str, ...]:
-    """Returns the product names of all GPUs; empty without a driver."""
+def ask(nvml: Any, name: str, *arguments: Any) -> Any:
+    """Returns an answer of the driver; None where this GPU does not support it."""
     try:
-        import pynvml
+        return getattr(nvml, name)(*arguments)
+    except nvml.NVMLError:
+        return None
 
-        with driver():
-            handles = [
-                pynvml.nvmlDeviceGetHandleByIndex(i)
-                for i in range(pynvml.nvmlDeviceGetCount())
+
+def read_gpus(root: Path = Path("/")) -> tuple[Gpu, ...]:
+    """Returns all GPUs, with the instances of those in MIG mode; none without a driver.
+
+    Args:
+      root: The file system root; tests pass a fake one.
+    """
+    import pynvml
+
+    try:
+        with driver() as nvml:
+            found = [
+                gpu
+                for index in range(nvml.nvmlDeviceGetCount())
+                for gpu in _read(nvml, index, root)
             ]
-            return tuple(str(pynvml.nvmlDeviceGetName(h)) for h in handles)
     except pynvml.NVMLError:
         return ()
+    if any(gpu.is_mig for gpu in found):
+        found = [dataclasses.replace(gpu, has_number=False) for gpu in found]
+    return tuple(found)
+
+
+def _read(nvml: Any, index: int, root: Path) -> Iterator[Gpu]:
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    pci = ask(nvml, "nvmlDeviceGetPciInfo", handle)
+    node = None if pci is None else read_node(_text(pci.busId), root)
+    mode = ask(nvml, "nvmlDeviceGetMigMode", handle)
+    if not mode or not mode[0]:
+        yield _describe(nvml, handle, index, node, is_mig=False)
+        return
+    for place in range(ask(nvml, "nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+        instance = ask(nvml, "nvmlDeviceGetMigDeviceHandleByIndex", handle, place)
+        if instance is not None:
+            yield _describe(nvml, instance, index, node, is_mig=True)
+
+
+def _describe(
+    nvml: Any, handle: Any, index: int, node: int | None, *, is_mig: bool
+) -> Gpu:
+    memory = ask(nvml, "nvmlDeviceGetMemoryInfo", handle)
+    return Gpu(
+        index=index,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=printable(_text(nvml.nvmlDeviceGetName(handle))),
+        memory_bytes=None if memory is None else int(memory.total),
+        node=node,
+        is_mig=is_mig,
+    )
+
+
+def _text(value: Any) -> str:
+    """Older versions of the library return bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def read_node(bus_id: str, root: Path = Path("/")) -> int | None:
+    """Returns the NUMA node of a PCI address; None if the kernel does not know it.
+
+    Args:
+      bus_id: As the driver writes it, with eight digits of the domain.
+      root: The file system root; tests pass a fake one.
+    """
+    domain, _, rest = bus_id.lower().partition(":")
+    path = root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node"
+    try:
+        node = int(path.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
 
 
 def driver_version() -> str | None:
     """Returns the version of the NVIDIA driver; None without one."""
-    try:
-        import pynvml
+    import pynvml
 
-        with driver():
-            return str(pynvml.nvmlSystemGetDriverVersion())
+    try:
+        with driver() as nvml:
+            return _text(nvml.nvmlSystemGetDriverVersion())
     except pynvml.NVMLError:
         return None
+
+
+def cuda_version() -> str | None:
+    """Returns the newest CUDA that the driver supports; None without a driver."""
+    import pynvml
+
+    try:
+        with driver() as nvml:
+            number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+    except pynvml.NVMLError:
+        return None
+    return f"{number // 1000}.{number % 1000 // 10}"

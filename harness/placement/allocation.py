@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from harness.placement import gpu_threads
 from harness.placement.processes import Processes
 from results.records import Placement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from harness.machine.topology import CpuTopology, LogicalCpu
 
@@ -39,6 +38,7 @@ def place(
     cores_per_replica: int,
     device: Literal["cpu", "gpu"],
     processes: Processes = _ONE_PROCESS,
+    gpu_nodes: Sequence[int | None] = (),
 ) -> Placement:
     """Returns the placement of one trial.
 
@@ -55,12 +55,14 @@ def place(
       cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
       communicates while it computes. Of one of several programs that never communicate
       (the control ``solo``): one, as of a single replica.
-    - On GPUs, both pools get the cores that threads which launch kernels leave
-      (``gpu_threads``); the second is never smaller than on the CPU.
+    - A replica on a GPU gets cores of the NUMA node that its GPU is attached to, as far
+      as that node has enough (``near_gpus``).
     - Replicas on the cores of one machine share memory bandwidth and caches:
       ``shared``.
     """
-    slots = _ordered(topology, cores_per_replica)
+    slots = near_gpus(
+        _ordered(topology, cores_per_replica), cores_per_replica, gpu_nodes
+    )
     num_wanted = num_replicas * cores_per_replica
     num_available = topology.num_available_cores
     chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
@@ -73,24 +75,43 @@ def place(
             else chosen
             for kind, index in processes.members
         ]
-    num_intra_op_threads = cores_per_replica
-    if device == "gpu":
-        num_gpus = 1 if processes.are_several else num_replicas
-        num_intra_op_threads = gpu_threads.num_pool_threads(cores_per_replica, 1)
-        num_inter_op_threads = max(
-            num_inter_op_threads,
-            gpu_threads.num_pool_threads(min(map(len, cpusets)), num_gpus),
-        )
     return Placement(
         cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
         cores_per_replica=cores_per_replica,
-        num_intra_op_threads=num_intra_op_threads,
+        num_intra_op_threads=cores_per_replica,
         num_inter_op_threads=num_inter_op_threads,
         num_available_cores=num_available,
         cgroup_quota_cores=topology.quota_cores,
         is_oversubscribed=num_wanted > num_available,
         device_sharing="exclusive" if device == "gpu" else "shared",
     )
+
+
+def near_gpus(
+    slots: Sequence[LogicalCpu], num_per_gpu: int, nodes: Sequence[int | None]
+) -> list[LogicalCpu]:
+    """Returns the CPUs in an order in which each GPU's are on its own NUMA node.
+
+    Args:
+      slots: The CPUs, in the order in which replicas would take them.
+      num_per_gpu: CPUs of each GPU: the first ones are those of the first GPU.
+      nodes: The NUMA node of each GPU; None where the kernel does not say.
+
+    Returns:
+      The same CPUs. A GPU whose node has too few left takes the first of the others.
+    """
+    left = list(slots)
+    wanted: list[list[LogicalCpu]] = []
+    for node in nodes:  # all get those of their own node before any takes others
+        near = [cpu for cpu in left if cpu.node == node][:num_per_gpu]
+        wanted.append(near)
+        left = [cpu for cpu in left if cpu not in near]
+    ordered: list[LogicalCpu] = []
+    for near in wanted:
+        num_missing = num_per_gpu - len(near)
+        ordered += [*near, *left[:num_missing]]
+        left = left[num_missing:]
+    return ordered + left
 
 
 def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:

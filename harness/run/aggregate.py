@@ -8,7 +8,9 @@ import math
 import signal
 from typing import TYPE_CHECKING
 
+from harness.run.out_of_memory import is_out_of_memory
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
+from results import gpu_record
 from results.limits import MAX_TEXT
 from results.records import (
     Control,
@@ -28,10 +30,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.launch import TrialExit
+    from results.gpu_record import GpuUse
     from results.records import TrialSpec, Turn
 
 CONSEQUENCE_TYPES = ("WorkerLostError",)
-OUT_OF_MEMORY_TYPES = ("MemoryError", "OutOfMemoryError", "ResourceExhaustedError")
 _STDERR_TAIL_BYTES = 8_000
 
 
@@ -123,6 +125,37 @@ def _complete(
         )
         return Conclusion(status=TrialStatus.VOID, failure=failure, result=result)
     return Conclusion(status=TrialStatus.OK, failure=None, result=result)
+
+
+def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
+    """Returns start and end of the window of a trial; None where it has no result."""
+    if conclusion.result is None:
+        return None, None
+    ranks = conclusion.result.ranks
+    return (
+        max(rank.window_start_ns for rank in ranks),
+        max(rank.window_end_ns for rank in ranks),
+    )
+
+
+def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
+    """Returns the conclusion, void where others or heat disturbed the trial's GPUs.
+
+    Args:
+      conclusion: Of a trial that had the machine to itself.
+      uses: What its GPUs did in its window.
+    """
+    reason = gpu_record.void_reason(uses)
+    if conclusion.status is not TrialStatus.OK or not reason:
+        return conclusion
+    failure = Failure(
+        phase=Phase.MEASURE,
+        reason=one_line(
+            f"{reason} while it was measured; run 'python -m harness doctor --device"
+            " gpu', then repeat the sweep with --retry failed"
+        ),
+    )
+    return dataclasses.replace(conclusion, status=TrialStatus.VOID, failure=failure)
 
 
 def make_result(
@@ -245,9 +278,9 @@ def _recorded_failure(log: RankLog) -> Conclusion:
             exception_type="RankFileError",
             traceback=str(error),
         )
-    is_out_of_memory = failure.exception_type in OUT_OF_MEMORY_TYPES
+    is_memory = is_out_of_memory(failure)
     return Conclusion(
-        status=TrialStatus.OUT_OF_MEMORY if is_out_of_memory else TrialStatus.FAILED,
+        status=TrialStatus.OUT_OF_MEMORY if is_memory else TrialStatus.FAILED,
         failure=failure,
         result=None,
     )
@@ -270,7 +303,11 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
         )
     how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
     reason = f"the process exited before it completed, with {how}: {_where(log)}"
-    return _failed(log.phase, reason, traceback=tail)
+    conclusion = _failed(log.phase, reason, traceback=tail)
+    # Libraries of CUDA end the process where they cannot allocate.
+    if conclusion.failure is not None and is_out_of_memory(conclusion.failure):
+        return dataclasses.replace(conclusion, status=TrialStatus.OUT_OF_MEMORY)
+    return conclusion
 
 
 def _signal_name(number: int) -> str:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import DoesNotFitError
 from harness.machine import core_clock, disturbance
 from harness.machine.free_memory import read_free_memory
+from harness.machine.gpu_watch import GpuWatch
 from harness.run import trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
 from results.measuring import MAX_ATTEMPTS, Control, Turn
@@ -222,16 +223,18 @@ def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) ->
     num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
     for attempt in range(MAX_ATTEMPTS):
         pids = [process.pid for process in resident.processes()]
-        before = core_clock.read(resident.cores, pids)
-        resident.send(
-            "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
-        )
-        try:
-            answers = resident.receive("turn")
-        except ResidentEndedError:
-            return
-        after = core_clock.read(resident.cores, pids)
+        with GpuWatch(resident.prepared.gpus) as watch:
+            before = core_clock.read(resident.cores, pids)
+            resident.send(
+                "turn", round_index=round_index, attempt=attempt, num_steps=num_steps
+            )
+            try:
+                answers = resident.receive("turn")
+            except ResidentEndedError:
+                return
+            after = core_clock.read(resident.cores, pids)
         load = disturbance.between(before, after)
+        load = dataclasses.replace(load, gpus=watch.uses())
         turn_file.append(resident.prepared.trial_dir, round_index, attempt, load)
         num_retraces = int(total(answers, "num_retraces"))
         turn = Turn(
@@ -250,6 +253,7 @@ def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) ->
             involuntary_switches=int(total(answers, "involuntary_switches")),
             num_throttled=load.num_throttled,
             num_retraces=num_retraces,
+            gpus=load.gpus,
             void_reason=void_reason(load, num_retraces),
         )
         resident.turns.append(turn)

@@ -18,15 +18,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import catalog
-from harness.errors import PlanError, StudyError
+from harness.errors import StudyError
 from harness.machine import (
     canary,
     disturbance,
     environment,
     foreign_load,
-    gpus,
+    gpu_choice,
     machine_state,
 )
+from harness.machine.gpu_watch import GpuWatch
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import allocation as placement
@@ -39,13 +40,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from harness.machine.disturbance import Disturbance
+    from harness.machine.gpus import Gpu
     from harness.placement.processes import Processes
     from harness.planning.source_tree import SourceTree
     from harness.run.launch import TrialExit
+    from results.gpu_record import GpuUses
     from results.records import Environment, PlannedTrial, Turn
     from results.store import Store
 
     VoidReason = Callable[[Disturbance, int], str]
+    # Takes start and end of a window in nanoseconds; without them, all the time.
+    GpuUsesWithin = Callable[[int | None, int | None], GpuUses]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,6 +94,7 @@ class Prepared:
       command: What starts them; the directory is appended.
       variables: Their environment variables.
       env: The environment record so far.
+      gpus: The GPUs that it has; none on a CPU.
       started_at: Time of day.
       start_sec: The same, on the monotonic clock.
     """
@@ -101,6 +107,7 @@ class Prepared:
     env: Environment
     started_at: str
     start_sec: float
+    gpus: tuple[Gpu, ...] = ()
 
     @property
     def core(self) -> int:
@@ -122,12 +129,16 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     store.write_spec(trial_id, spec)
     backend = catalog.backend(spec.backend)
     processes = processes_of(backend, spec.num_replicas, spec.control)
+    chosen: tuple[Gpu, ...] = ()
+    if spec.device == "gpu":
+        chosen = gpu_choice.choose(gpu_choice.visible_gpus(), spec.num_replicas)
     place = placement.place(
         settings.topology,
         num_replicas=spec.num_replicas,
         cores_per_replica=spec.cores_per_replica,
         device=spec.device,
         processes=processes,
+        gpu_nodes=[gpu.node for gpu in chosen],
     )
     command = tuple(settings.worker_command)
     if processes.are_several:
@@ -136,19 +147,18 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     if spec.revision:
         tree = settings.trees[spec.revision]
         command, source_root = launch.with_python(command, tree.python), tree.root
-    gpu_ids = _gpu_ids(spec.num_replicas) if spec.device == "gpu" else ()
     variables = launch.trial_variables(
         spec,
         place,
         trial_dir,
-        gpu_ids=gpu_ids,
+        gpu_ids=[gpu.cuda_id for gpu in chosen],
         data_dir=settings.data_dir,
         source_root=source_root,
     )
     env = environment.read_environment(
         place,
         variables,
-        gpus=gpus.gpu_names() if gpu_ids else (),
+        gpus=tuple(gpu.name for gpu in chosen),
         inherited=os.environ,
         state=machine_state.read_machine_state(
             [*itertools.chain(*place.cpusets)], source_root=source_root
@@ -163,6 +173,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         env=env,
         started_at=started_at,
         start_sec=start_sec,
+        gpus=chosen,
     )
     env = env.model_copy(update={"canary_before_sec": settings.canary(prepared.core)})
     store.write_env(trial_id, env)
@@ -178,6 +189,7 @@ def record(
     disturbance: Mapping[str, float | None],
     turns: Sequence[Turn] = (),
     duration_sec: float | None = None,
+    gpu_uses: GpuUsesWithin | None = None,
 ) -> StatusRecord:
     """Records the outcome of a trial: environment, result, and status last.
 
@@ -189,14 +201,14 @@ def record(
       disturbance: Fields of ``Environment`` about the load of the machine.
       turns: Those that it took; none for a trial that ran alone.
       duration_sec: The time that it took; by default since it was prepared.
+      gpu_uses: Returns what its GPUs did within a window; None where turns say it.
     """
     spec, trial_id = prepared.trial.spec, prepared.trial.trial_id
-    after = {
+    after: dict[str, object] = {
         **disturbance,
         "load_average_after": os.getloadavg()[0],
         "canary_after_sec": settings.canary(prepared.core),
     }
-    store.write_env(trial_id, prepared.env.model_copy(update=after))
     conclusion = aggregate.conclude(
         trial_id,
         spec,
@@ -205,6 +217,11 @@ def record(
         num_ranks=prepared.processes.num_ranks,
         turns=turns,
     )
+    if gpu_uses is not None and prepared.gpus:
+        uses = gpu_uses(*aggregate.window_ns(conclusion))
+        conclusion = aggregate.judge_gpus(conclusion, uses)
+        after["gpu_uses"] = uses
+    store.write_env(trial_id, prepared.env.model_copy(update=after))
     is_ok = conclusion.status is TrialStatus.OK
     if is_ok and not settings.are_checkpoints_kept:
         checkpoints.remove(prepared.trial_dir)
@@ -233,12 +250,13 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     """
     prepared = prepare(store, trial, settings)
     clock = foreign_load.read_clock()
-    trial_exit = launch.run_tree(
-        prepared.trial_dir,
-        prepared.variables,
-        timeout_sec=settings.timeout_sec,
-        command=prepared.command,
-    )
+    with GpuWatch(prepared.gpus) as watch:
+        trial_exit = launch.run_tree(
+            prepared.trial_dir,
+            prepared.variables,
+            timeout_sec=settings.timeout_sec,
+            command=prepared.command,
+        )
     load = foreign_load.between(
         clock, foreign_load.read_clock(), prepared.env.num_logical_cores
     )
@@ -251,6 +269,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             "foreign_cpu_fraction": load.foreign_fraction,
             "stolen_cpu_fraction": load.stolen_fraction,
         },
+        gpu_uses=watch.uses,
     )
 
 
@@ -275,13 +294,3 @@ def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
             f"cannot remove {str(trial_dir)!r} of an earlier run:"
             f" {error.strerror or error}; remove it by hand"
         ) from error
-
-
-def _gpu_ids(num_replicas: int) -> tuple[str, ...]:
-    ids = gpus.visible_gpus()
-    if len(ids) < num_replicas:
-        raise PlanError(
-            f"the trial needs {num_replicas} GPUs, but this machine shows {len(ids)};"
-            " continue the study on the machine it was planned for"
-        )
-    return ids[:num_replicas]

@@ -27,7 +27,7 @@ def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -
       attempt: Of the turn, from 0.
       load: What disturbed it; resolutions are what can be rounding.
     """
-    line = {
+    line: dict[str, object] = {
         "round_index": round_index,
         "attempt": attempt,
         "foreign_cpu_fraction": load.foreign_cpu_fraction,
@@ -37,5 +37,7 @@ def append(trial_dir: Path, round_index: int, attempt: int, load: Disturbance) -
         "run_delay_sec": load.run_delay_sec,
         "num_throttled": load.num_throttled,
     }
+    if load.gpus:
+        line["gpus"] = [use.model_dump(mode="json") for use in load.gpus]
     with (trial_dir / TURNS_NAME).open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent, measure
+from harness.trial import die_with_parent, gpu_probe, measure
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
@@ -111,6 +111,8 @@ def _serve(placement: Placement) -> int:
     """Becomes a TensorFlow server with the threads of the placement."""
     os.environ["TF_NUM_INTRAOP_THREADS"] = str(placement.num_intra_op_threads)
     os.environ["TF_NUM_INTEROP_THREADS"] = str(placement.num_inter_op_threads)
+    if given := gpu_probe.given_ids():
+        gpu_probe.check(gpu_probe.read_here(), given)
     from replicator import server
 
     server.main([])
@@ -133,7 +135,10 @@ def measure_spec(
     threading = tf.config.threading
     threading.set_intra_op_parallelism_threads(placement.num_intra_op_threads)
     threading.set_inter_op_parallelism_threads(placement.num_inter_op_threads)
-    if spec.device == "gpu":
+    given = gpu_probe.given_ids() if spec.device == "gpu" else ()
+    if given:
+        # Before anything is built: TensorFlow would take the CPU, and say nothing.
+        gpu_probe.check(gpu_probe.read_here(), given)
         # Allocating all of a GPU's memory would hide what the trial needs.
         for gpu in tf.config.list_physical_devices("GPU"):
             tf.config.experimental.set_memory_growth(gpu, True)
@@ -156,13 +161,13 @@ def measure_spec(
         )
         return program
 
-    is_gpu = spec.device == "gpu"
     measure.measure_trial(
         build,
         spec,
         writer,
         example_unit=workload.example_unit,
-        memory=_memory_probe(spec) if is_gpu else ResidentMemory(),
+        # A process that coordinates others has no GPU of its own.
+        memory=DeviceMemory(len(given)) if given else ResidentMemory(),
         channel=channel,
         count_traces=count_functions,
     )
@@ -184,11 +189,6 @@ def _create(spec: TrialSpec) -> Any:
 
         return ReusingReplicator(made)
     return made
-
-
-def _memory_probe(spec: TrialSpec) -> DeviceMemory:
-    is_alone = "TF_CONFIG" not in os.environ
-    return DeviceMemory(spec.num_replicas if is_alone else 1)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,25 @@ def _canary_drift(environments: list[Environment]) -> float | None:
     return max(times) / min(times) - 1 if times else None
 
 
+def _gpus(environments: list[Environment]) -> str:
+    """Says what the GPUs did while trials were measured; "" without GPUs."""
+    uses = [use for env in environments for use in env.gpu_uses]
+    clocks = [use.clock_mhz for use in uses if use.clock_mhz is not None]
+    powers = [use.power_watts for use in uses if use.power_watts is not None]
+    heats = [u.temperature_celsius for u in uses if u.temperature_celsius is not None]
+    reasons = sorted({reason for use in uses for reason in use.slowed_by})
+    parts = []
+    if clocks:
+        parts.append(f"{min(clocks):,.0f} to {max(clocks):,.0f} MHz")
+    if powers:
+        parts.append(f"{min(powers):,.0f} to {max(powers):,.0f} W")
+    if heats:
+        parts.append(f"at most {max(heats):.0f} degrees Celsius")
+    if reasons:
+        parts.append(f"clock lowered by {' and '.join(reasons)}")
+    return ", ".join(parts)
+
+
 def render(view: View) -> Markup:
     """Renders the facts of each environment; warns if there are several."""
     trials: dict[str, list[str]] = collections.defaultdict(list)
@@ -42,6 +61,9 @@ def render(view: View) -> Markup:
             "env": environments[0],
             "trial_ids": trials[fingerprint],
             "drift": _canary_drift(environments),
+            # Trials have different numbers of them.
+            "gpus": max((env.gpus for env in environments), key=len),
+            "gpu_uses": _gpus(environments),
             "loads": [
                 env.load_average_before
                 for env in environments

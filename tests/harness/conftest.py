@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
 from fake_root import FakeRoot
 
 from harness.cli import exit_codes
@@ -19,6 +20,7 @@ from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
+from harness.trial.gpu_probe import TensorFlowGpus
 from results.records import Order, Plan, ScalingMode, TrialSpec
 from results.store import Store
 
@@ -77,6 +79,29 @@ def make_spec() -> Any:
 def fake_root(tmp_path: Path) -> FakeRoot:
     """Returns an empty file system in place of that of the kernel."""
     return FakeRoot(tmp_path / "root")
+
+
+@pytest.fixture
+def install_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that gives this machine a driver with some GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def install(gpus: list[FakeGpu], **fields: Any) -> FakeNvml:
+        made = FakeNvml(gpus, **fields)
+        monkeypatch.setitem(sys.modules, "pynvml", made)
+        return made
+
+    return install
+
+
+@pytest.fixture
+def gpu_overrides(overrides: dict[str, Any]) -> dict[str, Any]:
+    """Returns ``overrides`` with a TensorFlow that sees all GPUs it is given."""
+
+    def probe(ids: Any) -> TensorFlowGpus:
+        return TensorFlowGpus(num_gpus=len(ids), is_built_with_cuda=True)
+
+    return overrides | {"probe": probe}
 
 
 @pytest.fixture

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
-import sys
-import types
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_nvml import FakeGpu, FakeMig, make_gpus
 
 from harness.doctor import gpu, gpu_state
 from harness.doctor.gpu_state import GpuState
 from harness.machine import gpus
+from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
+
+if TYPE_CHECKING:
+    from harness.doctor.finding import Finding
 
 
 def _state(**fields: Any) -> GpuState:
@@ -55,6 +58,18 @@ def _state(**fields: Any) -> GpuState:
             "let it cool, or raise its power limit: its clock is lowered",
         ),
         (
+            {"power_limit_watts": 400.0, "default_power_limit_watts": 700.0},
+            "bad",
+            ".* limited to 400 of 700 W",
+            "sudo nvidia-smi -i 0 -pl 700",
+        ),
+        (
+            {"num_uncorrected_errors": 2},
+            "bad",
+            ".* 2 uncorrected ECC errors",
+            r"reset it \(sudo nvidia-smi --gpu-reset\), or have its memory replaced",
+        ),
+        (
             {"num_users": None, "clock_mhz": None, "temperature_celsius": None},
             "caution",
             "H100, 0 % busy",
@@ -80,73 +95,200 @@ def test_no_gpu_is_fine() -> None:
     assert ("ok", "none visible") == (finding.level, finding.found)
 
 
-class _NVMLError(Exception):
-    pass
-
-
-def _refuse(*_: object) -> None:
-    raise _NVMLError
-
-
-def _make_driver(**functions: Any) -> Any:
-    """A stand-in for the library of the driver, which knows one GPU."""
-    defaults: dict[str, Any] = {
-        "NVMLError": _NVMLError,
-        "NVML_CLOCK_SM": 1,
-        "NVML_TEMPERATURE_GPU": 0,
-        "nvmlInit": lambda: None,
-        "nvmlShutdown": lambda: None,
-        "nvmlDeviceGetCount": lambda: 1,
-        "nvmlDeviceGetHandleByIndex": lambda index: index,
-        "nvmlDeviceGetName": lambda _: "H100",
-        "nvmlDeviceGetComputeRunningProcesses": lambda _: [
-            types.SimpleNamespace(pid=pid) for pid in (7, 8)
-        ],
-        "nvmlDeviceGetUtilizationRates": lambda _: types.SimpleNamespace(gpu=25),
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda _: 0x1 | 0x4 | 0x20,
-        "nvmlDeviceGetClockInfo": lambda *_: 1200,
-        "nvmlDeviceGetMaxClockInfo": lambda *_: 1980,
-        "nvmlDeviceGetTemperature": lambda *_: 80,
-        "nvmlSystemGetDriverVersion": lambda: "570.1",
-    }
-    return types.SimpleNamespace(**(defaults | functions))
-
-
-def test_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked(install_gpus: Any) -> None:
     """This process is no other user; an idle clock is no throttling."""
-    monkeypatch.setitem(sys.modules, "pynvml", _make_driver())
+    gpu = FakeGpu(
+        users=[7, 8],
+        utilization=25,
+        reasons=0x1 | 0x4 | 0x20,
+        clock_mhz=1200,
+        temperature_celsius=80,
+        power_limit_watts=400,
+        uncorrected_errors=3,
+    )
+    nvml = install_gpus([gpu])
     (state,) = gpu_state.read_gpu_states(8)
 
     assert state == GpuState(
-        name="H100",
+        name="NVIDIA H100 80GB HBM3",
         num_users=1,
         utilization=0.25,
         clock_mhz=1200,
         max_clock_mhz=1980,
         temperature_celsius=80,
         slowed_by=("power limit", "heat"),
+        power_limit_watts=400.0,
+        default_power_limit_watts=700.0,
+        num_uncorrected_errors=3,
     )
-    assert "570.1" == gpus.driver_version()
+    assert 0 == nvml.num_open
 
 
-def test_what_a_gpu_does_not_support_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
     """Old and virtual GPUs answer a part of the questions."""
-    names = [
-        name
-        for name in vars(_make_driver())
-        if name.startswith("nvmlDeviceGet") and not name.endswith(("Count", "Name"))
-    ]
-    refused = {n: _refuse for n in names if n != "nvmlDeviceGetHandleByIndex"}
-    monkeypatch.setitem(sys.modules, "pynvml", _make_driver(**refused))
+    names = (
+        "ComputeRunningProcesses",
+        "UtilizationRates",
+        "CurrentClocksThrottleReasons",
+        "ClockInfo",
+        "MaxClockInfo",
+        "Temperature",
+        "EnforcedPowerLimit",
+        "PowerManagementDefaultLimit",
+        "TotalEccErrors",
+    )
+    unsupported = frozenset(f"nvmlDeviceGet{name}" for name in names)
+    install_gpus([FakeGpu(unsupported=unsupported)])
     (state,) = gpu_state.read_gpu_states(8)
 
-    assert state.num_users is state.utilization is state.clock_mhz is None
-    assert () == state.slowed_by
+    assert state == GpuState(
+        name="NVIDIA H100 80GB HBM3",
+        num_users=None,
+        utilization=None,
+        clock_mhz=None,
+        max_clock_mhz=None,
+        temperature_celsius=None,
+        slowed_by=(),
+    )
 
 
-def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a state nor a version."""
-    monkeypatch.setitem(sys.modules, "pynvml", _make_driver(nvmlInit=_refuse))
+def test_hidden_gpus_are_not_checked(
+    install_gpus: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU that others use can be left out."""
+    machine = make_gpus(4)
+    machine[0].users.append(1)
+    install_gpus(machine)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,3")
+    findings = gpu.check_gpus(gpu_state.read_gpu_states(8))
+
+    assert [("GPU 1", "ok"), ("GPU 3", "ok")] == [(f.check, f.level) for f in findings]
+
+
+def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
+    """No state of any."""
+    install_gpus([], driver=None)
 
     assert () == gpu_state.read_gpu_states(8)
-    assert gpus.driver_version() is None
+
+
+SEES_ALL = TensorFlowGpus(
+    num_gpus=8, is_built_with_cuda=True, cuda_version="12.5.1", cudnn_version="9"
+)
+
+
+def _check_set(
+    seen: TensorFlowGpus = SEES_ALL, cuda: str | None = "12.8", installed: str = ""
+) -> dict[str, Finding]:
+    findings = gpu.check_set(
+        gpus.read_gpus(),
+        driver="570.86.15",
+        cuda=cuda,
+        installed=installed,
+        probe=lambda _ids: seen,
+    )
+    return {finding.check: finding for finding in findings}
+
+
+def test_eight_equal_gpus_that_tensorflow_sees_are_ok(install_gpus: Any) -> None:
+    """What was found is said of each check."""
+    install_gpus(make_gpus(8))
+
+    assert {
+        "GPU models": "8 of model NVIDIA H100 80GB HBM3",
+        "MIG": "off",
+        "TensorFlow": "sees all 8 GPUs",
+        "driver": "570.86.15 for CUDA up to 12.8; TensorFlow was built with CUDA"
+        " 12.5.1, cuDNN 9",
+    } == {check: f.found for check, f in _check_set().items()}
+    assert {"ok"} == {f.level for f in _check_set().values()}
+
+
+@pytest.mark.parametrize(
+    ("machine", "fields", "check", "level", "found", "advice"),
+    [
+        (
+            [],
+            {},
+            "GPUs",
+            "bad",
+            "none visible, driver 570.86.15",
+            "install the NVIDIA driver, or show GPUs with CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            [*make_gpus(1), FakeGpu(uuid="GPU-a", name="NVIDIA A100")],
+            {},
+            "GPU models",
+            "bad",
+            "2 visible, GPU 0 is NVIDIA H100 80GB HBM3, GPU 1 is NVIDIA A100",
+            "hide those of other models: CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])],
+            {},
+            "MIG",
+            "bad",
+            "on, 2 instances: CUDA gives a process one at most",
+            "sudo nvidia-smi -mig 0, or sweep with --replicas 1",
+        ),
+        (
+            make_gpus(2),
+            {"seen": TensorFlowGpus(num_gpus=0, is_built_with_cuda=False)},
+            "TensorFlow",
+            "bad",
+            r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\)",
+            "this build of TensorFlow has no CUDA; .* make setup-gpu .*",
+        ),
+        (
+            make_gpus(1),
+            {"cuda": "11.8"},
+            "driver",
+            "bad",
+            r"570.86.15 for CUDA up to 11.8; TensorFlow was built with CUDA 12.5.1, .*",
+            "install a driver for CUDA 12.5 or newer",
+        ),
+        (
+            make_gpus(1),
+            {"cuda": "12.2"},
+            "driver",
+            "caution",
+            r"570.86.15 for CUDA up to 12.2; .*",
+            "a newer driver: kernels that are compiled at run time may not load",
+        ),
+        (
+            make_gpus(1),
+            {"installed": "12.9.79"},
+            "driver",
+            "caution",
+            r"570.86.15 for CUDA up to 12.8; .*, has CUDA 12.9.79 beside it",
+            "a newer driver: kernels that are compiled at run time may not load",
+        ),
+    ],
+)
+def test_each_problem_of_the_gpus_together_has_its_finding(
+    install_gpus: Any,
+    machine: list[FakeGpu],
+    fields: dict[str, Any],
+    check: str,
+    level: str,
+    found: str,
+    advice: str,
+) -> None:
+    """What is wrong, and what to do."""
+    install_gpus(machine)
+    finding = _check_set(**fields)[check]
+
+    assert level == finding.level
+    assert re.fullmatch(found, finding.found)
+    assert re.fullmatch(advice, finding.advice)
+
+
+def test_a_tensorflow_that_does_not_answer_is_a_finding(install_gpus: Any) -> None:
+    """It may not be installed at all."""
+    install_gpus(make_gpus(1))
+
+    def refuse(_ids: Any) -> TensorFlowGpus:
+        raise MissingGpuError("TensorFlow does not say which GPUs it sees: x")
+
+    findings = gpu.check_set(gpus.read_gpus(), driver="1", cuda="12.8", probe=refuse)
+    assert ("TensorFlow", "bad") == (findings[-1].check, findings[-1].level)

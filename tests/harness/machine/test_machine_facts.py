@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from harness.machine import canary, environment, gpus
+from harness.machine import canary, environment
 from harness.run import launch
 from results.machine_record import MachineState
 from results.records import Placement
@@ -114,28 +114,6 @@ def test_a_gpu_trial_sees_its_gpus_only(make_spec: Any, tmp_path: Path) -> None:
 
     assert "3,5" == variables["CUDA_VISIBLE_DEVICES"]
     assert "PCI_BUS_ID" == variables["CUDA_DEVICE_ORDER"]
-
-
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (None, ("0", "1")),
-        ("1", ("1",)),
-        ("1,0", ("1", "0")),
-        ("", ()),
-        ("-1", ()),
-        ("0,7,1", ("0",)),
-        ("GPU-aa,GPU-bb", ("GPU-aa", "GPU-bb")),
-    ],
-)
-def test_a_limit_on_visible_gpus_is_respected(
-    monkeypatch: pytest.MonkeyPatch, limit: str | None, expected: tuple[str, ...]
-) -> None:
-    """As CUDA reads it: what does not exist hides the rest."""
-    monkeypatch.setattr(gpus, "gpu_names", lambda: ("H200", "H200"))
-    variables = {} if limit is None else {"CUDA_VISIBLE_DEVICES": limit}
-
-    assert expected == gpus.visible_gpus(variables)
 
 
 def test_the_canary_gives_the_cores_back() -> None:

@@ -1,0 +1,96 @@
+"""Checks the GPUs of a sweep before anything of it is written."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from harness.doctor import gpu_state
+from harness.errors import UnfitMachineError
+from harness.machine import gpu_choice
+from harness.planning import known_memory
+from harness.trial import gpu_probe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from harness.doctor.gpu_state import GpuState
+    from harness.machine.gpus import Gpu
+    from harness.trial.gpu_probe import Probe
+    from results.records import PlannedTrial
+
+
+def check_sweep(
+    missing: Sequence[PlannedTrial],
+    overrides: Mapping[str, Any] | None,
+    runs_dir: Path | None = None,
+    *,
+    study: str = "",
+) -> dict[str, Any]:
+    """Checks all that can be checked before the missing trials of a study are run.
+
+    Args:
+      missing: Those that are to run; without GPUs there is nothing to check.
+      overrides: Fields of ``RunSettings``; a ``probe`` among them takes the place of
+        the process that asks TensorFlow.
+      runs_dir: Directory of the studies; None to run also what is known not to fit.
+      study: The name of the study.
+
+    Returns:
+      The overrides without the probe.
+
+    Raises:
+      PlanError: The GPUs cannot run the trials.
+      UnfitMachineError: The GPUs are in use, or TensorFlow does not see them.
+    """
+    replaced = dict(overrides or {})
+    probe = replaced.pop("probe", gpu_probe.probe)
+    chosen = check_models(missing)
+    if chosen and runs_dir is not None:
+        known_memory.check(missing, runs_dir, study=study, gpu=chosen[0].name)
+    check_ready(chosen, probe)
+    return replaced
+
+
+def check_models(trials: Sequence[PlannedTrial]) -> tuple[Gpu, ...]:
+    """Returns the GPUs of the largest trial; none where all run on CPUs.
+
+    Raises:
+      PlanError: There are too few, MIG instances, or GPUs of several models.
+    """
+    counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
+    if not counts:
+        return ()
+    return gpu_choice.choose(gpu_choice.visible_gpus(), max(counts))
+
+
+def check_ready(chosen: Sequence[Gpu], probe: Probe) -> None:
+    """Checks that nobody else uses the GPUs, and that TensorFlow can use them.
+
+    Raises:
+      UnfitMachineError: The GPUs are in use, or TensorFlow does not see them.
+    """
+    if not chosen:
+        return
+    for state in gpu_state.read_gpu_states(os.getpid(), chosen):
+        if state.is_busy:
+            raise UnfitMachineError(_busy(state, chosen))
+    ids = [gpu.cuda_id for gpu in chosen]
+    try:
+        gpu_probe.check(probe(ids), ids)
+    except gpu_probe.MissingGpuError as error:
+        raise UnfitMachineError(str(error)) from error
+
+
+def _busy(state: GpuState, chosen: Sequence[Gpu]) -> str:
+    others = [gpu.cuda_id for gpu in chosen if gpu.index != state.index]
+    without = f", or leave it out: CUDA_VISIBLE_DEVICES={','.join(others)}"
+    used = f"{state.utilization or 0:.0%} busy".replace("%", " %")
+    if state.num_users:
+        plural = "" if state.num_users == 1 else "es"
+        used = f"used by {state.num_users} other process{plural}"
+    return (
+        f"GPU {state.index} ({state.name}) is {used}, but a trial needs its GPUs for"
+        f" itself; end the others ('nvidia-smi' lists them){without if others else ''}"
+    )

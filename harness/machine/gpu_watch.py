@@ -1,0 +1,222 @@
+"""Watches the GPUs of a trial from the harness, while the trial runs.
+
+A thread reads each GPU about five times per second: clock, power, temperature, the
+reasons for a lower clock, energy, and who has a context on it. Readings carry the
+monotonic time that the trial's own steps are timed with, so that those of its measured
+window can be chosen afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from harness.machine import gpus
+from results.gpu_record import GpuUse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Sequence
+
+    from harness.machine.gpus import Gpu
+
+PERIOD_SEC = 0.2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GpuReading:
+    """One GPU at one moment. None: the driver does not say.
+
+    Attributes:
+      ns: Monotonic clock.
+      clock_mhz: Clock of the multiprocessors.
+      power_watts: Drawn by the board.
+      temperature_celsius: Of the chip.
+      reasons: Bits that say why its clock is lowered.
+      energy_joules: Since the driver was loaded.
+      num_foreign: Processes that have a context and do not belong to the harness.
+    """
+
+    ns: int
+    clock_mhz: int | None
+    power_watts: float | None
+    temperature_celsius: int | None
+    reasons: int
+    energy_joules: float | None
+    num_foreign: int | None
+
+
+def num_foreign(
+    users: Collection[int], own: Collection[int], is_known: Callable[[int], bool]
+) -> int:
+    """Returns how many users of a GPU are none of our processes.
+
+    In a container, the driver can name our own processes by ids that mean nothing
+    here. Then as many of the unknown ones as could be ours count as ours.
+
+    Args:
+      users: Process ids with a context on the GPU.
+      own: Processes of the harness and of all its trials.
+      is_known: Whether a process with this id exists here.
+    """
+    others = set(users) - set(own)
+    if len(others) < len(set(users)):  # ids mean the same to the driver and to us
+        return len(others)
+    unknown = {pid for pid in others if not is_known(pid)}
+    return len(others - unknown) + max(len(unknown) - len(own), 0)
+
+
+class OwnProcesses:
+    """The processes of the harness, looked up again when an unknown one appears."""
+
+    def __init__(self) -> None:
+        self._pids: set[int] = {os.getpid()}
+
+    def count_foreign(self, users: Collection[int]) -> int:
+        """Returns how many of some processes are not ours."""
+        if set(users) - self._pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children = psutil.Process().children(recursive=True)
+                # A child that has ended can still be in the driver's list.
+                self._pids |= {child.pid for child in children}
+        return num_foreign(users, self._pids, psutil.pid_exists)
+
+
+def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:
+    """Reads one GPU now; what the driver refuses is None."""
+    handle = nvml.nvmlDeviceGetHandleByIndex(index)
+    milliwatts = gpus.ask(nvml, "nvmlDeviceGetPowerUsage", handle)
+    millijoules = gpus.ask(nvml, "nvmlDeviceGetTotalEnergyConsumption", handle)
+    users = gpus.ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+    return GpuReading(
+        ns=time.monotonic_ns(),
+        clock_mhz=gpus.ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+        power_watts=None if milliwatts is None else milliwatts / 1000,
+        temperature_celsius=gpus.ask(
+            nvml, "nvmlDeviceGetTemperature", handle, nvml.NVML_TEMPERATURE_GPU
+        ),
+        reasons=gpus.ask(nvml, "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        or 0,
+        energy_joules=None if millijoules is None else millijoules / 1000,
+        num_foreign=None
+        if users is None
+        else own.count_foreign([user.pid for user in users]),
+    )
+
+
+class GpuWatch:
+    """Reads some GPUs again and again while its ``with`` block runs; none is fine."""
+
+    def __init__(
+        self, chosen: Sequence[Gpu], *, period_sec: float = PERIOD_SEC
+    ) -> None:
+        """Plans the watch; the block starts it.
+
+        Args:
+          chosen: The GPUs of a trial.
+          period_sec: Time between two readings.
+        """
+        # Instances of one GPU share its clock and its power.
+        self._indices = tuple(dict.fromkeys(gpu.index for gpu in chosen))
+        self._period_sec = period_sec
+        self._own = OwnProcesses()
+        self._readings: dict[int, list[GpuReading]] = {i: [] for i in self._indices}
+        self._stack = contextlib.ExitStack()
+        self._stop = threading.Event()
+
+    def __enter__(self) -> GpuWatch:  # noqa: PYI034 (Self needs Python 3.11)
+        if self._indices:
+            nvml = self._stack.enter_context(gpus.driver())
+            self._read_all(nvml)
+            thread = threading.Thread(
+                target=self._loop, args=(nvml,), name="watch-gpus", daemon=True
+            )
+            thread.start()
+            self._stack.callback(self._read_all, nvml)
+            self._stack.callback(thread.join)
+            self._stack.callback(self._stop.set)
+        return self
+
+    def __exit__(self, *_details: object) -> None:
+        self._stack.close()
+
+    def _loop(self, nvml: Any) -> None:
+        while not self._stop.wait(self._period_sec):
+            self._read_all(nvml)
+
+    def _read_all(self, nvml: Any) -> None:
+        for index in self._indices:
+            # A GPU that is lost ends the trial too; its last reading stays the last.
+            with contextlib.suppress(nvml.NVMLError):
+                self._readings[index].append(read(nvml, index, self._own))
+
+    def uses(
+        self, start_ns: int | None = None, end_ns: int | None = None
+    ) -> tuple[GpuUse, ...]:
+        """Returns what each GPU did, within a window or all the time.
+
+        Args:
+          start_ns: Start of the window on the monotonic clock.
+          end_ns: Its end. Of a window that is shorter than the time between readings,
+            the reading nearest to it counts.
+        """
+        return tuple(
+            summarize(index, within(self._readings[index], start_ns, end_ns))
+            for index in self._indices
+            if self._readings[index]
+        )
+
+
+def within(
+    readings: Sequence[GpuReading], start_ns: int | None, end_ns: int | None
+) -> Sequence[GpuReading]:
+    """Returns the readings within a window, or the one that is nearest to it."""
+    if start_ns is None or end_ns is None:
+        return readings
+    inside = [reading for reading in readings if start_ns <= reading.ns <= end_ns]
+    middle_ns = (start_ns + end_ns) // 2
+    return inside or [min(readings, key=lambda reading: abs(reading.ns - middle_ns))]
+
+
+def summarize(index: int, readings: Sequence[GpuReading]) -> GpuUse:
+    """Returns the record of one GPU over some readings; there is at least one."""
+    clocks = [r.clock_mhz for r in readings if r.clock_mhz is not None]
+    powers = [r.power_watts for r in readings if r.power_watts is not None]
+    heats = [
+        r.temperature_celsius for r in readings if r.temperature_celsius is not None
+    ]
+    foreign = [r.num_foreign for r in readings if r.num_foreign is not None]
+    bits = 0
+    for reading in readings:
+        bits |= reading.reasons
+    first, last = readings[0], readings[-1]
+    energy_joules = None
+    if (
+        first.energy_joules is not None
+        and last.energy_joules is not None
+        and last.ns > first.ns
+    ):
+        energy_joules = max(last.energy_joules - first.energy_joules, 0.0)
+    return GpuUse(
+        index=index,
+        num_samples=len(readings),
+        clock_mhz=_mean(clocks),
+        lowest_clock_mhz=min(clocks, default=None),
+        power_watts=_mean(powers),
+        temperature_celsius=max(heats, default=None),
+        slowed_by=tuple(
+            reason for bit, reason in gpus.THROTTLE_REASONS.items() if bits & bit
+        ),
+        energy_joules=energy_joules,
+        watched_sec=(last.ns - first.ns) / 1e9,
+        num_foreign_processes=max(foreign, default=None),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,154 @@
+"""Compares the GPUs that TensorFlow sees with those that it was given.
+
+TensorFlow is silent where it cannot use a GPU: without the libraries of CUDA it runs on
+the CPU. Each process of a trial therefore compares before it builds, and ``sweep`` and
+``doctor`` ask a process that does nothing else, before anything is written:
+
+    python -m harness.trial.gpu_probe
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from harness.machine.gpus import NO_GPU
+from results.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    # Takes the ids of GPUs; returns what TensorFlow sees of them.
+    Probe = Callable[[Sequence[str]], "TensorFlowGpus"]
+
+INSTALL: Final = "make setup-gpu (it installs requirements-gpu.lock)"
+_TIMEOUT_SEC = 120.0
+_MOST_SHOWN = 120
+_SOURCE_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TensorFlowGpus:
+    """What TensorFlow says about GPUs in one process.
+
+    Attributes:
+      num_gpus: How many it sees.
+      is_built_with_cuda: Whether this build can use GPUs at all.
+      cuda_version: Of CUDA, that it was built with; "" without.
+      cudnn_version: Of cuDNN, that it was built with; "" without.
+    """
+
+    num_gpus: int
+    is_built_with_cuda: bool
+    cuda_version: str = ""
+    cudnn_version: str = ""
+
+
+class MissingGpuError(RuntimeError):
+    """TensorFlow does not see the GPUs that the process was given."""
+
+
+def read_here() -> TensorFlowGpus:
+    """Asks TensorFlow in this process; does not initialize the GPUs."""
+    import tensorflow as tf
+
+    build = tf.sysconfig.get_build_info()
+    return TensorFlowGpus(
+        num_gpus=len(tf.config.list_physical_devices("GPU")),
+        is_built_with_cuda=bool(tf.test.is_built_with_cuda()),
+        cuda_version=str(build.get("cuda_version", "")),
+        cudnn_version=str(build.get("cudnn_version", "")),
+    )
+
+
+def probe(ids: Sequence[str]) -> TensorFlowGpus:
+    """Asks TensorFlow in a process that may use some GPUs; takes about 5 s.
+
+    Args:
+      ids: Names of the GPUs in ``CUDA_VISIBLE_DEVICES``.
+
+    Raises:
+      MissingGpuError: TensorFlow cannot be imported, or does not answer.
+    """
+    paths = [str(_SOURCE_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.trial.gpu_probe"],
+            capture_output=True,
+            check=True,
+            text=True,
+            timeout=_TIMEOUT_SEC,
+            env={
+                **os.environ,
+                "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+                "CUDA_VISIBLE_DEVICES": ",".join(ids) or NO_GPU,
+                "PYTHONPATH": os.pathsep.join(paths),
+                "TF_CPP_MIN_LOG_LEVEL": "3",
+            },
+        )
+        return TensorFlowGpus(**json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.SubprocessError, ValueError, LookupError, TypeError) as error:
+        output = getattr(error, "stderr", None) or str(error)
+        last = output.strip().splitlines()[-1:] or ["no output"]
+        raise MissingGpuError(
+            "TensorFlow does not say which GPUs it sees:"
+            f" {printable(str(last[0]))[:_MOST_SHOWN]}; install it with {INSTALL}"
+        ) from error
+
+
+def given_ids(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Returns the GPUs that this process was given; none for one that only serves."""
+    text = environment.get("CUDA_VISIBLE_DEVICES", NO_GPU)
+    return () if text in ("", NO_GPU) else tuple(text.split(","))
+
+
+def complaint(seen: TensorFlowGpus, given: Sequence[str]) -> str:
+    """Returns why TensorFlow cannot use the GPUs, and the remedy; "" if it can."""
+    if seen.num_gpus >= len(given):
+        return ""
+    ids = printable(",".join(given))[:_MOST_SHOWN]
+    counts = (
+        f"TensorFlow sees {seen.num_gpus} GPUs, but was given {len(given)}"
+        f" (CUDA_VISIBLE_DEVICES={ids})"
+    )
+    if not seen.is_built_with_cuda:
+        return (
+            f"{counts}: this build of TensorFlow has no CUDA; install one that has"
+            f" with {INSTALL}, or use --device cpu"
+        )
+    if not seen.num_gpus:
+        return (
+            f"{counts}: it cannot load CUDA {seen.cuda_version} and cuDNN"
+            f" {seen.cudnn_version}, which it was built with; install them with"
+            f" {INSTALL}, or use --device cpu"
+        )
+    return (
+        f"{counts}: it skips the others; TF_CPP_MIN_LOG_LEVEL=0 {sys.executable} -m"
+        " harness.trial.gpu_probe says why, and CUDA_VISIBLE_DEVICES leaves them out"
+    )
+
+
+def check(seen: TensorFlowGpus, given: Sequence[str]) -> None:
+    """Checks that TensorFlow sees all GPUs that this process was given.
+
+    Raises:
+      MissingGpuError: It sees fewer; the trial would run elsewhere.
+    """
+    text = complaint(seen, given)
+    if text:
+        raise MissingGpuError(text)
+
+
+def main() -> int:
+    """Prints what TensorFlow sees, as one line of JSON."""
+    sys.stdout.write(json.dumps(dataclasses.asdict(read_here())) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

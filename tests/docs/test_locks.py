@@ -1,0 +1,70 @@
+"""The two locks agree, and name content, not places."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LOCKS = ("requirements.lock", "requirements-gpu.lock")
+_HASH = re.compile(r"--hash=sha256:[0-9a-f]{64}")
+
+
+def requirements_of(root: Path, name: str) -> dict[str, set[str]]:
+    """Returns the hashes of each requirement of a lock, markers included."""
+    text = (root / name).read_text(encoding="utf-8")
+    blocks = re.split(r"\n(?=\S)", text.strip())
+    return {block.partition(" \\\n")[0]: set(_HASH.findall(block)) for block in blocks}
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_a_lock_has_versions_with_hashes_and_nothing_else(
+    root: Path, name: str
+) -> None:
+    """No URL, no index, no option: any mirror works."""
+    found = requirements_of(root, name)
+
+    assert len(found) > 100
+    assert [] == [text for text, hashes in found.items() if not hashes]
+    pinned = re.compile(r"[a-z0-9][a-z0-9._-]*==[\w.]+( ; .+)?")
+    assert [] == [text for text in found if not pinned.fullmatch(text)]
+    text = (root / name).read_text(encoding="utf-8")
+    assert "://" not in text
+    assert not re.search(r"^-|index|@", text, re.MULTILINE)
+
+
+def test_the_lock_for_gpus_adds_libraries_of_cuda_only(root: Path) -> None:
+    """What both have is the same, so the same program runs on both."""
+    cpu, gpu = (requirements_of(root, name) for name in LOCKS)
+    added = sorted(gpu.keys() - cpu.keys())
+
+    assert [] == [text for text in cpu if cpu[text] != gpu.get(text)]
+    assert [] == [text for text in added if not text.startswith("nvidia-")]
+    for library in ("cudnn", "nccl", "cuda-runtime", "cublas"):
+        assert any(text.startswith(f"nvidia-{library}-cu12==") for text in added)
+
+
+def test_what_ci_runs_needs_no_libraries_of_cuda(root: Path) -> None:
+    """They are several gigabytes that a machine without a GPU cannot use."""
+    makefile = (root / "Makefile").read_text(encoding="utf-8")
+    rules = dict(re.findall(r"^([a-z-]+|\$\(\w+\)): ([^#\n]*)", makefile, re.MULTILINE))
+
+    assert "make test " in (root / ".ci/run").read_text(encoding="utf-8")
+    assert "setup" == rules["test"].strip()
+    assert "$(STAMP)" == rules["setup"].strip()
+    assert "requirements-gpu.lock" not in rules["$(STAMP)"]
+    assert "requirements-gpu.lock" in rules["$(STAMP_GPU)"]
+
+
+def test_the_environment_record_has_every_library_of_cuda(root: Path) -> None:
+    """Trials with another cuDNN or NCCL are of another machine."""
+    from harness.machine import environment
+
+    gpu = requirements_of(root, "requirements-gpu.lock")
+    libraries = {text.split("==")[0] for text in gpu if text.startswith("nvidia-")}
+
+    assert set() == libraries - set(environment._PACKAGES) - {"nvidia-ml-py"}

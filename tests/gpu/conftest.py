@@ -1,0 +1,138 @@
+"""What tests on GPUs share: which of them can run here, and sweeps with real trials.
+
+They run only where TensorFlow sees NVIDIA GPUs, and are skipped elsewhere with the
+reason. With ``REQUIRE_GPU=1`` (``make test-gpu``) it is a failure that there is none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.machine import gpu_choice
+from harness.trial import gpu_probe
+from results.records import TrialStatus
+from results.store import Store, Trial
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEP_TIMEOUT_SEC = 3600
+
+
+@functools.cache
+def _count_gpus() -> tuple[int, str]:
+    """Returns how many GPUs TensorFlow can use here, and why there are no more."""
+    visible = gpu_choice.visible_gpus()
+    if not visible:
+        return 0, "the driver shows no NVIDIA GPU"
+    ids = [gpu.cuda_id for gpu in visible]
+    try:
+        seen = gpu_probe.probe(ids)
+    except gpu_probe.MissingGpuError as error:
+        return 0, str(error)
+    return seen.num_gpus, gpu_probe.complaint(seen, ids) or f"there are {len(ids)}"
+
+
+@pytest.fixture(autouse=True)
+def _needs_gpus(request: pytest.FixtureRequest) -> None:
+    """Skips a test that needs more GPUs than there are, or fails where one must be."""
+    marker = request.node.get_closest_marker("gpu")
+    assert marker is not None, "every test of this folder has the marker gpu"
+    needed = marker.kwargs.get("count", 1)
+    found, reason = _count_gpus()
+    if not found and os.environ.get("REQUIRE_GPU"):
+        pytest.fail(f"REQUIRE_GPU is set, but {reason}")
+    if found < needed:
+        pytest.skip(f"needs {needed} NVIDIA GPUs that TensorFlow can use: {reason}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Swept:
+    """A study that a test has measured.
+
+    Attributes:
+      store: The study.
+      output: What the harness printed, for messages.
+    """
+
+    store: Store
+    output: str
+
+    def trials(self, backend: str, num_replicas: int) -> list[Trial]:
+        """Returns the trials of a case."""
+        found = [
+            trial
+            for trial in self.store.trials()
+            if trial.spec is not None
+            and (trial.spec.backend, trial.spec.num_replicas) == (backend, num_replicas)
+        ]
+        assert found, self.output
+        return found
+
+    def images_per_sec(self, backend: str, num_replicas: int) -> float:
+        """Returns the median throughput of a case; all its trials are ok."""
+        rates = []
+        for trial in self.trials(backend, num_replicas):
+            assert trial.status is not None
+            assert TrialStatus.OK is trial.status.status, (
+                trial.status.failure,
+                self.output,
+            )
+            assert trial.result is not None
+            rates.append(trial.result.examples_per_sec)
+        return statistics.median(rates)
+
+
+def run_sweep(folder: Path, *options: str) -> Swept:
+    """Runs ``sweep`` as a user does, and opens the study, whatever the exit code is."""
+    command = [sys.executable, "-m", "harness", "sweep", "--study=s", *options]
+    done = subprocess.run(
+        [*command, f"--runs-dir={folder / 'runs'}"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=SWEEP_TIMEOUT_SEC,
+        check=False,
+    )
+    output = done.stdout + done.stderr
+    assert (folder / "runs/s/plan.json").exists(), output
+    return Swept(store=Store.open(folder / "runs" / "s"), output=output)
+
+
+@pytest.fixture(scope="session")
+def sweep(tmp_path_factory: Any) -> Any:
+    """Returns a function that sweeps ResNet-50 in weak scaling, on synthetic images."""
+
+    def run(*options: str, device: str = "gpu") -> Swept:
+        common = ("--workload=resnet50", f"--device={device}", "--mode=weak")
+        data = ("--data=synthetic", "--budget=none")
+        return run_sweep(tmp_path_factory.mktemp("sweep"), *common, *data, *options)
+
+    return run
+
+
+@pytest.fixture
+def run_program() -> Any:
+    """Returns a function that runs a program of this folder and returns its output."""
+
+    def run(name: str, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name(name)), *arguments],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert 0 == done.returncode, done.stdout + done.stderr
+        return done.stdout
+
+    return run

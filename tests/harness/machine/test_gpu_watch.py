@@ -1,0 +1,190 @@
+"""GPUs are watched while a trial runs: others, heat, clock, power and energy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+from fake_nvml import FakeGpu, FakeMig, make_gpus
+
+from harness.machine import disturbance, gpus
+from harness.machine.gpu_watch import (
+    GpuReading,
+    GpuWatch,
+    num_foreign,
+    summarize,
+    within,
+)
+from results.gpu_record import GpuUse, joules_per_example, void_reason
+
+STRANGER = 2**22 + 1
+"""A process id that this system never gives."""
+
+
+def _reading(ns: int = 0, **fields: Any) -> GpuReading:
+    defaults: dict[str, Any] = {
+        "clock_mhz": 1980,
+        "power_watts": 600.0,
+        "temperature_celsius": 60,
+        "reasons": 0,
+        "energy_joules": None,
+        "num_foreign": 0,
+    }
+    return GpuReading(ns=ns, **(defaults | fields))
+
+
+def test_no_gpu_needs_no_driver(install_gpus: Any) -> None:
+    """Trials on CPUs are watched in the same way."""
+    install_gpus([], driver=None)
+    with GpuWatch(()) as watch:
+        pass
+
+    assert () == watch.uses()
+
+
+def test_a_trial_is_watched_from_its_start_to_its_end(install_gpus: Any) -> None:
+    """One record per GPU, from several readings; the driver is closed again."""
+    nvml = install_gpus(make_gpus(8))
+    with GpuWatch(gpus.read_gpus()[2:4], period_sec=0.01) as watch:
+        time.sleep(0.1)
+    first, second = watch.uses()
+
+    assert (2, 3) == (first.index, second.index)
+    assert first.num_samples >= 3
+    assert (1980, 120.0, 31, ()) == (
+        first.clock_mhz,
+        first.power_watts,
+        first.temperature_celsius,
+        first.slowed_by,
+    )
+    # Each reading of the stand-in adds 5 J.
+    assert 5.0 * (first.num_samples - 1) == first.energy_joules
+    assert first.watched_sec >= 0.1
+    assert 0 == first.num_foreign_processes
+    assert "" == void_reason(watch.uses())
+    assert 0 == nvml.num_open
+
+
+def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus: Any) -> None:
+    """Children of the harness are its trials."""
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    machine = make_gpus(2)
+    machine[0].users = [os.getpid(), child.pid]
+    machine[1].users = [os.getpid(), os.getppid()]
+    install_gpus(machine)
+    try:
+        with GpuWatch(gpus.read_gpus()) as watch:
+            pass
+    finally:
+        child.communicate()
+    first, second = watch.uses()
+
+    assert (0, 1) == (first.num_foreign_processes, second.num_foreign_processes)
+    assert "1 other process used GPU 1" == void_reason(watch.uses())
+
+
+@pytest.mark.parametrize(
+    ("users", "own", "expected"),
+    [
+        ((), (5,), 0),
+        ((5,), (5,), 0),
+        ((5, 9), (5,), 1),
+        ((9,), (5,), 1),
+        # Ids of another name space: one can be ours, the second cannot.
+        ((STRANGER,), (5,), 0),
+        ((STRANGER, STRANGER + 1), (5,), 1),
+        # Ours are found by their ids, so an unknown one is of others.
+        ((5, STRANGER), (5, 6), 1),
+    ],
+)
+def test_ids_of_another_name_space_can_be_ours(
+    users: tuple[int, ...], own: tuple[int, ...], expected: int
+) -> None:
+    """In a container the driver may name processes as the host does."""
+    assert expected == num_foreign(users, own, lambda pid: pid < STRANGER)
+
+
+def test_instances_of_a_gpu_are_watched_as_one(install_gpus: Any) -> None:
+    """They share its clock and its power."""
+    install_gpus([FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])])
+    with GpuWatch(gpus.read_gpus()) as watch:
+        pass
+
+    assert [0] == [use.index for use in watch.uses()]
+
+
+def test_what_a_gpu_does_not_support_is_none(install_gpus: Any) -> None:
+    """Old and virtual GPUs answer a part of the questions."""
+    names = (
+        "ComputeRunningProcesses",
+        "CurrentClocksThrottleReasons",
+        "ClockInfo",
+        "Temperature",
+        "PowerUsage",
+        "TotalEnergyConsumption",
+    )
+    unsupported = frozenset(f"nvmlDeviceGet{name}" for name in names)
+    install_gpus([FakeGpu(unsupported=unsupported)])
+    with GpuWatch(gpus.read_gpus()) as watch:
+        pass
+    (use,) = watch.uses()
+
+    unknown = GpuUse(index=0, num_samples=use.num_samples, watched_sec=use.watched_sec)
+    assert unknown == use
+
+
+def test_readings_of_a_window_are_chosen_by_time() -> None:
+    """Of a window between two readings, the nearest one counts."""
+    readings = [_reading(ns) for ns in (0, 100, 200, 300)]
+
+    assert readings == within(readings, None, None)
+    assert readings[1:3] == within(readings, 100, 250)
+    assert readings[3:] == within(readings, 260, 290)
+
+
+def test_a_hot_gpu_is_void_and_one_at_its_power_limit_is_not() -> None:
+    """Under full load most GPUs run at their power limit."""
+    capped = summarize(4, [_reading(), _reading(reasons=0x4, clock_mhz=1700)])
+    hot = summarize(5, [_reading(reasons=0x1), _reading(reasons=0x20 | 0x8)])
+
+    assert (1840.0, 1700.0, ("power limit",)) == (
+        capped.clock_mhz,
+        capped.lowest_clock_mhz,
+        capped.slowed_by,
+    )
+    assert "" == void_reason([capped])
+    expected = "the clock of GPU 5 was lowered by hardware slowdown and heat"
+    assert expected == void_reason([capped, hot])
+
+
+def test_gpus_are_a_cause_of_void_turns_of_their_own() -> None:
+    """Beside the load of the cores."""
+    quiet = disturbance.Disturbance(
+        foreign_cpu_fraction=0.0,
+        foreign_resolution=0.0,
+        stolen_cpu_fraction=0.0,
+        stolen_resolution=0.0,
+        run_delay_sec=0.0,
+        num_throttled=0,
+        throttled_sec=0.0,
+        gpus=(summarize(3, [_reading(num_foreign=2)]),),
+    )
+
+    assert "2 other processes used GPU 3" == disturbance.void_reason(quiet, 0)
+
+
+def test_energy_is_per_example_of_all_gpus() -> None:
+    """Mean power over throughput; unknown where one GPU does not say."""
+    ends = [
+        _reading(0, energy_joules=100.0),
+        _reading(2_000_000_000, energy_joules=1300.0),
+    ]
+    uses = [summarize(index, ends) for index in (0, 1)]
+
+    assert 0.6 == joules_per_example(uses, 2000.0)
+    assert joules_per_example([*uses, summarize(2, [_reading()])], 2000.0) is None
+    assert joules_per_example([], 2000.0) is None

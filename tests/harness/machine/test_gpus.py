@@ -1,0 +1,213 @@
+"""GPUs are read from the driver, and CUDA_VISIBLE_DEVICES chooses among them."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+import pytest
+from fake_nvml import GIB, FakeGpu, FakeMig, FakeNvml, make_gpus
+
+from harness.errors import PlanError
+from harness.machine import gpu_choice, gpus, machine_state
+
+if TYPE_CHECKING:
+    from fake_root import FakeRoot
+
+MIXED = [
+    *make_gpus(2),
+    FakeGpu(uuid="GPU-a100", name="NVIDIA A100-SXM4-80GB"),
+]
+
+
+def _visible(limit: str | None) -> list[str]:
+    variables = {} if limit is None else {"CUDA_VISIBLE_DEVICES": limit}
+    return [gpu.cuda_id for gpu in gpu_choice.visible_gpus(variables)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_every_gpu_of_the_driver_is_found(install_gpus: Any, count: int) -> None:
+    """Numbered as the driver numbers them; the driver is closed again."""
+    nvml = install_gpus(make_gpus(count))
+    found = gpus.read_gpus()
+
+    assert [str(i) for i in range(count)] == [gpu.cuda_id for gpu in found]
+    assert {80 * GIB} >= {gpu.memory_bytes for gpu in found}
+    assert 0 == nvml.num_open
+
+
+def test_without_a_driver_there_is_no_gpu(install_gpus: Any) -> None:
+    """Neither a GPU nor a version."""
+    install_gpus([], driver=None)
+
+    assert () == gpus.read_gpus()
+    assert gpus.driver_version() is None
+    assert gpus.cuda_version() is None
+
+
+def test_versions_of_the_driver_are_recorded(install_gpus: Any) -> None:
+    """As nvidia-smi shows them."""
+    install_gpus(make_gpus(1), driver="570.86.15", cuda=12_080)
+    state = machine_state.read_machine_state([0])
+
+    assert "570.86.15" == state.gpu_driver
+    assert "12.8" == gpus.cuda_version()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("1\n", 1), ("-1\n", None), ("x", None), (None, None)]
+)
+def test_the_kernel_says_which_node_a_gpu_is_attached_to(
+    fake_root: FakeRoot, text: str | None, expected: int | None
+) -> None:
+    """The driver writes eight digits of the PCI domain in capitals, the kernel four."""
+    if text is not None:
+        fake_root.write("sys/bus/pci/devices/0000:1b:00.0/numa_node", text)
+
+    assert expected == gpus.read_node("00000000:1B:00.0", fake_root.path)
+
+
+def test_instances_take_the_place_of_a_gpu_in_mig_mode(install_gpus: Any) -> None:
+    """CUDA numbers them differently, so all are named by their UUIDs."""
+    mig = [FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")]
+    install_gpus([FakeGpu(uuid="GPU-a", mig=mig), FakeGpu(uuid="GPU-b")])
+    found = gpus.read_gpus()
+
+    assert ["MIG-1", "MIG-2", "GPU-b"] == [gpu.cuda_id for gpu in found]
+    assert [0, 0, 1] == [gpu.index for gpu in found]
+    assert [True, True, False] == [gpu.is_mig for gpu in found]
+    assert 10 * GIB == found[0].memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("1, 0", ["1", "0"]),
+        ("", []),
+        ("-1", []),
+        ("1,-1,0", ["1"]),
+        ("GPU-01ab,GPU-00", ["1", "0"]),
+    ],
+)
+def test_a_limit_on_visible_gpus_is_respected(
+    install_gpus: Any, limit: str | None, expected: list[str]
+) -> None:
+    """As CUDA reads it, with the beginnings of UUIDs."""
+    install_gpus(make_gpus(2))
+
+    assert expected == _visible(limit)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ("0,0", r"names GPU 0 twice, so CUDA would show none; name each GPU once"),
+        ("0,GPU-00ab", r"names GPU 0 twice"),
+        (
+            "0,7,1",
+            r"'7' is no GPU of this machine, so CUDA would hide it and all after",
+        ),
+        (
+            "GPU-ffff",
+            r"'GPU-ffff' is no GPU of this .*; allowed are 0, 1 and the UUIDs",
+        ),
+        ("GPU-", r"'GPU-' is the beginning of 2 ids \(GPU-00ab, GPU-01ab\)"),
+        ("gpu-00ab", r"'gpu-00ab' is no GPU of this machine"),
+        ("0,", r"'' is no GPU of this machine"),
+        ("0x1", r"'0x1' is no GPU"),
+        ("0\n1", r"'0\\n1' is no GPU"),
+    ],
+)
+def test_a_mistake_in_the_limit_is_an_error(
+    install_gpus: Any, limit: str, message: str
+) -> None:
+    """CUDA would hide GPUs without an error."""
+    install_gpus(make_gpus(2))
+    with pytest.raises(PlanError, match=message) as caught:
+        _visible(limit)
+
+    assert str(caught.value).startswith("CUDA_VISIBLE_DEVICES=")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_limit_is_not_read_where_there_is_no_gpu(install_gpus: Any) -> None:
+    """Then the message is that there are none."""
+    install_gpus([], driver=None)
+
+    assert [] == _visible("0,0")
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_replicas", "message"),
+    [
+        (
+            make_gpus(2),
+            4,
+            r"the trial needs 4 GPUs, but this machine shows 2; continue the study on",
+        ),
+        (
+            [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])],
+            2,
+            (
+                r"2 replicas need 2 GPUs, but this machine's are in MIG mode, and CUDA"
+                r" gives"
+                r" a process one MIG instance at most; use --replicas 1, or switch MIG"
+                r" off"
+            ),
+        ),
+        (
+            MIXED,
+            3,
+            (
+                r"3 replicas need 3 GPUs of one model, but GPU 0\+1 are NVIDIA H100"
+                r" 80GB"
+                r" HBM3, GPU 2 is NVIDIA A100-SXM4-80GB; choose equal ones with"
+                r" CUDA_VISIBLE_DEVICES, such as CUDA_VISIBLE_DEVICES=0,1$"
+            ),
+        ),
+    ],
+)
+def test_gpus_that_cannot_run_a_trial_are_an_error(
+    install_gpus: Any, machine: list[FakeGpu], num_replicas: int, message: str
+) -> None:
+    """Too few, MIG instances, several models."""
+    install_gpus(machine)
+    with pytest.raises(PlanError, match=message):
+        gpu_choice.choose(gpus.read_gpus(), num_replicas)
+
+
+def test_the_first_visible_gpus_are_a_trials(install_gpus: Any) -> None:
+    """One MIG instance, or equal GPUs of a machine that has others as well."""
+    install_gpus(MIXED)
+    assert ["0", "1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 2)]
+
+    install_gpus([FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])])
+    assert ["MIG-1"] == [g.cuda_id for g in gpu_choice.choose(gpus.read_gpus(), 1)]
+
+
+def test_the_stand_in_refuses_what_it_does_not_know(install_gpus: Any) -> None:
+    """A new question to the driver needs an answer that somebody wrote."""
+    nvml = install_gpus(make_gpus(1))
+
+    with pytest.raises(AssertionError, match="nvmlDeviceGetFanSpeed"):
+        nvml.nvmlDeviceGetFanSpeed(0)
+    with pytest.raises(
+        nvml.NVMLError, match=re.compile("uninitialized", re.IGNORECASE)
+    ):
+        nvml.nvmlDeviceGetCount()
+
+
+def test_the_stand_in_has_functions_of_the_real_library_only() -> None:
+    """With the same number of arguments, so that a wrong call fails here as well."""
+    names = [name for name in vars(FakeNvml) if name.startswith("nvml")]
+
+    assert len(names) > 20
+    for name in names:
+        real = inspect.signature(getattr(pynvml, name)).parameters
+        own = list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:]
+        required = [p for p in real.values() if p.default is inspect.Parameter.empty]
+        assert len(required) <= len(own) <= len(real), name

@@ -1,0 +1,88 @@
+"""A batch that ran out of memory before is not started again by mistake."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from fake_nvml import make_gpus
+
+from harness.cli import exit_codes
+
+SWEEP = (
+    "sweep",
+    "--workload=resnet50",
+    "--preset=smoke",
+    "--device=gpu",
+    "--backends=in_graph",
+    "--mode=weak",
+    "--repeats=1",
+    "--replicas=1,2",
+)
+
+
+@pytest.fixture
+def sweep(
+    harness: Any,
+    gpu_overrides: Any,
+    install_gpus: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Returns a function that sweeps with a batch, which fits or does not."""
+
+    def run(size: int, study: str, *options: str, behavior: str = "", **fields: Any):
+        install_gpus(make_gpus(2, **fields))
+        monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
+        return harness(
+            *SWEEP,
+            f"--per-replica-batch-size={size}",
+            f"--study={study}",
+            *options,
+            overrides=gpu_overrides,
+        )
+
+    return run
+
+
+def test_what_did_not_fit_is_refused_with_what_does(sweep: Any, written: Any) -> None:
+    """The message names the study, and the largest batch that fitted."""
+    assert exit_codes.OK == sweep(4, "small")[0]
+    assert exit_codes.NOTHING_MEASURED == sweep(64, "big", behavior="*:*:oom")[0]
+    before = written()
+    code, out, err = sweep(128, "bigger")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.fullmatch(
+        r"error: 1 x 128 examples do not fit with backend 'in_graph': 1 x 64 ran out of"
+        r" memory on NVIDIA H100 80GB HBM3 in study 'big'; 4 fits: use"
+        r" --per-replica-batch-size 4, or --retry failed to try it again\n",
+        err,
+    )
+    assert before == written()
+
+
+def test_without_one_that_fitted_it_is_an_upper_limit(sweep: Any) -> None:
+    """Nothing is claimed about smaller ones."""
+    sweep(64, "big", behavior="*:*:oom")
+    _, _, err = sweep(64, "again")
+
+    assert "; use less than --per-replica-batch-size 64, or --retry failed" in err
+
+
+def test_what_may_fit_is_run(sweep: Any) -> None:
+    """Smaller batches, other models, the study itself, and a second try."""
+    sweep(64, "big", behavior="*:*:oom")
+
+    assert exit_codes.OK == sweep(32, "smaller")[0]
+    assert exit_codes.OK == sweep(64, "other", name="NVIDIA H200")[0]
+    assert exit_codes.OK == sweep(64, "third", "--retry=failed")[0]
+    assert exit_codes.NOTHING_MEASURED == sweep(64, "big")[0]
+
+
+def test_memory_that_two_gpus_lack_says_nothing_of_one(sweep: Any) -> None:
+    """Collectives need buffers: only as many GPUs or more are refused."""
+    sweep(64, "big", behavior="*:2:oom")
+    _, _, err = sweep(64, "again")
+
+    assert err.startswith("error: 2 x 64 examples do not fit")

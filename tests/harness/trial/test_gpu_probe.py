@@ -1,0 +1,154 @@
+"""A trial compares the GPUs that TensorFlow sees with those it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.machine.environment import read_environment
+from harness.trial import gpu_probe, worker
+from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
+from harness.trial.rank_file import read_rank
+from results.records import Phase, Placement
+
+ROOT = Path(__file__).resolve().parents[3]
+MOST_CPU_SEC = 15.0
+"""Of the process, until it fails: most of it is the import of TensorFlow."""
+
+
+def _cpu_sec() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.fixture
+def trial_dir(tmp_path: Path, make_spec: Any) -> Path:
+    """Returns the directory of a trial on two GPUs, ready to run."""
+    place = Placement(
+        cpusets=((min(os.sched_getaffinity(0)),),),
+        cores_per_replica=1,
+        num_intra_op_threads=1,
+        num_inter_op_threads=1,
+        num_available_cores=1,
+        is_oversubscribed=True,
+        device_sharing="exclusive",
+    )
+    spec = make_spec(device="gpu")
+    env = read_environment(place, {}, gpus=("H100", "H100"))
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (tmp_path / "env.json").write_text(env.model_dump_json())
+    return tmp_path
+
+
+@pytest.mark.processes
+def test_a_trial_without_its_gpus_fails_before_it_builds(trial_dir: Path) -> None:
+    """This machine's TensorFlow sees none: the worker says so, within 15 s."""
+    before = _cpu_sec()
+    with subprocess.Popen(
+        [sys.executable, "-m", "harness.trial.worker", str(trial_dir)],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.PIPE,  # the worker lives as long as it is open
+    ) as worker:
+        code = worker.wait()
+    log = read_rank(trial_dir, 0)
+
+    assert 1 == code
+    assert _cpu_sec() - before < MOST_CPU_SEC
+    assert log.failure is not None
+    assert "MissingGpuError" == log.failure["exception_type"]
+    assert Phase.LAUNCH.value == log.failure["phase"]
+    assert re.fullmatch(
+        r"TensorFlow sees 0 GPUs, but was given 2 \(CUDA_VISIBLE_DEVICES=0,1\): .*;"
+        r" install .* with make setup-gpu \(it installs requirements-gpu\.lock\), or"
+        r" use"
+        r" --device cpu",
+        log.failure["reason"],
+    )
+    assert {} == log.facts  # nothing was built
+
+
+@pytest.mark.processes
+def test_a_process_of_its_own_says_what_tensorflow_sees() -> None:
+    """Here it sees no GPU, whatever it is given."""
+    seen = gpu_probe.probe(["0", "1"])
+
+    assert 0 == seen.num_gpus
+    with pytest.raises(MissingGpuError, match=r"sees 0 GPUs, but was given 2"):
+        gpu_probe.check(seen, ["0", "1"])
+
+
+def test_a_tensorflow_that_cannot_be_imported_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The last line that it wrote says why."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(MissingGpuError) as caught:
+        gpu_probe.probe(["0"])
+
+    assert re.fullmatch(
+        r"TensorFlow does not say which GPUs it sees: .*; install it with make"
+        r" setup-gpu .*",
+        str(caught.value),
+    )
+
+
+def test_enough_gpus_are_no_complaint() -> None:
+    """Exactly those that were given."""
+    seen = TensorFlowGpus(num_gpus=2, is_built_with_cuda=True)
+
+    assert "" == gpu_probe.complaint(seen, ["0", "1"])
+    gpu_probe.check(seen, ["0", "1"])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, ()), ("", ()), ("-1", ()), ("3", ("3",)), ("MIG-1,2", ("MIG-1", "2"))],
+)
+def test_a_process_that_only_serves_was_given_none(
+    value: str | None, expected: tuple[str, ...]
+) -> None:
+    """Coordinators and parameter servers compute nothing."""
+    variables = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+
+    assert expected == gpu_probe.given_ids(variables)
+
+
+@pytest.mark.parametrize(
+    ("member", "expected"),
+    [
+        (("worker", 0), "4"),
+        (("worker", 1), "MIG-7"),
+        (("chief", 0), "-1"),
+        (("ps", 0), "-1"),
+    ],
+)
+def test_each_process_of_a_cluster_sees_its_own_gpu(
+    monkeypatch: pytest.MonkeyPatch, member: tuple[str, int], expected: str
+) -> None:
+    """Those that coordinate or store see none, and are not compared."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
+    worker._choose_gpu(member)
+
+    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
+    assert (expected != "-1") == bool(gpu_probe.given_ids())
+
+
+def test_what_it_prints_is_what_it_reads(capsys: Any, monkeypatch: Any) -> None:
+    """One line of JSON."""
+    seen = TensorFlowGpus(
+        num_gpus=2, is_built_with_cuda=True, cuda_version="12.5", cudnn_version="9"
+    )
+    monkeypatch.setattr(gpu_probe, "read_here", lambda: seen)
+
+    assert 0 == gpu_probe.main()
+    assert seen == TensorFlowGpus(**json.loads(capsys.readouterr().out))

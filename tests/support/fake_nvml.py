@@ -1,0 +1,245 @@
+"""A stand-in for the library of the NVIDIA driver, with the GPUs that a test describes.
+
+``FakeNvml`` takes the place of the module ``pynvml``: its constants and exceptions are
+the real ones, its functions answer from the GPUs of the test. A function that is not
+here fails the test that calls it, so that no path of the harness runs unnoticed on
+answers that nobody wrote.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any
+
+import pynvml
+
+GIB = 2**30
+
+
+@dataclasses.dataclass(kw_only=True)
+class FakeMig:
+    """An instance of a GPU that is in MIG mode."""
+
+    uuid: str
+    name: str = "NVIDIA H100 80GB HBM3 MIG 1g.10gb"
+    memory_bytes: int = 10 * GIB
+
+
+@dataclasses.dataclass(kw_only=True)
+class FakeGpu:
+    """A GPU as its driver describes it; a test may change it while a trial runs.
+
+    Attributes:
+      uuid: Its name in ``CUDA_VISIBLE_DEVICES``.
+      name: Product name.
+      bus_id: PCI address, by which the kernel knows its NUMA node.
+      memory_bytes: Size of its memory.
+      users: Process ids that have a context on it.
+      utilization: Percent of the last moments in which a kernel ran.
+      clock_mhz: Clock of the multiprocessors now.
+      max_clock_mhz: The highest one.
+      temperature_celsius: Of the chip.
+      reasons: Bits that say why its clock is lowered.
+      power_watts: Drawn now.
+      power_limit_watts: Enforced now.
+      default_power_limit_watts: As delivered.
+      energy_joules: Used since the driver was loaded; grows with each reading.
+      joules_per_reading: By how much.
+      uncorrected_errors: ECC errors since the last reset.
+      mig: Its instances in MIG mode; None if it is not in MIG mode.
+      unsupported: Names of functions that it does not support.
+    """
+
+    uuid: str = "GPU-00"
+    name: str = "NVIDIA H100 80GB HBM3"
+    bus_id: str = "00000000:1B:00.0"
+    memory_bytes: int = 80 * GIB
+    users: list[int] = dataclasses.field(default_factory=list)
+    utilization: int = 0
+    clock_mhz: int = 1980
+    max_clock_mhz: int = 1980
+    temperature_celsius: int = 31
+    reasons: int = 0
+    power_watts: float = 120.0
+    power_limit_watts: float = 700.0
+    default_power_limit_watts: float = 700.0
+    energy_joules: float = 1000.0
+    joules_per_reading: float = 5.0
+    uncorrected_errors: int = 0
+    mig: list[FakeMig] | None = None
+    unsupported: frozenset[str] = frozenset()
+
+
+def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:
+    """Returns GPUs that differ only in their addresses, and have no users."""
+    assert "users" not in fields, "all of them would share the list"
+    return [
+        FakeGpu(uuid=f"GPU-{i:02x}ab", bus_id=f"00000000:{i + 16:02X}:00.0", **fields)
+        for i in range(count)
+    ]
+
+
+class FakeNvml:
+    """The module ``pynvml``, on a machine with some GPUs.
+
+    Attributes:
+      gpus: The GPUs, in the order of their PCI addresses.
+      driver: Version of the driver; None for a machine without one.
+      cuda: The newest CUDA that the driver supports, as the driver writes it.
+      num_open: Calls of ``nvmlInit`` without their ``nvmlShutdown``.
+    """
+
+    def __init__(
+        self,
+        gpus: list[FakeGpu],
+        *,
+        driver: str | None = "570.86.15",
+        cuda: int = 12_080,
+    ) -> None:
+        self.gpus = gpus
+        self.driver = driver
+        self.cuda = cuda
+        self.num_open = 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns constants and exceptions of the real module, no function."""
+        if name.startswith("nvml") and callable(getattr(pynvml, name, None)):
+            raise AssertionError(f"the stand-in does not have {name}")
+        return getattr(pynvml, name)
+
+    def nvmlInit(self) -> None:  # noqa: N802 - NVML's name
+        """Opens the driver."""
+        if self.driver is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+        self.num_open += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        """Closes it."""
+        assert self.num_open, "shut down more often than initialized"
+        self.num_open -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
+        """As ``nvidia-smi`` shows it."""
+        self._check_open()
+        assert self.driver is not None
+        return self.driver
+
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:  # noqa: N802
+        """1000 * major + 10 * minor."""
+        self._check_open()
+        return self.cuda
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        """GPUs, whatever CUDA_VISIBLE_DEVICES says."""
+        self._check_open()
+        return len(self.gpus)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
+        """The handle is the GPU itself."""
+        self._check_open()
+        return self.gpus[index]
+
+    def nvmlDeviceGetUUID(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
+        """Of a GPU or an instance."""
+        return handle.uuid
+
+    def nvmlDeviceGetName(self, handle: FakeGpu | FakeMig) -> str:  # noqa: N802
+        """Of a GPU or an instance."""
+        return handle.name
+
+    def nvmlDeviceGetMemoryInfo(self, handle: FakeGpu | FakeMig) -> Any:  # noqa: N802
+        """Of a GPU or an instance."""
+        return types.SimpleNamespace(total=handle.memory_bytes)
+
+    def nvmlDeviceGetPciInfo(self, handle: FakeGpu) -> Any:  # noqa: N802
+        """As newer versions of the library return it."""
+        return types.SimpleNamespace(busId=handle.bus_id)
+
+    def nvmlDeviceGetMigMode(self, handle: FakeGpu) -> list[int]:  # noqa: N802
+        """Current and pending mode."""
+        return [int(handle.mig is not None)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, _: FakeGpu) -> int:  # noqa: N802
+        """Most instances of an H100."""
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(  # noqa: N802
+        self, handle: FakeGpu, index: int
+    ) -> FakeMig:
+        """The instances have the first places."""
+        if handle.mig is None or index >= len(handle.mig):
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
+        return handle.mig[index]
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> Any:  # noqa: N802
+        """Processes that have a context."""
+        self._check(handle, "nvmlDeviceGetComputeRunningProcesses")
+        return [types.SimpleNamespace(pid=pid) for pid in list(handle.users)]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:  # noqa: N802
+        """In percent."""
+        self._check(handle, "nvmlDeviceGetUtilizationRates")
+        return types.SimpleNamespace(gpu=handle.utilization)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: FakeGpu) -> int:  # noqa: N802
+        """A set of bits."""
+        self._check(handle, "nvmlDeviceGetCurrentClocksThrottleReasons")
+        return handle.reasons
+
+    def nvmlDeviceGetClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
+        """Of the multiprocessors only."""
+        assert kind == pynvml.NVML_CLOCK_SM
+        self._check(handle, "nvmlDeviceGetClockInfo")
+        return handle.clock_mhz
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: FakeGpu, kind: int) -> int:  # noqa: N802
+        """Of the multiprocessors only."""
+        assert kind == pynvml.NVML_CLOCK_SM
+        self._check(handle, "nvmlDeviceGetMaxClockInfo")
+        return handle.max_clock_mhz
+
+    def nvmlDeviceGetTemperature(self, handle: FakeGpu, sensor: int) -> int:  # noqa: N802
+        """Of the chip."""
+        assert sensor == pynvml.NVML_TEMPERATURE_GPU
+        self._check(handle, "nvmlDeviceGetTemperature")
+        return handle.temperature_celsius
+
+    def nvmlDeviceGetPowerUsage(self, handle: FakeGpu) -> int:  # noqa: N802
+        """In milliwatts."""
+        self._check(handle, "nvmlDeviceGetPowerUsage")
+        return round(handle.power_watts * 1000)
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: FakeGpu) -> int:  # noqa: N802
+        """In milliwatts."""
+        self._check(handle, "nvmlDeviceGetEnforcedPowerLimit")
+        return round(handle.power_limit_watts * 1000)
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, handle: FakeGpu) -> int:  # noqa: N802
+        """In milliwatts."""
+        self._check(handle, "nvmlDeviceGetPowerManagementDefaultLimit")
+        return round(handle.default_power_limit_watts * 1000)
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: FakeGpu) -> int:  # noqa: N802
+        """In millijoules."""
+        self._check(handle, "nvmlDeviceGetTotalEnergyConsumption")
+        handle.energy_joules += handle.joules_per_reading
+        return round(handle.energy_joules * 1000)
+
+    def nvmlDeviceGetTotalEccErrors(  # noqa: N802
+        self, handle: FakeGpu, kind: int, counter: int
+    ) -> int:
+        """Uncorrected errors since the last reset."""
+        assert kind == pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+        assert counter == pynvml.NVML_VOLATILE_ECC
+        self._check(handle, "nvmlDeviceGetTotalEccErrors")
+        return handle.uncorrected_errors
+
+    def _check_open(self) -> None:
+        if not self.num_open:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
+
+    def _check(self, handle: FakeGpu, name: str) -> None:
+        self._check_open()
+        if name in handle.unsupported:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
