@@ -47,6 +47,7 @@ class FakeProgram:
     """Takes a second per step and two between steps; looks at the collector."""
 
     num_parameters = 3
+    flops_per_example = 600
     per_replica_batch_size = 4
     global_batch_size = 8
 
