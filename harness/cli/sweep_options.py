@@ -136,7 +136,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default="none",
                 show_default=True,
                 help="Cases of the relay that show where time is lost: nosync, solo,"
-                " synthetic, comma-separated, or all, or none.",
+                " synthetic, input_only, comma-separated, or all, or none.",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"
@@ -309,7 +309,12 @@ def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
 def _parse_controls(text: str) -> tuple[Control, ...]:
     from results.records import Control
 
-    allowed = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+    allowed = (
+        Control.NOSYNC,
+        Control.SOLO,
+        Control.SYNTHETIC,
+        Control.INPUT_ONLY,
+    )
     by_name: dict[str, tuple[Control, ...]]
     by_name = {control.value: (control,) for control in allowed}
     by_name |= {"all": allowed, "none": ()}
