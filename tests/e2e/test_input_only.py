@@ -61,11 +61,15 @@ def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None
     assert done.returncode in allowed, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
     (trial,) = [t for t in store.trials() if t.spec.control is Control.INPUT_ONLY]
+    (alone,) = [t for t in store.trials() if t.spec.num_replicas == 1]
     result = trial.result
 
     assert result is not None, done.stderr
     assert ("in_graph", 2) == (trial.spec.backend, trial.spec.num_replicas)
     assert {0.0} == set(result.ranks[0].losses)
+    assert result.flops_per_example is None
+    assert alone.result is not None, done.stderr
+    assert (alone.result.flops_per_example or 0) > 1_000_000
     assert [("input_only", True)] == [
         (check.name, check.is_passed)
         for check in result.sanity
