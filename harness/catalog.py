@@ -35,6 +35,7 @@ __all__ = [
     "PresetInfo",
     "WorkloadInfo",
     "backend",
+    "check_backends",
     "check_data",
     "check_machine",
     "check_options",
@@ -43,6 +44,9 @@ __all__ = [
 ]
 
 _T = TypeVar("_T")
+
+COMPILES = "compiled_functions"
+JIT_OFF = "off"
 
 
 def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
@@ -125,6 +129,31 @@ def check_options(
         workload_catalog.check_options(info.name, preset_name, options)
     except ValueError as error:
         raise PlanError(str(error)) from error
+
+
+def check_backends(
+    options: Mapping[str, OptionValue], backends: Iterable[BackendInfo]
+) -> None:
+    """Checks that every backend can do what the workload's options need.
+
+    Raises:
+      PlanError: One cannot; the message says which ones can.
+    """
+    jit = options.get("jit", JIT_OFF)
+    if jit == JIT_OFF:
+        return
+    for info in backends:
+        if COMPILES in info.lacks:
+            able = [
+                name
+                for name, other in BACKENDS.items()
+                if COMPILES not in other.lacks and not other.not_swept_because
+            ]
+            raise PlanError(
+                f"option jit={jit!r} does not work on backend {info.name!r}:"
+                f" {info.lacks[COMPILES]}; use --backends {','.join(able)}, or leave"
+                " the option out"
+            )
 
 
 def check_machine(

@@ -57,6 +57,9 @@ CAPABILITIES: dict[str, str] = {
         "loss_scale='dynamic' adapts the scale and skips updates on all replicas"
     ),
     "sharded_update": "each replica can update a part of the variables for all",
+    "compiled_functions": (
+        "a step can compute gradients in a tf.function(jit_compile=True)"
+    ),
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -296,6 +299,10 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 **_ASYNC_LACKS,
+                "compiled_functions": (
+                    "XLA reads variables of its own device only, and these are on "
+                    "parameter servers"
+                ),
                 "input_per_worker": (
                     "the coordinator runs the same pipeline on every worker"
                 ),

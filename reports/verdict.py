@@ -6,7 +6,8 @@ import collections
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports import formats, trust
+from reports import formats, input_bound, trust
+from reports.finding import Finding
 from reports.view import modes_text
 from results.records import Order, ScalingMode
 
@@ -24,25 +25,6 @@ QUIET_FRACTION = 0.05
 """A trial is disturbed if other processes used more than this fraction of CPU time."""
 
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One finding of the study.
-
-    Attributes:
-      figure: The number that is shown large.
-      interval: Its interval in brackets, or why there is none.
-      label: A short name.
-      sentence: The whole statement with its interval.
-      trial_ids: The trials behind it.
-    """
-
-    figure: str
-    interval: str
-    label: str
-    sentence: str
-    trial_ids: tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,6 +290,8 @@ def judge(view: View) -> Verdict:
     target = view.study.plan.measuring.efficiency_target
     findings = [_scaling_finding(point, target) for point in _scaled(view)]
     findings += [_comparison_finding(item) for item in _compared(view)]
+    of_input = input_bound.findings(view)
+    findings += of_input
     points, compared = _findings_of_leader(view)
     key_findings = [_scaling_finding(point, target) for point in points]
     key_findings += [_comparison_finding(item) for item in compared]
@@ -332,6 +316,11 @@ def judge(view: View) -> Verdict:
         same = [item for item in compared if points[0].mode in item.modes]
         in_headline = key_findings[:1] + [
             _comparison_finding(item) for item in same[:1]
+        ]
+        in_headline += [
+            item
+            for item in of_input
+            if item.sentence.startswith(f"{points[0].backend} is input-bound")
         ]
         headline = _headline(in_headline, points[0].backend)
     return Verdict(

@@ -97,6 +97,7 @@ def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str,
         ("nosync", Control.NOSYNC, case, _OF_CONTROL),
         ("solo", Control.SOLO, case, _OF_SOLO),
         ("synthetic", Control.SYNTHETIC, case, _OF_CONTROL),
+        ("input_only", Control.INPUT_ONLY, case, _OF_CONTROL),
         ("baseline_synthetic", Control.SYNTHETIC, alone, _OF_CONTROL),
     )
     found = {

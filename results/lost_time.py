@@ -39,14 +39,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results import errors
+from results import errors, input_bound
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
 
-CONFIDENCE = 0.95
+CONFIDENCE = input_bound.CONFIDENCE
 
 METHOD = "Student's t of differences of step times over generations"
 ONE_GENERATION = "no interval: one generation tells nothing about other processes"
@@ -75,6 +75,7 @@ class Observed:
       baseline_synthetic: The same at one replica.
       without_update: The case without its update.
       baseline_without_update: The same at one replica.
+      input_only: The input pipelines of the case, without its step.
       imbalance: Seconds that the slowest process of ``nosync`` takes longer per step
         than the fastest; None where all replicas share a process.
     """
@@ -88,6 +89,7 @@ class Observed:
     without_update: StepTimes | None = None
     baseline_without_update: StepTimes | None = None
     imbalance: StepTimes | None = None
+    input_only: StepTimes | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,6 +128,8 @@ class LostTime:
       num_left_out: Generations of the case in which one of them is missing.
       method: How intervals were computed, or why there are none.
       confidence: Nominal coverage of each interval.
+      input_bound: What the input pipelines take alone, which is no part of the sum;
+        None if it was not measured.
     """
 
     step: Part
@@ -134,6 +138,7 @@ class LostTime:
     num_left_out: int
     method: str
     confidence: float = CONFIDENCE
+    input_bound: input_bound.InputBound | None = None
 
     def part(self, name: str) -> Part:
         """Returns the part of a name."""
@@ -179,6 +184,11 @@ def decompose(observed: Observed) -> LostTime:
         num_generations=len(generations),
         num_left_out=len(observed.case) - len(generations),
         method=METHOD if len(generations) > 1 else ONE_GENERATION,
+        input_bound=(
+            input_bound.judge(times["case"], times["baseline"], times["input_only"])
+            if "input_only" in times
+            else None
+        ),
     )
 
 
@@ -220,18 +230,12 @@ def _differences(
 def _part(name: str, values: np.ndarray | None, reason: str) -> Part:
     if values is None:
         return Part(name=name, value_sec=None, reason=reason)
-    mean, n = float(values.mean()), values.size
-    if n == 1:
-        return Part(name=name, value_sec=mean, reason=reason)
-    from scipy import special  # a tenth of the import time of scipy.stats
-
-    quantile = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
-    half = quantile * float(values.std(ddof=1)) / math.sqrt(n)
+    found = input_bound.mean_interval(values)
     return Part(
         name=name,
-        value_sec=mean,
-        low_sec=mean - half,
-        high_sec=mean + half,
+        value_sec=found.value,
+        low_sec=found.low,
+        high_sec=found.high,
         reason=reason,
     )
 

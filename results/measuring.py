@@ -42,6 +42,7 @@ class Control(str, Enum):
     """What a trial leaves out, to explain what the case itself costs.
 
     ``twin`` leaves out nothing: the same case again, whose ratio to it must include 1.
+    ``input_only`` leaves out the step itself, and only reads its batches.
     """
 
     NONE = "none"
@@ -49,6 +50,7 @@ class Control(str, Enum):
     SOLO = "solo"
     NOSYNC = "nosync"
     SYNTHETIC = "synthetic"
+    INPUT_ONLY = "input_only"
 
 
 class Allocator(str, Enum):

@@ -116,6 +116,7 @@ def _derive(
         "trial_id": folder.name,
         "example_unit": facts["example_unit"],
         "num_parameters": facts["num_parameters"],
+        "flops_per_example": facts.get("flops_per_example"),
         "global_batch_size": facts["global_batch_size"],
         "num_measured_steps": len(times[0]["step_time_sec"]),
         "window_sec": window_ns / 1e9,

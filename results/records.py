@@ -8,7 +8,7 @@ History of ``SCHEMA_VERSION``:
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
    ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
-   ``Environment.machine_state`` and ``gpu_uses``.
+   ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -317,6 +317,9 @@ class TrialResult(Record):
     trial_id: TrialId
     example_unit: Name
     num_parameters: Total
+    flops_per_example: Total | None = Field(
+        default=None, description="of the model in training, two per multiply-add"
+    )
     global_batch_size: GlobalBatchSize
     num_measured_steps: Steps
     window_sec: Seconds = Field(

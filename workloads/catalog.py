@@ -81,7 +81,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
     for info in (
         WorkloadInfo(
             name="resnet50",
-            version="2",
+            version="3",
             example_unit="images",
             description="ResNet-50 image classification with the recipe of Goyal 2017",
             module="workloads.resnet50.workload",
@@ -106,9 +106,9 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
                 PresetInfo(
                     name="gpu",
-                    description="one machine with GPUs: 224 px, mixed precision",
-                    data="digits",
-                    per_replica_batch_size=128,
+                    description="GPUs such as H100: 224 px, bfloat16, synthetic data",
+                    data=SYNTHETIC,
+                    per_replica_batch_size=256,
                     num_warmup_steps=20,
                     num_measured_steps=100,
                 ),
@@ -126,7 +126,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
         ),
         WorkloadInfo(
             name="sngan",
-            version="2",
+            version="3",
             example_unit="images",
             description="class-conditional SN-GAN with projection discriminator, FID",
             module="workloads.sngan.workload",
@@ -151,8 +151,8 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
                 PresetInfo(
                     name="gpu",
-                    description="one machine with GPUs: 32 px, published channels",
-                    data="digits",
+                    description="GPUs such as H100: 128 px, synthetic data",
+                    data=SYNTHETIC,
                     per_replica_batch_size=64,
                     num_warmup_steps=20,
                     num_measured_steps=100,
@@ -207,8 +207,8 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 ),
                 PresetInfo(
                     name="gpu",
-                    description="one machine with GPUs: pixels, published networks",
-                    data="cartpole:swingup",
+                    description="GPUs such as H100: pixels, synthetic transitions",
+                    data=SYNTHETIC,
                     per_replica_batch_size=256,
                     num_warmup_steps=50,
                     num_measured_steps=200,

@@ -13,6 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+JIT_COMPUTE = "compute"
+JITS = ("off", JIT_COMPUTE)
+"""What XLA compiles: nothing, or forward and backward pass of each replica."""
+
+INPUT_DTYPES = ("float32", "uint8")
+"""Types in which pixels are sent to the devices of replicas."""
+
 _Config = TypeVar("_Config")
 
 
@@ -63,6 +70,25 @@ def check_choice(name: str, value: Any, allowed: Iterable[Any]) -> None:
     """
     if value not in allowed:
         raise ValueError(f"option {name}={value!r} must be one of {_listed(allowed)}")
+
+
+def check_jit(jit: Any, batch_norm: str = "local") -> None:
+    """Raises unless the compiled part of a step is one that XLA can compile.
+
+    Args:
+      jit: The option of that name.
+      batch_norm: That option, where there is one.
+
+    Raises:
+      ValueError: Not one of ``JITS``, or there are collectives in the compiled part.
+    """
+    check_choice("jit", jit, JITS)
+    if jit == JIT_COMPUTE and batch_norm != "local":
+        raise ValueError(
+            f"option jit={jit!r} with batch_norm={batch_norm!r} would need collectives "
+            "in a function that is compiled for one replica: use batch_norm 'local', "
+            "or jit 'off'"
+        )
 
 
 def check_range(

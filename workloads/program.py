@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from workloads import reused_batch
+from workloads import device_inputs, reused_batch
 from workloads.catalog import SYNTHETIC
 from workloads.data import audit, pipeline
 from workloads.data.sources import open_source
@@ -57,7 +59,7 @@ class ImageProgram(ReplicatedProgram):
         self._pipeline = config
         self._num_classes = num_classes
         self._contexts: list[replicator.InputContext] = []
-        self._inputs = repl.make_input_iterator(self._input_fn)
+        self._inputs = device_inputs.make_iterator(repl, self._input_fn)
         # Ids stay on their devices until sanity(): reading them here would be measured.
         self._consumed: list[tuple[int, Any]] = []
 
@@ -67,7 +69,17 @@ class ImageProgram(ReplicatedProgram):
             return pipeline.synthetic_dataset(
                 self._pipeline, num_classes=self._num_classes
             )
-        return pipeline.train_dataset(self.source, context, self._pipeline)
+        config = dataclasses.replace(
+            self._pipeline,
+            num_threads=device_inputs.num_threads(
+                self._repl, context, self._pipeline.num_threads
+            ),
+        )
+        return pipeline.train_dataset(self.source, context, config)
+
+    def _on_device(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns a replica's batch with normalised images; called in its step."""
+        return pipeline.on_device(batch, self._pipeline.augmentation_of(self.source))
 
     def batches(self) -> Iterator[Any]:
         """Reads the batches of all replicas without training on them."""
@@ -81,16 +93,27 @@ class ImageProgram(ReplicatedProgram):
           ValueError: The data is unusable for training; the message says what to fix.
           Exception: Whatever else TensorFlow raises.
         """
-        try:
+        with self._explained():
             outputs: dict[str, Any] = self._repl.run(
                 step, self._inputs, num_steps=num_steps
             )
+        return outputs
+
+    def read(self, num_steps: int = 1) -> None:
+        """Reads the batches of steps; see ``ReplicatedProgram.read``."""
+        with self._explained():
+            super().read(num_steps)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says what is wrong with the data, where a pipeline fails."""
+        try:
+            yield
         except tf.errors.InvalidArgumentError as error:
             reason = self.source and self.source.explain(error)
             if reason is None:
                 raise
             raise ValueError(reason) from error
-        return outputs
 
     def _finish(self, outputs: dict[str, Any], num_steps: int) -> float:
         """Waits for the device work of steps, keeps their ids, returns the mean loss.

@@ -48,11 +48,14 @@ class StepProgram(abc.ABC):
       per_replica_batch_size: Examples one replica consumes in one step.
       global_batch_size: Examples all replicas consume in one step.
       num_parameters: Trainable scalars of the model (one copy).
+      flops_per_example: Floating-point operations of one example in a training step, by
+        the model alone: two per multiply-add; None if they were not counted.
     """
 
     per_replica_batch_size: int
     global_batch_size: int
     num_parameters: int
+    flops_per_example: int | None = None
 
     @abc.abstractmethod
     def run(self, num_steps: int = 1) -> float:

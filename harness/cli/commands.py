@@ -14,6 +14,7 @@ import click
 from harness.cli import exit_codes, gpu_readiness, progress, running, study_status
 from harness.errors import DoesNotFitError, StudyError
 from harness.machine import gpu_choice, topology
+from harness.placement import gpu_threads
 from harness.planning import cases, controls, estimate
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
@@ -87,7 +88,9 @@ def sweep(
     machine = cases.Machine(
         num_available_cores=cpus.num_available_cores,
         num_gpus=_count_gpus() if request.device == "gpu" else None,
-        variables=variables.identity_variables(os.environ),
+        variables=gpu_threads.with_launch_threads(
+            variables.identity_variables(os.environ), request.device
+        ),
     )
     planned = plan_module.plan_sweep(request, machine)
     (check or _accept)(planned)

@@ -75,7 +75,12 @@ def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
 def _parse_controls(text: str) -> tuple[Control, ...]:
     from results.records import Control
 
-    allowed = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+    allowed = (
+        Control.NOSYNC,
+        Control.SOLO,
+        Control.SYNTHETIC,
+        Control.INPUT_ONLY,
+    )
     by_name: dict[str, tuple[Control, ...]]
     by_name = {control.value: (control,) for control in allowed}
     by_name |= {"all": allowed, "none": ()}

@@ -127,7 +127,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default="none",
                 show_default=True,
                 help="Cases of the relay that show where time is lost: nosync, solo,"
-                " synthetic, comma-separated, or all, or none.",
+                " synthetic, input_only, comma-separated, or all, or none.",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"

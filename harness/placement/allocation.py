@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from harness.placement import gpu_threads
 from harness.placement.processes import Processes
 from results.records import Placement
 
@@ -55,6 +56,8 @@ def place(
       cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
       communicates while it computes. Of one of several programs that never communicate
       (the control ``solo``): one, as of a single replica.
+    - On GPUs, both pools get the cores that threads which launch kernels leave
+      (``gpu_threads``); the second is never smaller than on the CPU.
     - A replica on a GPU gets cores of the NUMA node that its GPU is attached to, as far
       as that node has enough (``near_gpus``).
     - Replicas on the cores of one machine share memory bandwidth and caches:
@@ -75,10 +78,18 @@ def place(
             else chosen
             for kind, index in processes.members
         ]
+    num_intra_op_threads = cores_per_replica
+    if device == "gpu":
+        num_gpus = 1 if processes.are_several else num_replicas
+        num_intra_op_threads = gpu_threads.num_pool_threads(cores_per_replica, 1)
+        num_inter_op_threads = max(
+            num_inter_op_threads,
+            gpu_threads.num_pool_threads(min(map(len, cpusets)), num_gpus),
+        )
     return Placement(
         cpusets=tuple(tuple(sorted(cores)) for cores in cpusets),
         cores_per_replica=cores_per_replica,
-        num_intra_op_threads=cores_per_replica,
+        num_intra_op_threads=num_intra_op_threads,
         num_inter_op_threads=num_inter_op_threads,
         num_available_cores=num_available,
         cgroup_quota_cores=topology.quota_cores,

@@ -9,6 +9,7 @@ scaling has.
 - ``solo``: as many programs as replicas that never communicate. Their backend is
   ``single``, so they have the code digest of that.
 - ``synthetic``: the case, and one replica, with one batch for ever.
+- ``input_only``: the input pipelines of the case, without its step.
 """
 
 from __future__ import annotations
@@ -64,6 +65,8 @@ def choose(
             added.append(PlannedCase(case.backend, *size, weak, control))
         elif control is Control.SOLO:
             added.append(PlannedCase(SOLO_BACKEND, *size, weak, control))
+        elif control is Control.INPUT_ONLY:
+            added.append(PlannedCase(case.backend, *size, weak, control))
         else:
             added += [
                 PlannedCase(c.backend, c.num_replicas, size[1], weak, control)

@@ -140,6 +140,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     data = catalog.check_data(info, request.data or preset.data, request.data_dir)
     if request.options:
         catalog.check_options(info, preset_name, request.options)
+        catalog.check_backends(request.options, backends)
 
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
     baseline = replicas[0]

@@ -187,6 +187,7 @@ def make_result(
         trial_id=trial_id,
         example_unit=facts["example_unit"],
         num_parameters=facts["num_parameters"],
+        flops_per_example=facts.get("flops_per_example"),
         global_batch_size=global_batch_size,
         num_measured_steps=num_measured_steps,
         window_sec=window_sec,

@@ -35,6 +35,7 @@ class StepProgram(Protocol):
     per_replica_batch_size: int
     global_batch_size: int
     num_parameters: int
+    flops_per_example: int | None
 
     def run(self, num_steps: int = 1) -> float:
         """Runs steps; returns the last loss after all device work is done."""
@@ -146,6 +147,7 @@ def measure_trial(
     writer.write(
         "facts",
         num_parameters=program.num_parameters,
+        flops_per_example=program.flops_per_example,
         example_unit=example_unit,
         global_batch_size=program.global_batch_size,
     )

@@ -4,7 +4,8 @@ One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOT
 which all processes of a machine share.
 
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
-- ``facts``: ``num_parameters``, ``example_unit``, ``global_batch_size``.
+- ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
+  ``example_unit``, ``global_batch_size``.
 - ``explain``: ``collectives``, the backend's description of them.
 - ``step``: ``phase``, ``index``, ``start_ns``, ``end_ns``, ``loss`` (a number, or a
   string such as ``nan``). The index counts over all phases from 0.

@@ -151,7 +151,7 @@ def measure_spec(
     workload.prepare(data=spec.data)
 
     def build() -> measure.StepProgram:
-        program: measure.StepProgram = workload.build(
+        program: Any = workload.build(
             _create(spec),
             preset=spec.preset,
             data=spec.data,
@@ -159,7 +159,12 @@ def measure_spec(
             seed=spec.seed,
             options=spec.options,
         )
-        return program
+        if spec.control is Control.INPUT_ONLY:
+            from workloads.input_only import InputOnlyProgram
+
+            program = InputOnlyProgram(program)
+        made: measure.StepProgram = program
+        return made
 
     measure.measure_trial(
         build,

@@ -144,6 +144,11 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         with super().context(), self._placement.scope():
             yield self
 
+    @property
+    def feeds_gpus(self) -> bool:
+        """No: workers that may restart run the pipelines."""
+        return False
+
     def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],

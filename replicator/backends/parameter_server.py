@@ -132,6 +132,11 @@ class ParameterServerReplicator(StrategyReplicator):
         """One: the chief's; workers and parameter servers serve."""
         return 1
 
+    @property
+    def feeds_gpus(self) -> bool:
+        """No: workers that may restart run the pipelines."""
+        return False
+
     def _make_input_iterator(
         self,
         input_fn: Callable[[InputContext], tf.data.Dataset],

@@ -76,6 +76,11 @@ class Replicator(CheckpointedBackend, abc.ABC):
         return self.num_workers
 
     @property
+    def feeds_gpus(self) -> bool:
+        """Whether this process feeds GPUs, to which it can prefetch batches."""
+        return any(device_lib.is_gpu(device) for device in self._input_devices())
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process writes the job's checkpoints and logs."""
         return self.worker_id == 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
-from reports import formats, page
+from reports import formats, input_bound, page
 from reports.figures import waterfall
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Shown:
       figure: The waterfall, or None where nothing could be compared.
       rows: Name, part and meaning of each part, the whole last.
       write: Writes seconds in ms.
+      input_bound: What the input pipelines take alone; empty if not measured.
     """
 
     item: Explained
@@ -61,6 +62,7 @@ class Shown:
     figure: Markup | None
     rows: tuple[tuple[str, Part, str], ...] = ()
     write: Callable[[float], str] | None = None
+    input_bound: str = ""
 
 
 def writer(lost: LostTime) -> Callable[[float], str]:
@@ -84,6 +86,13 @@ def with_interval(part: Part, write: Callable[[float], str]) -> str:
     if part.low_sec is None or part.high_sec is None:
         return text
     return f"{text} {formats.interval(part.low_sec, part.high_sec, write)}"
+
+
+def _input_text(lost: LostTime) -> str:
+    """Says what the input pipelines take alone, or nothing."""
+    if lost.input_bound is None:
+        return ""
+    return input_bound.statement(lost.input_bound, writer(lost))
 
 
 def name_of(item: Explained) -> str:
@@ -136,13 +145,14 @@ def render(view: View) -> Markup:
                     for part in (*lost.parts, lost.step)
                 ),
                 write=writer(lost),
+                input_bound=_input_text(lost),
             )
         )
     return page.render("lost_time", view=view, shown=shown)
 
 
 def lines(view: View) -> list[str]:
-    """Returns the parts of the case with most of them, in at most six lines."""
+    """Returns the parts of the case with most of them, in at most seven lines."""
     with_parts = [item for item in view.explained if item.lost is not None]
     if not with_parts:
         return []
@@ -155,4 +165,5 @@ def lines(view: View) -> list[str]:
     return [
         f"{whole}; {NAMES[alone.name]} {with_interval(alone, write)}",
         *(f"  {NAMES[part.name]} {with_interval(part, write)}" for part in others),
+        *(f"  {text}" for text in [_input_text(lost)] if text),
     ]

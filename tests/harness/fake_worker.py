@@ -72,6 +72,7 @@ class Program:
     """A program whose step times follow from the trial's id."""
 
     num_parameters = 25_557_032
+    flops_per_example = 12_000_000_000
 
     def __init__(self, spec: TrialSpec, behavior: str, clock: Clock) -> None:
         self.per_replica_batch_size = spec.per_replica_batch_size

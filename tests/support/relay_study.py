@@ -49,6 +49,7 @@ class Lost:
       contention: What programs beside it cost.
       exposed_communication: What a step waits for collectives.
       input: What a step at N replicas waits for its input.
+      pipelines: What the pipelines of N replicas take without the step.
     """
 
     alone: float = 0.050
@@ -56,12 +57,15 @@ class Lost:
     contention: float = 0.0
     exposed_communication: float = 0.010
     input: float = 0.004
+    pipelines: float = 0.005
 
     def of(self, spec: TrialSpec) -> float:
         """Returns the duration of a step of a case or control."""
         if spec.num_replicas == 1:
             synthetic = spec.control is Control.SYNTHETIC
             return self.alone - (self.input_alone if synthetic else 0.0)
+        if spec.control is Control.INPUT_ONLY:
+            return self.pipelines
         if spec.control is Control.SOLO:
             return self.alone + self.contention
         step = self.alone - self.input_alone + self.contention

@@ -23,6 +23,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from workloads.common import compiled
+
 EPSILON = 1e-12
 _MATRIX = 2  # rank
 
@@ -112,7 +114,7 @@ class SpectralLayer(keras.layers.Layer):
         matrix = tf.reshape(matrix, [matrix.shape[0], -1])
         sigma, u = power_step(matrix, tf.convert_to_tensor(self.u))
         if training:
-            self.u.assign(u)
+            compiled.assign(self.u, u)
         return tf.cast(kernel / sigma, self.compute_dtype)
 
     def _with_bias(self, outputs: tf.Tensor) -> tf.Tensor:

@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from workloads.d4pg.acting.settings import check_ray
 from workloads.d4pg.replay import capacity
-from workloads.options import apply_options, check_choice, check_range
+from workloads.options import (
+    apply_options,
+    check_choice,
+    check_jit,
+    check_range,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,6 +35,8 @@ class D4PGConfig:
 
     Attributes:
       observations: ``state`` (positions and velocities) or ``pixels`` (stacked frames).
+      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
       network: ``mlp`` (the paper's, ReLU) or ``layer_norm_mlp`` (Acme's).
       policy_sizes: Units of the policy's hidden layers, such as ``300,200``.
       critic_sizes: Units of the critic's hidden layers; in an ``mlp`` the action joins
@@ -70,6 +77,8 @@ class D4PGConfig:
     """
 
     observations: str = "state"
+    jit: str = "off"
+    tf32: bool = True
     network: str = "mlp"
     policy_sizes: str = "300,200"
     critic_sizes: str = "400,300"
@@ -104,6 +113,7 @@ class D4PGConfig:
     def __post_init__(self) -> None:
         check_choice("observations", self.observations, OBSERVATIONS)
         check_choice("network", self.network, NETWORKS)
+        check_jit(self.jit)
         check_choice("replay", self.replay, REPLAYS)
         check_choice("actors", self.actors, ACTORS)
         if self.actors == "ray":

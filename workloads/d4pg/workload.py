@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections
+import contextlib
 import json
 import math
 import time
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 import replicator
+from workloads import device_inputs
 from workloads.catalog import SYNTHETIC
+from workloads.common import precision
 from workloads.d4pg import config as config_lib
 from workloads.d4pg import synthetic
 from workloads.d4pg.acting.policy import PolicySpec
@@ -21,6 +24,7 @@ from workloads.d4pg.environment import tasks
 from workloads.d4pg.environment.control import FRAME_SIZE
 from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
 from workloads.d4pg.experience import Experience
+from workloads.d4pg.learning import flops
 from workloads.d4pg.learning.learner import Learner
 from workloads.d4pg.replay import capacity
 from workloads.d4pg.window import Counters, Window, describe, total
@@ -83,8 +87,11 @@ class D4PGProgram(ReplicatedProgram):
             self._evaluator.load(self._spec)
         self.learner = Learner(repl, config, self._spec, seed=seed)
         self.num_parameters = self.learner.num_parameters
+        self.flops_per_example = flops.training_flops(config, self._spec)
         self.experiences: list[Experience] = []
-        self._inputs = repl.make_input_iterator(self._input_fn, _input_mode(repl, name))
+        self._inputs = device_inputs.make_iterator(
+            repl, self._input_fn, _input_mode(repl, name)
+        )
         atexit.register(self.close)
         self._clipped: collections.deque[Any] = collections.deque(maxlen=_NUM_RECENT)
         self._lags: collections.deque[float] = collections.deque(maxlen=_NUM_RECENT)
@@ -142,15 +149,27 @@ class D4PGProgram(ReplicatedProgram):
 
     def _learn(self) -> dict[str, Any]:
         """Runs a learner step; errors of sampling are raised unchanged."""
+        with self._sampling():
+            outputs: dict[str, Any] = self.learner.run(self._inputs)
+        return outputs
+
+    def read(self, num_steps: int = 1) -> None:
+        """Reads batches from replay; see ``ReplicatedProgram.read``."""
+        with self._sampling():
+            super().read(num_steps)
+        self._num_steps += num_steps
+
+    @contextlib.contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """Checks actors and replay before batches are read, and after a failure."""
         for experience in self.experiences:
             experience.check()
         try:
-            outputs: dict[str, Any] = self.learner.run(self._inputs)
+            yield
         except tf.errors.OpError:
             for experience in self.experiences:
                 experience.explain_failure()
             raise
-        return outputs
 
     def _run_one(self) -> float:
         outputs = self._learn()
@@ -330,6 +349,7 @@ class D4PGWorkload(CatalogWorkload):
     ) -> D4PGProgram:
         """Builds D4PG on ``replicator``; see ``Workload.build``."""
         config = config_lib.make_config(preset, options)
+        precision.set_tf32(replicator, is_on=config.tf32)
         if data != SYNTHETIC:
             tasks.check(data)
         return D4PGProgram(

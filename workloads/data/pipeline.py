@@ -2,6 +2,9 @@
 
 A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
 int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
+
+With ``input_dtype`` ``uint8``, a batch has pixels as they are stored, a quarter of the
+bytes, and ``on_device`` normalises them in the step, on the device of the replica.
 """
 
 from __future__ import annotations
@@ -26,6 +29,8 @@ _MOST_SMALL_PIXELS = 96 * 96
 # Random number streams that are derived from one seed.
 _SHUFFLE_STREAM, _AUGMENTATION_STREAM = 1, 2
 _PREFETCHED_STEPS = 2
+_UINT8 = "uint8"
+_NUM_LEVELS = 256
 _FILES_READ_AT_ONCE = 16
 _LARGEST_SEED = 2**31 - 1
 
@@ -44,6 +49,7 @@ class PipelineConfig:
         the first epoch; otherwise they are read from their files in every epoch.
       augmentation: How images are augmented and normalised; None for that of the data
         set.
+      input_dtype: ``float32``: the pipeline normalises; ``uint8``: the step does.
     """
 
     per_replica_batch_size: int
@@ -53,10 +59,16 @@ class PipelineConfig:
     num_threads: int
     is_cached: bool = False
     augmentation: images.Augmentation | None = None
+    input_dtype: str = "float32"
 
-    def augmentation_of(self, source: Source) -> images.Augmentation:
-        """Returns the configured augmentation, or that of the data set."""
-        return self.augmentation or images.augmentation_of(source.name)
+    def augmentation_of(self, source: Source | None) -> images.Augmentation:
+        """Returns the configured augmentation, or that of the data set.
+
+        Args:
+          source: The data set, or None for synthetic data.
+        """
+        name = "" if source is None else source.name
+        return self.augmentation or images.augmentation_of(name)
 
 
 def shard(source: Source, context: replicator.InputContext) -> Any:
@@ -122,7 +134,7 @@ def train_dataset(
                 config.per_replica_batch_size, augmentation, _seed(stream, index)
             )
             cropped = images.crop_batch(batch["image"], boxes, config.image_size)
-            return {**batch, "image": images.normalise(cropped, augmentation)}
+            return {**batch, "image": _sent(cropped, augmentation, config)}
 
         dataset = _map(dataset, augment, config)
     else:
@@ -135,7 +147,7 @@ def train_dataset(
                 encoding=source.encoding,
                 image_size=config.image_size,
             )
-            return {**example, "image": images.normalise(image, augmentation)}
+            return {**example, "image": _sent(image, augmentation, config)}
 
         dataset = _map(dataset.enumerate(), decode_and_augment, config)
         dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
@@ -192,8 +204,15 @@ def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Da
     size = config.per_replica_batch_size
     seed = _seed(_fold(config.seed, _AUGMENTATION_STREAM, 0), 0)
     shape = [size, config.image_size, config.image_size, 3]
+    if config.input_dtype == _UINT8:
+        levels = tf.random.stateless_uniform(
+            shape, seed, maxval=_NUM_LEVELS, dtype=tf.int32
+        )
+        image = tf.cast(levels, tf.uint8)
+    else:
+        image = tf.random.stateless_normal(shape, seed)
     batch = {
-        "image": tf.random.stateless_normal(shape, seed),
+        "image": image,
         "label": tf.random.stateless_uniform(
             [size], seed, maxval=num_classes, dtype=tf.int32
         ),
@@ -201,6 +220,23 @@ def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Da
     }
     dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
     return dataset.with_options(_options(config.num_threads))
+
+
+def on_device(
+    batch: dict[str, Any], augmentation: images.Augmentation
+) -> dict[str, Any]:
+    """Returns a batch with the normalised images that a network takes.
+
+    Called in the step, so that pixels are sent to the device as they are stored.
+
+    Args:
+      batch: Of ``train_dataset`` or ``synthetic_dataset``.
+      augmentation: Whose moments images have.
+    """
+    if batch["image"].dtype != tf.uint8:
+        return batch
+    pixels = tf.cast(batch["image"], tf.float32)
+    return {**batch, "image": images.normalise(pixels, augmentation)}
 
 
 def read_ids(source: Source, split: Any) -> Iterator[int]:
@@ -286,6 +322,15 @@ def _is_small(source: Source) -> bool:
     if height is None or width is None:
         return False
     return height * width <= _MOST_SMALL_PIXELS
+
+
+def _sent(
+    image: tf.Tensor, augmentation: images.Augmentation, config: PipelineConfig
+) -> tf.Tensor:
+    """Returns images in [0, 255] as they are sent to the devices."""
+    if config.input_dtype == _UINT8:
+        return tf.saturate_cast(tf.round(image), tf.uint8)
+    return images.normalise(image, augmentation)
 
 
 def _pad(size: int) -> Any:

@@ -8,7 +8,13 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from workloads.options import apply_options, check_choice, check_range
+from workloads.options import (
+    INPUT_DTYPES,
+    apply_options,
+    check_choice,
+    check_jit,
+    check_range,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +38,8 @@ class ResNet50Config:
         network and its gradients keep the published size.
       compute_dtype: ``float32``, or with float32 variables ``mixed_bfloat16`` or
         ``mixed_float16``, which scales the loss dynamically.
+      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
       batch_norm: ``local`` normalizes by each replica's own batch, as published;
         ``cross_replica`` by the global batch.
       zero_gamma: Whether the last batch norm of a block starts at zero.
@@ -46,7 +54,9 @@ class ResNet50Config:
       weight_decay: L2 factor on kernels; not on biases nor batch-norm parameters.
       label_smoothing: Fraction of the label that is spread over all classes.
       shuffle_buffer_size: Examples in the shuffle buffer of one input pipeline.
-      num_input_threads: Threads of one input pipeline.
+      num_input_threads: Threads of one input pipeline, on GPUs per GPU that it feeds.
+      input_dtype: ``float32``, or ``uint8``: pixels are sent to devices as they are
+        stored, and normalised there.
       cache_data: Whether encoded images stay in memory after the first epoch.
       evaluation_batch_size: Examples per evaluation step, on one device.
     """
@@ -55,6 +65,8 @@ class ResNet50Config:
     image_size: int = 224
     num_classes: int = 1000
     compute_dtype: str = "float32"
+    jit: str = "off"
+    tf32: bool = True
     batch_norm: str = "local"
     zero_gamma: bool = True
     learning_rate_per_256: float = 0.1
@@ -66,6 +78,7 @@ class ResNet50Config:
     label_smoothing: float = 0.0
     shuffle_buffer_size: int = 16384
     num_input_threads: int = 8
+    input_dtype: str = "float32"
     cache_data: bool = False
     evaluation_batch_size: int = 128
 
@@ -75,6 +88,8 @@ class ResNet50Config:
         check_range("num_epochs", self.num_epochs, low=1.0)
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         check_choice("batch_norm", self.batch_norm, STATISTICS)
+        check_jit(self.jit, self.batch_norm)
+        check_choice("input_dtype", self.input_dtype, INPUT_DTYPES)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(
                 f"option image_size={self.image_size!r} must be a multiple of "
@@ -125,6 +140,6 @@ PRESETS: dict[str, ResNet50Config] = {
     "laptop": dataclasses.replace(
         _CPU_PRESET, image_size=64, learning_rate_per_256=2.0, num_epochs=9.0
     ),
-    "gpu": ResNet50Config(compute_dtype="mixed_bfloat16"),
+    "gpu": ResNet50Config(compute_dtype="mixed_bfloat16", input_dtype="uint8"),
     "paper": ResNet50Config(),
 }

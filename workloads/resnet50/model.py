@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from workloads.common import precision
 from workloads.resnet50 import batch_norm
 
 NUM_BLOCKS = (3, 4, 6, 3)
@@ -187,11 +188,24 @@ class ResNet50(keras.Model):
         zero_gamma: bool = True,
         statistics: str = "local",
         compute_dtype: str = "float32",
+        pads_pooling: bool = False,
         seed: int = 0,
     ) -> None:
+        """Creates the variables.
+
+        Args:
+          num_classes: Outputs.
+          version: ``v1`` or ``v1.5``.
+          zero_gamma: Whether the last batch norm of a block starts at zero.
+          statistics: ``local`` or ``cross_replica``.
+          compute_dtype: Of the layers.
+          pads_pooling: Whether an op pads before the pooling, which XLA needs: it
+            compiles no pooling with explicit padding.
+          seed: Of the initial values.
+        """
         super().__init__(name="resnet50", dtype=compute_dtype)
         seeds = _Seeds(seed)
-        with _dtype_policy(compute_dtype):
+        with precision.dtype_policy(compute_dtype):
             self.stem = ConvBatchNorm(
                 3,
                 WIDTHS[0],
@@ -226,6 +240,7 @@ class ResNet50(keras.Model):
             )
             self.classifier.build((None, num_channels))
         self._pool_padding = padding(3, 2)
+        self._pads_pooling = pads_pooling
         self.built = True
 
     def call(self, inputs: Any, training: bool = False) -> Any:
@@ -239,22 +254,13 @@ class ResNet50(keras.Model):
           [per_replica_batch_size, num_classes].
         """
         features = tf.nn.relu(self.stem(inputs, training=training))
-        features = tf.nn.max_pool2d(features, 3, 2, padding=self._pool_padding)
+        pool_padding = self._pool_padding
+        if self._pads_pooling:
+            lowest = features.dtype.min  # it is never the largest of a window
+            features = tf.pad(features, pool_padding, constant_values=lowest)
+            pool_padding = "VALID"
+        features = tf.nn.max_pool2d(features, 3, 2, padding=pool_padding)
         for block in self.blocks:
             features = block(features, training=training)
         logits = self.classifier(tf.reduce_mean(features, axis=(1, 2)))
         return tf.cast(logits, tf.float32)
-
-
-class _dtype_policy:  # noqa: N801 - reads as a statement
-    """Creates layers in a block with a dtype policy, then restores the previous one."""
-
-    def __init__(self, policy: str) -> None:
-        self._policy = policy
-
-    def __enter__(self) -> None:
-        self._before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(self._policy)
-
-    def __exit__(self, *_: object) -> None:
-        keras.config.set_dtype_policy(self._before)

@@ -10,12 +10,15 @@ import tensorflow as tf
 
 from workloads import quality
 from workloads.catalog import SYNTHETIC
+from workloads.common import precision
+from workloads.common.compiled import compiled
 from workloads.common.lars import LARS
 from workloads.data import pipeline
 from workloads.data.sources import open_source
+from workloads.options import JIT_COMPUTE
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib
-from workloads.resnet50 import losses
+from workloads.resnet50 import flops, losses
 from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
@@ -57,6 +60,7 @@ class ResNet50Program(ImageProgram):
                 shuffle_buffer_size=config.shuffle_buffer_size,
                 num_threads=config.num_input_threads,
                 is_cached=config.cache_data,
+                input_dtype=config.input_dtype,
             ),
             num_classes=config.num_classes,
         )
@@ -69,6 +73,7 @@ class ResNet50Program(ImageProgram):
                 zero_gamma=config.zero_gamma,
                 statistics=config.batch_norm,
                 compute_dtype=config.compute_dtype,
+                pads_pooling=config.jit == JIT_COMPUTE,
                 seed=seed,
             )
             self.optimizer = repl.wrap_optimizer(
@@ -80,6 +85,12 @@ class ResNet50Program(ImageProgram):
         self._variables = self.model.trainable_variables
         self.num_parameters = sum(
             math.prod(variable.shape) for variable in self._variables
+        )
+        self._differentiate = compiled(self._loss_and_gradients, config.jit)
+        self.flops_per_example = flops.training_flops(
+            image_size=config.image_size,
+            num_classes=config.num_classes,
+            version=config.version,
         )
         self._count_correct = tf.function(self._count_correct_in_batch, autograph=False)
 
@@ -108,6 +119,20 @@ class ResNet50Program(ImageProgram):
 
     def _step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """One training step of one replica."""
+        loss, gradients = self._differentiate(
+            {name: batch[name] for name in ("image", "label")}
+        )
+        gradients = losses.add_weight_decay(
+            gradients, self._variables, weight_decay=self._weight_decay()
+        )
+        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
+        return {"loss": loss, "example_id": batch["example_id"]}
+
+    def _loss_and_gradients(
+        self, batch: dict[str, tf.Tensor]
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the loss, and the gradients of its scaled value."""
+        batch = self._on_device(batch)
         with tf.GradientTape() as tape:
             logits = self.model(batch["image"], training=True)
             loss = tf.reduce_mean(
@@ -118,13 +143,7 @@ class ResNet50Program(ImageProgram):
                 )
             )
             scaled_loss = self.optimizer.scale_loss(loss) if self._is_scaled else loss
-        gradients = losses.add_weight_decay(
-            tape.gradient(scaled_loss, self._variables),
-            self._variables,
-            weight_decay=self._weight_decay(),
-        )
-        self.optimizer.apply_gradients(zip(gradients, self._variables, strict=True))
-        return {"loss": loss, "example_id": batch["example_id"]}
+        return loss, tape.gradient(scaled_loss, self._variables)
 
     def _weight_decay(self) -> float | tf.Tensor:
         """Returns the factor of the weights that is added to their gradients."""
@@ -208,6 +227,7 @@ class ResNet50Workload(ImageWorkload):
             raise ValueError(
                 f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
             )
+        precision.set_tf32(replicator, is_on=config.tf32)
         source = None if data == SYNTHETIC else open_source(data)
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(

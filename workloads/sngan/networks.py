@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from workloads.common import precision
 from workloads.common.conditional_batch_norm import batch_norm
 from workloads.common.spectral_norm import SpectralDense, SpectralEmbedding
 from workloads.sngan import blocks
@@ -25,7 +26,12 @@ class Generator(keras.Model):
     """Maps latent vectors and classes to images in [-1, 1]."""
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
-        super().__init__(name="generator")
+        super().__init__(name="generator", dtype=config.compute_dtype)
+        with precision.dtype_policy(config.compute_dtype):
+            self._build_layers(config, seed)
+        self.built = True
+
+    def _build_layers(self, config: SNGANConfig, seed: int) -> None:
         channels = config.block_channels
         self._first_channels = channels[0]
         self.dense = keras.layers.Dense(
@@ -58,7 +64,6 @@ class Generator(keras.Model):
             name="last_conv",
         )
         self.last_conv.build((None, None, None, channels[-1]))
-        self.built = True
 
     def call(self, latents: Any, labels: Any, training: bool = False) -> Any:
         """Returns images [examples, size, size, 3] in [-1, 1].
@@ -74,7 +79,7 @@ class Generator(keras.Model):
         for block in self.blocks:
             hidden = block(hidden, labels, training=training)
         hidden = tf.nn.relu(self.last_norm(hidden, training=training))
-        return tf.nn.tanh(self.last_conv(hidden))
+        return tf.cast(tf.nn.tanh(self.last_conv(hidden)), tf.float32)
 
 
 class Discriminator(keras.Model):
@@ -84,8 +89,13 @@ class Discriminator(keras.Model):
     """
 
     def __init__(self, config: SNGANConfig, *, seed: int) -> None:
-        super().__init__(name="discriminator")
-        widths = _discriminator_widths(config)
+        super().__init__(name="discriminator", dtype=config.compute_dtype)
+        with precision.dtype_policy(config.compute_dtype):
+            self._build_layers(config, seed)
+        self.built = True
+
+    def _build_layers(self, config: SNGANConfig, seed: int) -> None:
+        widths = discriminator_widths(config)
         first, *others = widths
         self.first_block = blocks.FirstDiscriminatorBlock(
             NUM_CHANNELS, first[0], seed=seed, name="block_0"
@@ -112,7 +122,6 @@ class Discriminator(keras.Model):
         self.embedding = SpectralEmbedding(
             config.num_classes, num_inputs, seed=seed + 2, name="embedding"
         )
-        self.built = True
 
     def call(self, images: Any, labels: Any, training: bool = False) -> Any:
         """Returns logits [examples].
@@ -125,13 +134,14 @@ class Discriminator(keras.Model):
         hidden = self.first_block(images, training=training)
         for block in self.blocks:
             hidden = block(hidden, training=training)
-        features = tf.reduce_sum(tf.nn.relu(hidden), axis=[1, 2])
-        of_class = self.embedding(labels, training=training)
-        logits = self.dense(features, training=training)[:, 0]
+        # Sums are in float32, whatever the type of the layers.
+        features = tf.reduce_sum(tf.cast(tf.nn.relu(hidden), tf.float32), axis=[1, 2])
+        of_class = tf.cast(self.embedding(labels, training=training), tf.float32)
+        logits = tf.cast(self.dense(features, training=training)[:, 0], tf.float32)
         return logits + tf.reduce_sum(features * of_class, axis=-1)
 
 
-def _discriminator_widths(config: SNGANConfig) -> list[tuple[int, bool]]:
+def discriminator_widths(config: SNGANConfig) -> list[tuple[int, bool]]:
     """Channels of each block, and whether it halves height and width."""
     width = config.discriminator_channels
     if config.layout == "cifar":

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from workloads.catalog import SYNTHETIC
-from workloads.common import hinge
+from workloads.common import hinge, precision
+from workloads.common.compiled import compiled
 from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.names import DIGITS
@@ -17,7 +18,7 @@ from workloads.data.sources import open_source
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.sngan import config as config_lib
-from workloads.sngan import grid
+from workloads.sngan import flops, grid
 from workloads.sngan.networks import Discriminator, Generator
 from workloads.sngan.schedule import LinearDecay
 from workloads.sngan.scoring import Scorer, fixed_inputs
@@ -66,6 +67,7 @@ class SNGANProgram(ImageProgram):
                 shuffle_buffer_size=config.shuffle_buffer_size,
                 num_threads=config.num_input_threads,
                 is_cached=config.cache_data,
+                input_dtype=config.input_dtype,
                 augmentation=image_lib.UNCHANGED,
             ),
             num_classes=config.num_classes,
@@ -99,6 +101,11 @@ class SNGANProgram(ImageProgram):
             for model in (self.generator, self.discriminator)
             for variable in model.trainable_variables
         )
+        self._differentiate_generator = compiled(self._generator_gradients, config.jit)
+        self._differentiate_discriminator = compiled(
+            self._discriminator_gradients, config.jit
+        )
+        self.flops_per_example = flops.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
         self._show = tf.function(
@@ -137,14 +144,10 @@ class SNGANProgram(ImageProgram):
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the generator, then the discriminator."""
         count = batch["label"].shape[0] * self._config.generator_batch_factor
-        variables = self.generator.trainable_variables
-        with tf.GradientTape() as tape:
-            images, labels = self._generate(count)
-            loss = hinge.generator_loss(
-                self.discriminator(images, labels, training=True)
-            )
-        gradients = tape.gradient(loss, variables)
-        self._of_generator.apply_gradients(zip(gradients, variables, strict=True))
+        loss, gradients = self._differentiate_generator(*self._draw(count))
+        self._of_generator.apply_gradients(
+            zip(gradients, self.generator.trainable_variables, strict=True)
+        )
         for average, variable in zip(self._averages, self._averaged(), strict=True):
             share = 1.0 - self._config.ema_decay
             average.assign(average + share * (variable - average))
@@ -152,30 +155,55 @@ class SNGANProgram(ImageProgram):
 
     def _discriminator_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the discriminator of one replica."""
+        batch = self._on_device(batch)
         count = batch["label"].shape[0]
         real = batch["image"] + tf.random.uniform(
             tf.shape(batch["image"]), 0.0, _PIXEL_STEP
         )
-        fake, fake_labels = self._generate(count)
-        variables = self.discriminator.trainable_variables
+        loss, gradients = self._differentiate_discriminator(
+            real, batch["label"], *self._draw(count)
+        )
+        self._of_discriminator.apply_gradients(
+            zip(gradients, self.discriminator.trainable_variables, strict=True)
+        )
+        return {"loss": loss, "example_id": batch["example_id"]}
+
+    def _generator_gradients(
+        self, latents: tf.Tensor, labels: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the generator's loss and its gradients."""
+        with tf.GradientTape() as tape:
+            images = self.generator(latents, labels, training=True)
+            loss = hinge.generator_loss(
+                self.discriminator(images, labels, training=True)
+            )
+        return loss, tape.gradient(loss, self.generator.trainable_variables)
+
+    def _discriminator_gradients(
+        self,
+        real: tf.Tensor,
+        real_labels: tf.Tensor,
+        latents: tf.Tensor,
+        fake_labels: tf.Tensor,
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Returns the discriminator's loss and its gradients."""
+        fake = self.generator(latents, fake_labels, training=True)
         images = tf.concat([real, tf.stop_gradient(fake)], axis=0)
-        labels = tf.concat([tf.cast(batch["label"], tf.int64), fake_labels], axis=0)
+        labels = tf.concat([tf.cast(real_labels, tf.int64), fake_labels], axis=0)
+        count = real_labels.shape[0]
         with tf.GradientTape() as tape:
             # One pass for both: no layer of the discriminator mixes examples.
             logits = self.discriminator(images, labels, training=True)
             loss = hinge.discriminator_loss(logits[:count], logits[count:])
-        gradients = tape.gradient(loss, variables)
-        self._of_discriminator.apply_gradients(zip(gradients, variables, strict=True))
-        return {"loss": loss, "example_id": batch["example_id"]}
+        return loss, tape.gradient(loss, self.discriminator.trainable_variables)
 
-    def _generate(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Returns images of random latents and uniformly drawn classes."""
+    def _draw(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """Returns random latents and uniformly drawn classes."""
         config = self._config
         latents = tf.random.normal([count, config.latent_size])
         labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
         # GPUs leave what is done with int32 to the host, for which steps would wait.
-        labels = tf.cast(labels, tf.int64)
-        return self.generator(latents, labels, training=True), labels
+        return latents, tf.cast(labels, tf.int64)
 
     def _trackables(self) -> Mapping[str, Any]:
         found = {
@@ -246,6 +274,7 @@ class SNGANWorkload(ImageWorkload):
     ) -> SNGANProgram:
         """Builds SN-GAN on ``replicator``; see ``Workload.build``."""
         config = config_lib.make_config(preset, options)
+        precision.set_tf32(replicator, is_on=config.tf32)
         source = None if data == SYNTHETIC else open_source(data)
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(

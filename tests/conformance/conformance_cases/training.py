@@ -244,6 +244,62 @@ def trains_in_mixed_precision(repl):
     return train(repl, _mixed_precision, optimizers, normal_features(6), num_steps=8)
 
 
+def _expected_of_compiled(topology):
+    del topology
+    return {"loss": np.float32(14.0), "gradient": np.float32([2.0, 4.0, 6.0])}
+
+
+@case("compiled_functions", reference=_expected_of_compiled)
+def differentiates_in_a_compiled_function(repl):
+    """Forward and backward pass of a replica, compiled by XLA, read a variable."""
+    with repl.context():
+        weight = tf.Variable([1.0, 2.0, 3.0], name="weight")
+
+    @tf.function(jit_compile=True, autograph=False)
+    def differentiate(scale):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(scale * tf.square(weight))
+        return loss, tape.gradient(loss, weight)
+
+    def step():
+        loss, gradient = differentiate(tf.constant(1.0))
+        return {"loss": loss, "gradient": gradient}
+
+    return repl.reduce("mean", repl.run(step))
+
+
+@case("synchronous_training", "compiled_functions", **LIKE_ONE)
+def trains_with_compiled_gradients(repl):
+    """The update reads the gradients of a program of XLA."""
+    with repl.context():
+        keras.utils.set_random_seed(7 + repl.worker_id)
+        model = dense_net()
+        optimizer = repl.wrap_optimizer(OPTIMIZERS["momentum"]())
+    inputs = repl.make_input_iterator(
+        split_in_order(GLOBAL_BATCH_SIZE, normal_features(6), _labels())
+    )
+
+    @tf.function(jit_compile=True, autograph=False)
+    def differentiate(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - y))
+        return loss, tape.gradient(loss, model.trainable_variables)
+
+    def step(batch):
+        loss, gradients = differentiate(*batch)
+        optimizer.apply_gradients(
+            zip(gradients, model.trainable_variables, strict=True)
+        )
+        return loss
+
+    losses = [float(repl.reduce("mean", repl.run(step, inputs))) for _ in range(5)]
+    repl.assert_in_sync()
+    return {
+        "losses": np.float32(losses),
+        "weights": [weight.numpy() for weight in model.weights],
+    }
+
+
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)
 def two_steps_share_variables(repl):
     """Two players, as in a GAN: each step reads what the other wrote."""

@@ -15,9 +15,10 @@ from harness.errors import ParseError
     ("text", "names"),
     [
         ("none", []),
-        ("all", ["nosync", "solo", "synthetic"]),
+        ("all", ["nosync", "solo", "synthetic", "input_only"]),
         ("synthetic,nosync", ["nosync", "synthetic"]),
         ("solo", ["solo"]),
+        ("input_only", ["input_only"]),
     ],
 )
 def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:
@@ -69,5 +70,5 @@ def test_controls_in_sequence_exit_with_2(harness: Any, written: Any) -> None:
     )
 
     assert 2 == code
-    assert "--controls nosync,solo,synthetic with order sequential" in err
+    assert "--controls nosync,solo,synthetic,input_only with order sequential" in err
     assert [] == written()

@@ -145,7 +145,7 @@ def test_frames_without_opengl_name_the_packages(
     monkeypatch.delenv("MUJOCO_GL", raising=False)
 
     assert refuse("--option=observations=pixels") == NO_OPENGL
-    assert refuse(preset="gpu") == NO_OPENGL
+    assert refuse("--data=cartpole:swingup", preset="gpu") == NO_OPENGL
 
 
 @pytest.mark.processes

@@ -65,6 +65,17 @@ def test_there_are_no_controls_unless_they_are_asked_for() -> None:
     assert [] == controls_of(plan_of(controls=()))
 
 
+def test_the_pipelines_alone_are_planned_for_the_case_only() -> None:
+    """At the most replicas, with the code of its backend."""
+    planned = plan_of(
+        num_available_cores=4, replicas=(1, 2, 4), controls=(Control.INPUT_ONLY,)
+    )
+    (found,) = controls_of(planned)
+
+    assert ("input_only", "in_graph", 4) == found[:3]
+    assert "controls input_only: of in_graph x4, weak scaling" in planned.notes
+
+
 def test_every_generation_has_the_controls() -> None:
     """They are cases of the relay like any other."""
     planned = plan_of(repeats=3)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from harness import catalog
 from harness.errors import PlanError
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
@@ -268,3 +269,20 @@ def test_another_seed_gives_other_trials(fields: Any, seed: Any) -> None:
     second = {trial.spec.seed for trial in plan.plan_sweep(other, TWO_CORES).trials}
 
     assert first.isdisjoint(second)
+
+
+def test_a_backend_that_cannot_compile_is_refused_with_those_that_can() -> None:
+    """Only where the option needs it."""
+    (name, *_) = (
+        n for n, info in catalog.BACKENDS.items() if "compiled_functions" in info.lacks
+    )
+    with pytest.raises(
+        PlanError,
+        match=rf"^option jit='compute' does not work on backend '{name}': .*; use "
+        r"--backends single,in_graph,.*, or leave the option out$",
+    ):
+        plan_of(backends=(name,), options={"jit": "compute"})
+
+    assert plan_of(backends=(name,), options={"jit": "off"}).trials
+    found = plan_of(backends=("in_graph",), options={"jit": "compute"}).trials
+    assert {"compute"} == {trial.spec.options["jit"] for trial in found}

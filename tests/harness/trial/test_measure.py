@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.run.aggregate import make_result
 from harness.trial import measure
 from harness.trial.memory import RESET_METHOD, SAMPLED_METHOD, ResidentMemory
 from harness.trial.rank_file import (
@@ -47,6 +48,7 @@ class FakeProgram:
     """Takes a second per step and two between steps; looks at the collector."""
 
     num_parameters = 3
+    flops_per_example = 600
     per_replica_batch_size = 4
     global_batch_size = 8
 
@@ -155,6 +157,20 @@ def test_steps_are_apart_by_phase(tmp_path: Path, make_spec: Any) -> None:
     assert {1.0} == {step.time_sec for step in log.steps}
     assert log.is_done
     assert log.phase is Phase.REPORT
+
+
+def test_the_arithmetic_of_an_example_is_recorded(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """Or that it was not counted; records from before it existed have none."""
+    spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
+    _, log = measured(tmp_path, spec)
+    log = dataclasses.replace(log, window_metrics=[])
+    without = {k: v for k, v in log.facts.items() if k != "flops_per_example"}
+
+    assert 600 == make_result("0" * 20, spec, [log]).flops_per_example
+    log = dataclasses.replace(log, facts=without)
+    assert make_result("0" * 20, spec, [log]).flops_per_example is None
 
 
 def test_what_a_program_counts_is_of_the_measured_window(

@@ -179,3 +179,25 @@ def test_the_paper_preset_takes_a_step_at_full_size():
     assert 2.0 == pytest.approx(made.run(), abs=0.5)
     assert 72_038_788 == made.num_parameters
     assert not np.array_equal(first, made.generator.trainable_variables[0].numpy())
+
+
+def test_sixteen_bits_train_on_two_replicas():
+    """The loss starts where that of float32 does, and stays finite."""
+    losses = {}
+    for dtype in config.COMPUTE_DTYPES:
+        tf.keras.utils.set_random_seed(3)
+        program = build("in_graph", 2, compute_dtype=dtype)
+        losses[dtype] = [program.run() for _ in range(2)]
+        assert all(check.is_passed for check in program.sanity())
+
+    assert np.isfinite(losses["mixed_bfloat16"]).all()
+    assert losses["float32"][0] == pytest.approx(losses["mixed_bfloat16"][0], rel=0.05)
+
+
+def test_other_types_of_computation_are_refused():
+    """float16 would need a loss scale."""
+    with pytest.raises(
+        ValueError,
+        match=r"compute_dtype='mixed_float16' must be one of 'float32', 'mixed_bfl",
+    ):
+        config.make_config("smoke", {"compute_dtype": "mixed_float16"})

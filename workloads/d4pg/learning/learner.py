@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from workloads.common.compiled import compiled
 from workloads.d4pg.learning import distribution, losses
 from workloads.d4pg.learning.networks import Critic, Policy, Torso
 
@@ -49,6 +50,7 @@ class Learner:
         self._atoms = distribution.make_atoms(
             config.lowest_return, config.highest_return, config.num_atoms
         )
+        self._differentiate = compiled(self._loss_and_gradients, config.jit)
         with repl.context():
             self.policy = Policy(spec, seed=seed)
             self.critic = Critic(
@@ -137,30 +139,40 @@ class Learner:
 
     def _step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """One learner step of one replica."""
-        atoms = tf.constant(self._atoms)
-        target, clipped = self._target_distribution(batch, atoms)
-        variables = self._critic_variables
-        with tf.GradientTape() as tape:
-            features = self._see(batch["observation"])
-            logits = self.critic(features, batch["action"])
-            loss_of_each = losses.critic_loss(logits, target)
-            loss = tf.reduce_mean(self._weights(batch) * loss_of_each)
-        critic_gradients = tape.gradient(loss, variables)
-        policy_gradients, value = self._policy_gradients(
-            tf.stop_gradient(features), atoms
+        used = ("observation", "action", "next_observation", "reward", "discount")
+        outputs, critic_gradients, policy_gradients = self._differentiate(
+            {name: batch[name] for name in used}, self._weights(batch)
         )
         # Both use the same weights, so neither is applied before both are computed.
-        self._of_critic.apply_gradients(zip(critic_gradients, variables, strict=True))
+        self._of_critic.apply_gradients(
+            zip(critic_gradients, self._critic_variables, strict=True)
+        )
         self._of_policy.apply_gradients(
             zip(policy_gradients, self.policy.trainable_variables, strict=True)
         )
-        return {
+        return {**outputs, "index": batch["index"]}
+
+    def _loss_and_gradients(
+        self, batch: dict[str, tf.Tensor], weights: tf.Tensor | float
+    ) -> tuple[dict[str, tf.Tensor], list[tf.Tensor], list[tf.Tensor]]:
+        """Returns outputs of the step, gradients of critic and torso, of the policy."""
+        atoms = tf.constant(self._atoms)
+        target, clipped = self._target_distribution(batch, atoms)
+        with tf.GradientTape() as tape:
+            features = self._see(batch["observation"])
+            logits = self.critic(features, batch["action"])
+            loss = tf.reduce_mean(weights * losses.critic_loss(logits, target))
+        critic_gradients = tape.gradient(loss, self._critic_variables)
+        policy_gradients, value = self._policy_gradients(
+            tf.stop_gradient(features), atoms
+        )
+        outputs = {
             "loss": loss,
             "value": value,
             "clipped": tf.reduce_mean(clipped),
-            "index": batch["index"],
             "divergence": losses.divergence(logits, target),
         }
+        return outputs, critic_gradients, policy_gradients
 
     def _see(self, observation: tf.Tensor) -> tf.Tensor:
         found: tf.Tensor = (

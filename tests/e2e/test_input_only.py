@@ -1,0 +1,79 @@
+"""One real relay with the control that only reads its input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.cli import exit_codes
+from results.records import Control
+from results.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_SEC = 900
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None:
+    """They take turns with the case; the loss is 0, as there is none.
+
+    Other tests run meanwhile, so turns may be void.
+    """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "harness",
+            "sweep",
+            "--workload=sngan",
+            "--preset=smoke",
+            "--backends=in_graph",
+            "--replicas=1,2",
+            "--mode=weak",
+            "--order=relay",
+            "--repeats=1",
+            "--rounds=2",
+            "--budget=none",
+            "--controls=input_only",
+            "--study=s",
+            f"--runs-dir={tmp_path / 'runs'}",
+            "--json",
+        ],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_SEC,
+    )
+    allowed = (
+        exit_codes.OK,
+        exit_codes.SOME_TRIALS_FAILED,
+        exit_codes.NOTHING_MEASURED,
+        exit_codes.UNFIT,
+    )
+    assert done.returncode in allowed, done.stderr
+    store = Store.open(tmp_path / "runs" / "s")
+    (trial,) = [t for t in store.trials() if t.spec.control is Control.INPUT_ONLY]
+    (alone,) = [t for t in store.trials() if t.spec.num_replicas == 1]
+    result = trial.result
+
+    assert result is not None, done.stderr
+    assert ("in_graph", 2) == (trial.spec.backend, trial.spec.num_replicas)
+    assert {0.0} == set(result.ranks[0].losses)
+    assert result.flops_per_example is None
+    assert alone.result is not None, done.stderr
+    assert (alone.result.flops_per_example or 0) > 1_000_000
+    assert [("input_only", True)] == [
+        (check.name, check.is_passed)
+        for check in result.sanity
+        if check.name != "every_loss_is_finite"
+    ]
+    assert "controls input_only: of in_graph x2, weak scaling" in done.stderr
+    assert json.loads(done.stdout)["coverage"]["planned"] == 4

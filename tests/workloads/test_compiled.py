@@ -1,0 +1,181 @@
+"""``jit=compute``: XLA computes what the graph computes, on every kind of backend."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from short_resnet import short
+
+import replicator
+from workloads import catalog, options
+from workloads.common.compiled import Compiled
+
+# Relative; float32 has 1.2e-7, and XLA sums in another order.
+LARGEST_DIFFERENCE = 1e-6
+LARGEST_AFTER_UPDATE = 1e-4
+
+
+def build(name, backend="single", num_replicas=1, **settings):
+    """The smoke program of a workload on data that cost nothing."""
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            replicator.create(backend, num_replicas=num_replicas),
+            preset="smoke",
+            data="synthetic",
+            per_replica_batch_size=4,
+            seed=1,
+            options=settings,
+        )
+
+
+def train(name, backend, num_replicas, **settings):
+    """Runs two steps; returns their losses, the second after an update."""
+    tf.keras.utils.set_random_seed(3)
+    program = build(name, backend, num_replicas, **settings)
+    losses = [program.run() for _ in range(2)]
+    assert all(check.is_passed for check in program.sanity())
+    return losses, program
+
+
+def check_equal(plain, compiled):
+    """Before an update to rounding; its rounding is in the weights afterwards."""
+    np.testing.assert_allclose(compiled[0], plain[0], rtol=LARGEST_DIFFERENCE)
+    np.testing.assert_allclose(compiled[1], plain[1], rtol=LARGEST_AFTER_UPDATE)
+
+
+@pytest.fixture(scope="module", params=sorted(catalog.WORKLOADS))
+def both(request):
+    """Losses and program of two replicas without XLA, and with it."""
+    return [train(request.param, "in_graph", 2, jit=jit) for jit in options.JITS]
+
+
+def test_a_compiled_step_has_the_same_loss(both):
+    """Before and after an update."""
+    (plain, _), (compiled, _) = both
+
+    check_equal(plain, compiled)
+
+
+def test_forward_and_backward_are_compiled(both):
+    """One program of XLA per kind of step; TensorFlow raises if it cannot be one."""
+    parts = parts_of(both[1][1])
+
+    assert parts
+    for part in parts:
+        assert isinstance(part, Compiled)
+        assert part.program._jit_compile
+        (traced,) = part.program._list_all_concrete_functions()
+        assert traced.function_def.attr["_XlaMustCompile"].b
+        assert len(traced.graph.as_graph_def().node) > 20
+
+
+def test_nothing_is_compiled_by_default(both):
+    """The part is in the step as before."""
+    parts = parts_of(both[0][1])
+
+    assert parts
+    assert not any(isinstance(part, Compiled) for part in parts)
+
+
+def parts_of(program):
+    """Functions of forward and backward pass."""
+    owner = getattr(program, "learner", program)
+    return [v for k, v in vars(owner).items() if k.startswith("_differentiate")]
+
+
+_PEER_SCRIPT = """
+import json, sys
+import replicator
+sys.path[:0] = sys.argv[1:]
+replicator.create("tf_mirrored", num_replicas=2)
+from test_compiled import build, train
+from workloads.input_only import InputOnlyProgram
+assert InputOnlyProgram(build("sngan", "tf_mirrored", 2)).run(2) == 0.0
+from workloads import catalog
+print(json.dumps({
+    name: [train(name, "tf_mirrored", 2, jit=jit)[0] for jit in ("off", "compute")]
+    for name in sorted(catalog.WORKLOADS)
+}))
+"""
+
+
+@pytest.mark.processes
+def test_a_stock_strategy_compiles_the_same_part():
+    """In a process of its own: it needs virtual devices from the start."""
+    here = pathlib.Path(__file__).resolve().parent
+    done = subprocess.run(
+        [sys.executable, "-c", _PEER_SCRIPT, str(here), str(here.parent / "support")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+
+    assert sorted(catalog.WORKLOADS) == sorted(found)
+    for plain, compiled in found.values():
+        check_equal(plain, compiled)
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"jit": "step"}, r"option jit='step' must be one of 'off', 'compute'"),
+        ({"jit": True}, r"option jit=True must be a string"),
+        ({"tf32": "on"}, r"option tf32='on' must be true or false"),
+    ],
+)
+def test_other_values_are_refused(name, settings, message):
+    """With what is allowed."""
+    with pytest.raises(ValueError, match=message):
+        catalog.check_options(name, "smoke", settings)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_collectives_cannot_be_in_the_compiled_part(name):
+    """Batch statistics of all replicas need one."""
+    with pytest.raises(
+        ValueError,
+        match=r"option jit='compute' with batch_norm='cross_replica' would need "
+        r"collectives .*: use batch_norm 'local', or jit 'off'$",
+    ):
+        catalog.check_options(
+            name, "smoke", {"jit": "compute", "batch_norm": "cross_replica"}
+        )
+
+
+@pytest.mark.parametrize("is_on", [False, True])
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_tf32_is_set_explicitly(name, is_on):
+    """Whatever was set before; TensorFlow's default is on."""
+    tf.config.experimental.enable_tensor_float_32_execution(not is_on)
+    build(name, tf32=is_on)
+    found = tf.config.experimental.tensor_float_32_execution_enabled()
+    build(name)
+
+    assert is_on == found
+    assert tf.config.experimental.tensor_float_32_execution_enabled()
+
+
+def test_tf32_cannot_be_off_where_it_would_not_reach_the_workers():
+    """Workers that only serve TensorFlow keep its default."""
+    precision = importlib.import_module("workloads.common.precision")
+
+    class Served:
+        num_programs, num_workers = 1, 2
+
+    with pytest.raises(
+        ValueError, match=r"option tf32=False does not reach the workers of Served, "
+    ):
+        precision.set_tf32(Served(), is_on=False)
+    precision.set_tf32(Served(), is_on=True)

@@ -1,0 +1,117 @@
+"""Pipelines that feed GPUs: threads, bytes that are sent, batches that wait there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from short_resnet import short
+
+import replicator
+from workloads import catalog, device_inputs
+
+GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+
+@pytest.fixture
+def pair():
+    """Two replicas on CPUs."""
+    return replicator.create("in_graph", num_replicas=2)
+
+
+@pytest.fixture
+def as_on_gpus(monkeypatch):
+    """Makes programs believe that replicas compute on GPUs; no GPU is at hand."""
+    kind = type(replicator.create("in_graph", num_replicas=1))
+    monkeypatch.setattr(kind, "feeds_gpus", True)
+
+
+def build(name, repl, **options):
+    """The smoke preset of a workload on data that need no environment."""
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            repl,
+            preset="smoke",
+            data="synthetic" if name == "d4pg" else "digits",
+            per_replica_batch_size=4,
+            seed=1,
+            options=options,
+        )
+
+
+def prefetched(program):
+    """Batches that wait on each device, or 0."""
+    prefetch = program._inputs._prefetch
+    return 0 if prefetch is None else prefetch.num_batches
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_the_preset_for_gpus_reads_synthetic_data(name):
+    """Eight threads that decode would bound eight GPUs."""
+    (preset,) = [p for p in catalog.WORKLOADS[name].presets if p.name == "gpu"]
+
+    assert catalog.SYNTHETIC == preset.data
+
+
+def test_replicas_say_whether_they_are_fed_on_gpus(pair, monkeypatch):
+    """By the devices that receive batches."""
+    assert not pair.feeds_gpus
+
+    monkeypatch.setattr(type(pair), "_input_devices", lambda _self: [GPU, GPU])
+
+    assert pair.feeds_gpus
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_batches_wait_on_gpus_only(name, pair, as_on_gpus):
+    """Two per GPU, and steps run on them."""
+    program = build(name, pair)
+
+    assert 2 == device_inputs.NUM_PREFETCHED == prefetched(program)
+    assert np.isfinite(program.run())
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_pipelines_of_cpus_are_unchanged(name, pair):
+    """Nothing waits, and a pipeline has the threads of its preset."""
+    program = build(name, pair)
+
+    assert 0 == prefetched(program)
+    if name != "d4pg":
+        options = program._inputs.pipelines[0].options()
+        assert 1 == options.threading.private_threadpool_size
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_a_pipeline_has_its_threads_for_every_gpu(name, pair, as_on_gpus):
+    """One pipeline feeds all GPUs of a process."""
+    program = build(name, pair, num_input_threads=3)
+    options = program._inputs.pipelines[0].options()
+
+    assert 6 == options.threading.private_threadpool_size
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_training_on_bytes_starts_with_the_same_loss(name, pair):
+    """Pixels are only rounded, by at most 0.2 % of their scale."""
+    losses = []
+    for dtype in ("float32", "uint8"):
+        tf.keras.utils.set_random_seed(3)
+        program = build(name, pair, input_dtype=dtype)
+        losses.append(program.run())
+
+        assert dtype == program._inputs.element_spec["image"].dtype.name
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_other_types_of_pixels_are_refused(name):
+    """With what is allowed."""
+    with pytest.raises(
+        ValueError, match=r"input_dtype='int8' must be one of 'float32', 'uint8'"
+    ):
+        catalog.check_options(name, "gpu", {"input_dtype": "int8"})

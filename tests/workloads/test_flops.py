@@ -1,0 +1,167 @@
+"""The counted arithmetic of a training step, held to graphs and published figures."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from graph_flops import multiply_adds
+
+import replicator
+from workloads import catalog
+from workloads.d4pg import config as d4pg_config
+from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.learning import flops as d4pg_flops
+from workloads.d4pg.learning.learner import Learner
+from workloads.sngan import config as sngan_config
+from workloads.sngan import flops as sngan_flops
+
+
+def build(name, preset="smoke", **options):
+    """One replica on data that cost nothing."""
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    return workload.build(
+        replicator.create("single"),
+        preset=preset,
+        data="synthetic",
+        per_replica_batch_size=2,
+        seed=1,
+        options=options,
+    )
+
+
+def per_example(function, make_args):
+    """Of one more example: what does not depend on their number cancels."""
+    counts = [multiply_adds(function, *make_args(count)) for count in (2, 3)]
+    return counts[1] - counts[0]
+
+
+def test_resnet50_has_the_published_arithmetic():
+    """4.1 billion multiply-adds forward at 224 px (v1.5); 3 x 8.2 in training."""
+    config = importlib.import_module("workloads.resnet50.config").PRESETS["paper"]
+    flops = importlib.import_module("workloads.resnet50.flops")
+
+    counted = flops.training_flops(
+        image_size=config.image_size,
+        num_classes=config.num_classes,
+        version=config.version,
+    )
+
+    # Less the gradient of the pixels, 0.24e9.
+    assert 3 * 8.2e9 - 0.24e9 == pytest.approx(counted, rel=0.01)
+
+
+def test_the_step_of_resnet50_does_what_is_counted():
+    """Convolutions and products that loss and gradients need, at 32 px."""
+    program = build("resnet50")
+
+    def spec(count):
+        return (
+            {
+                "image": tf.TensorSpec([count, 32, 32, 3]),
+                "label": tf.TensorSpec([count], tf.int32),
+            },
+        )
+
+    assert program.flops_per_example == 2 * per_example(
+        program._loss_and_gradients, spec
+    )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"layout": "imagenet", "num_discriminator_steps": 4}]
+)
+def test_the_steps_of_sngan_do_what_is_counted(options):
+    """Of both kinds of steps, the second with its share."""
+    program = build("sngan", **options)
+    config = program._config
+    size, latent = config.image_size, config.latent_size
+
+    def latents(count):
+        return tf.TensorSpec([count, latent]), tf.TensorSpec([count], tf.int32)
+
+    def images(count):
+        spec = tf.TensorSpec([count, size, size, 3])
+        return (spec, tf.TensorSpec([count], tf.int32), *latents(count))
+
+    discriminator = per_example(program._discriminator_gradients, images)
+    generator = per_example(program._generator_gradients, latents)
+    share = config.generator_batch_factor / config.num_discriminator_steps
+
+    assert program.flops_per_example == pytest.approx(
+        2 * (discriminator + share * generator), rel=1e-9
+    )
+
+
+def test_the_generator_at_128_px_counts_its_blocks():
+    """By hand: dense, two 3x3 convolutions and a shortcut per block, the last one."""
+    config = sngan_config.PRESETS["paper"]
+    blocks = sum(
+        9 * (before + after) * after * size**2 + before * after * (size // 2) ** 2
+        for before, after, size in (
+            (1024, 1024, 8),
+            (1024, 512, 16),
+            (512, 256, 32),
+            (256, 128, 64),
+            (128, 64, 128),
+        )
+    )
+    total, first = sngan_flops.generator_multiply_adds(config)
+
+    assert 128 * 16 * 1024 == first
+    assert first + blocks + 9 * 64 * 3 * 128**2 == total
+
+
+@pytest.mark.parametrize("observations", ["state", "pixels"])
+@pytest.mark.parametrize("network", ["mlp", "layer_norm_mlp"])
+def test_the_learner_does_what_is_counted(observations, network):
+    """From states and from frames, where the action joins early and late."""
+    config = d4pg_config.D4PGConfig(
+        observations=observations,
+        network=network,
+        policy_sizes="24,20",
+        critic_sizes="28,24,16",
+        num_conv_filters=4,
+    )
+    is_pixels = observations == "pixels"
+    spec = PolicySpec(
+        observation_shape=(84, 84, 9) if is_pixels else (24,),
+        action_size=6,
+        hidden_sizes=config.policy_layers,
+        kind=config.network,
+        num_conv_filters=config.num_conv_filters,
+        num_features=config.num_features,
+    )
+    learner = Learner(replicator.create("single"), config, spec, seed=0)
+
+    def args(count):
+        seen = tf.TensorSpec(
+            [count, *spec.observation_shape], tf.uint8 if is_pixels else tf.float32
+        )
+        number = tf.TensorSpec([count])
+        return (
+            {
+                "observation": seen,
+                "next_observation": seen,
+                "action": tf.TensorSpec([count, 6]),
+                "reward": number,
+                "discount": number,
+            },
+            1.0,
+        )
+
+    assert d4pg_flops.training_flops(config, spec) == 2 * per_example(
+        learner._loss_and_gradients, args
+    )
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_every_program_counts_its_arithmetic(name):
+    """A positive number, which a record can hold."""
+    flops = build(name).flops_per_example
+
+    assert isinstance(flops, int)
+    assert 0 < flops < 1e15
+    assert np.isfinite(flops)

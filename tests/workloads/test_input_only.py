@@ -1,0 +1,76 @@
+"""The measuring control that reads batches and runs no step."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import pytest
+from short_resnet import short
+
+import replicator
+from workloads import catalog
+from workloads.input_only import InputOnlyProgram
+
+# cartpole has a small body; images are the embedded digits.
+DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
+
+
+def build(name, data=None, backend="in_graph", num_replicas=2):
+    """The smoke preset of a workload."""
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            replicator.create(backend, num_replicas=num_replicas),
+            preset="smoke",
+            data=data or DATA[name],
+            per_replica_batch_size=4,
+            seed=1,
+            options={},
+        )
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_batches_are_read_and_nothing_is_trained(name):
+    """As many as steps would read; variables stay as they were."""
+    program = build(name)
+    control = InputOnlyProgram(program)
+    before = {key: value.numpy() for key, value in _variables(program).items()}
+    control.start_window()
+    losses = [control.run(), control.run(3)]
+    control.pause()
+    after = {key: value.numpy() for key, value in _variables(program).items()}
+
+    assert [0.0, 0.0] == losses
+    assert 4 == program._inputs.num_steps
+    assert before
+    assert all((before[key] == after[key]).all() for key in before)
+    if name == "d4pg":
+        program.close()
+
+
+def _variables(program):
+    """Those of the networks, by name."""
+    found = {}
+    for name, trackable in program._trackables().items():
+        for variable in getattr(trackable, "trainable_variables", ()):
+            found[f"{name}/{variable.path}"] = variable
+    return found
+
+
+def test_its_record_says_that_nothing_was_checked():
+    """It is no trial of the case."""
+    control = InputOnlyProgram(build("resnet50"))
+    (check,) = control.sanity()
+
+    assert check.is_passed
+    assert "not checked: this control reads batches and runs no step" == check.detail
+    assert () == control.evaluate() == control.losses_of_replicas()
+    assert 8 == control.global_batch_size
+
+
+def test_one_replica_reads_too():
+    """A step without variables runs on its backend as well."""
+    program = build("sngan", "synthetic", backend="single", num_replicas=1)
+
+    assert 0.0 == InputOnlyProgram(program).run(2)
