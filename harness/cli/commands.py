@@ -153,20 +153,39 @@ def sweep(
                     f"{error}; free some memory, or use --order sequential, fewer"
                     " --backends or fewer --replicas"
                 ) from error
-            request, left_out = controls.with_order(request, Order.SEQUENTIAL)
-            reason = f"{error}: the trials run in sequence instead"
-            running.note("; ".join([reason, *left_out]))
-            planned = plan_module.plan_sweep(request, machine)
-            plan = study_module.make_plan(
-                planned, request, study=name, command=new.command
+            return _run_in_sequence(
+                store, new, request, machine, settings, conclude, reason=str(error)
             )
-            for trial in reconciled.plan.trials:
-                trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
-            store.write_plan(plan)
-            settings = dataclasses.replace(settings, measuring=plan.measuring)
-            return running.run_until_done(
-                store, plan.trials, settings, runs_dir, conclude
-            )
+
+
+def _run_in_sequence(
+    store: Store,
+    relay: Plan,
+    request: SweepRequest,
+    machine: cases.Machine,
+    settings: RunSettings,
+    conclude: Conclude,
+    *,
+    reason: str,
+) -> int:
+    """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
+    request, left_out = controls.with_order(request, Order.SEQUENTIAL)
+    running.note(
+        "; ".join([f"{reason}: the trials run in sequence instead", *left_out])
+    )
+    for trial in store.read_plan().trials:
+        trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
+    plan = study_module.make_plan(
+        plan_module.plan_sweep(request, machine),
+        request,
+        study=relay.study,
+        command=relay.command,
+    )
+    store.write_plan(plan)
+    settings = dataclasses.replace(settings, measuring=plan.measuring)
+    return running.run_until_done(
+        store, plan.trials, settings, store.root.parent, conclude
+    )
 
 
 def _count_gpus() -> int:
