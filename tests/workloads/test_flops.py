@@ -80,7 +80,7 @@ def test_the_steps_of_sngan_do_what_is_counted(options):
     size, latent = config.image_size, config.latent_size
 
     def latents(count):
-        return tf.TensorSpec([count, latent]), tf.TensorSpec([count], tf.int32)
+        return tf.TensorSpec([count, latent]), tf.TensorSpec([count], tf.int64)
 
     def images(count):
         spec = tf.TensorSpec([count, size, size, 3])

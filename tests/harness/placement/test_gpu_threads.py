@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_nvml import make_gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,10 +45,14 @@ def test_a_trial_on_gpus_has_two_launch_threads_per_gpu_in_its_identity() -> Non
 
 @pytest.mark.parametrize(("device", "expected"), [("gpu", LAUNCHES), ("cpu", {})])
 def test_a_sweep_plans_trials_with_launch_threads(
-    device: Any, expected: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    device: Any,
+    expected: Any,
+    install_gpus: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     """Every trial of a plan says so, and so does the identity of its case."""
-    monkeypatch.setattr("harness.machine.gpus.visible_gpus", lambda: ["0", "1"])
+    install_gpus(make_gpus(2))
     for name in LAUNCHES:
         monkeypatch.delenv(name, raising=False)
     planned: list[Any] = []
