@@ -135,6 +135,8 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
         [tree.python, "-c", _READ_SPEC],
         variables={"PYTHONPATH": str(tree.root)},
         text=spec.model_dump_json(),
+        # Python looks into the current folder first, which can be this tree.
+        folder=tree.root,
     )
     if done.returncode != 0:
         raise RevisionError(
@@ -192,12 +194,14 @@ def _run(
     variables: Mapping[str, str] | None = None,
     without: Sequence[str] = (),
     text: str = "",
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     kept = {key: value for key, value in os.environ.items() if key not in without}
     return subprocess.run(
         command,
         env={**kept, **(variables or {})},
         input=text,
+        cwd=folder,
         capture_output=True,
         text=True,
         check=False,

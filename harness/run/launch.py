@@ -102,8 +102,12 @@ def trial_variables(
       source_root: The folder of the packages that run.
       base: The harness's own variables.
     """
-    paths = [str(source_root), *filter(None, [base.get("PYTHONPATH")])]
+    # The processes have another current folder, so all paths are absolute.
+    inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
+    paths = [str(source_root), *map(os.path.abspath, inherited)]
     variables = {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES}
+    if data_dir is None and base.get("TFDS_DATA_DIR"):
+        data_dir = os.path.abspath(base["TFDS_DATA_DIR"])
     num_threads = str(placement.num_intra_op_threads)
     return variables | {
         **dict.fromkeys(_THREAD_VARIABLES, num_threads),
@@ -151,9 +155,9 @@ class ProcessTree:
           variables: The environment variables.
           command: The worker; the trial directory is appended.
         """
-        self._trial_dir = trial_dir
+        self._trial_dir = trial_dir.resolve()
         self._variables = dict(variables)
-        self._command = (*command, str(trial_dir))
+        self._command = (*command, str(self._trial_dir))
         self._marker = variables[process_tree.MARKER]
         self._oom_kills_before: int | None = None
         self.start_sec = 0.0
@@ -181,6 +185,9 @@ class ProcessTree:
                 stdout=stdout,
                 stderr=stderr,
                 env=self._variables,
+                # "python -m" looks for modules in the current folder first. If that is
+                # a source tree, it must not replace the one in PYTHONPATH.
+                cwd=self._trial_dir,
                 # Ctrl-C in the terminal must reach only the harness.
                 start_new_session=True,
             )

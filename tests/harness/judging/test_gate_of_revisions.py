@@ -214,3 +214,14 @@ def test_a_gate_that_cannot_be_run_is_one_line(
     assert not out
     assert ["temporary"] == written()
     assert [] == worktrees(repository)
+
+
+def test_a_revision_is_checked_with_its_own_sources(
+    gate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also from the folder of this tree, where users type commands."""
+    monkeypatch.chdir(ROOT)
+    code, _, err = gate("--baseline=older", f"--runs-dir={tmp_path}")
+
+    assert exit_codes.USAGE == code
+    assert "revision 'older' cannot run the trials of this tree" in err

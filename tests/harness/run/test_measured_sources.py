@@ -1,0 +1,60 @@
+"""A trial runs the sources that it is planned with, wherever the harness is started."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.run import launch, process_tree
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+PROBE = "import pathlib, sys\npathlib.Path(sys.argv[-1], 'said').write_text({name!r})\n"
+
+
+def test_the_current_folder_does_not_replace_the_sources(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python looks there first; a gate would have compared a tree with itself."""
+    for name in ("here", "planned"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "probe.py").write_text(PROBE.format(name=name))
+    (tmp_path / "here" / "trial").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    trial_dir = tmp_path / "here" / "trial"
+    variables = {
+        "PYTHONPATH": str(tmp_path / "planned"),
+        process_tree.MARKER: str(trial_dir),
+    }
+
+    ended = launch.run_tree(
+        trial_dir.relative_to(tmp_path / "here"),
+        variables,
+        timeout_sec=60,
+        command=(sys.executable, "-m", "probe"),
+    )
+
+    assert 0 == ended.exit_code
+    assert "planned" == (trial_dir / "said").read_text()
+
+
+def test_paths_of_the_environment_are_absolute(
+    make_spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_core: Any
+) -> None:
+    """A trial has another current folder than the user who set them."""
+    from harness.placement import allocation
+
+    monkeypatch.chdir(tmp_path)
+    place = allocation.place(
+        one_core, num_replicas=1, cores_per_replica=1, device="cpu"
+    )
+    base = {"PYTHONPATH": "own:/lib", "TFDS_DATA_DIR": "data"}
+
+    found = launch.trial_variables(make_spec(), place, tmp_path, base=base)
+
+    assert f"{tmp_path}/own" in found["PYTHONPATH"].split(":")
+    assert str(tmp_path / "data") == found["TFDS_DATA_DIR"]
