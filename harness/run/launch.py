@@ -104,10 +104,10 @@ def trial_variables(
     """
     # The processes have another current folder, so all paths are absolute.
     inherited = filter(None, base.get("PYTHONPATH", "").split(os.pathsep))
-    paths = [str(source_root), *map(os.path.abspath, inherited)]
+    paths = [str(source_root), *(str(Path(part).absolute()) for part in inherited)]
     variables = {k: v for k, v in base.items() if k not in _DROPPED_VARIABLES}
     if data_dir is None and base.get("TFDS_DATA_DIR"):
-        data_dir = os.path.abspath(base["TFDS_DATA_DIR"])
+        data_dir = str(Path(base["TFDS_DATA_DIR"]).absolute())
     num_threads = str(placement.num_intra_op_threads)
     return variables | {
         **dict.fromkeys(_THREAD_VARIABLES, num_threads),
