@@ -13,6 +13,7 @@ _PYTHON = sys.executable
 COMMANDS = {
     "command-line": [_PYTHON, "-m", "benchmarks.bench_cli"],
     "report": [_PYTHON, "-m", "benchmarks.bench_report"],
+    "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
     "engine": [_PYTHON, "-m", "pytest", "-q", "benchmarks/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],

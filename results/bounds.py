@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from results.limits import (
     MAX_BATCH_SIZE,
+    MAX_FLOP_RATE,
     MAX_LINE,
     MAX_NAME,
     MAX_REAL,
@@ -73,4 +74,6 @@ Amount = Annotated[float, Field(ge=0, le=MAX_SEC)]
 """Loads, quotas, and durations that may be zero."""
 Seconds = Annotated[float, Field(ge=MIN_SEC, le=MAX_SEC)]
 """A duration that is used as a divisor or in a logarithm."""
+FlopRate = Annotated[float, Field(ge=1, le=MAX_FLOP_RATE)]
+"""Floating-point operations per second."""
 OptionValue = bool | Annotated[int, Field(ge=-MAX_SEED, le=MAX_SEED)] | Real | Line

@@ -21,7 +21,15 @@ ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
 
 _NOT_IDENTITY = {"schema_version"}
-_ADDED = ("budget", "order", "control", "allocator", "variables", "revision")
+_ADDED = (
+    "budget",
+    "order",
+    "control",
+    "allocator",
+    "variables",
+    "revision",
+    "steps_per_sync",
+)
 _NOT_CASE = {"schema_version", "repetition_index", "seed"}
 
 

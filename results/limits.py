@@ -22,6 +22,7 @@ MIN_SEC = 1e-9
 MAX_SEC = 1e9
 """From a nanosecond, the resolution of clocks, to thirty years."""
 MAX_REAL = 1e100
+MAX_FLOP_RATE = 1e24
 """A figure or its negative; its square and sums of it do not overflow."""
 MAX_EVALUATIONS = 10_000
 MAX_BUDGET = 1e15

@@ -154,6 +154,7 @@ def _rank_times(rank: int, lines: Sequence[Fields], num_warmup_steps: int) -> Fi
     losses = [float(step["loss"]) for step in steps]
     bad = [index for index, loss in enumerate(losses) if not math.isfinite(loss)]
     first = _of_kind(lines, "first_step_done")[0]
+    peaks = _of_kind(lines, "peak")
     return {
         "rank": rank,
         "time_to_first_step_sec": (
@@ -165,6 +166,7 @@ def _rank_times(rank: int, lines: Sequence[Fields], num_warmup_steps: int) -> Fi
         "window_end_ns": measured[-1]["end_ns"],
         "losses": losses[: bad[0]] if bad else losses,
         "peak_memory_bytes": _of_kind(lines, "memory")[0]["peak_memory_bytes"],
+        "peak_flops_per_sec": peaks[0]["flops_per_sec"] if peaks else None,
     }
 
 

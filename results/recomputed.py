@@ -78,6 +78,15 @@ def rates(result: Mapping[str, Any]) -> Rates:
     }
 
 
+def flop_utilisation(result: Mapping[str, Any], of_turns: Rates) -> float:
+    """Returns the floating-point rate of a trial over its peak; 0 if one is unknown."""
+    peaks = [rank["peak_flops_per_sec"] or 0 for rank in result["ranks"]]
+    if 0 in peaks or not result["flops_per_example"]:
+        return 0.0
+    mean_rate = math.exp(statistics.fmean(map(math.log, of_turns.values())))
+    return float(mean_rate * result["flops_per_example"] / sum(peaks))
+
+
 def of_values(values: Sequence[float]) -> Figure:
     """Returns the geometric mean over repetitions, with Student's interval."""
     return over_repetitions([math.log(value) for value in values])

@@ -8,7 +8,8 @@ History of ``SCHEMA_VERSION``:
 3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
    ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
-   ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``.
+   ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
+   ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -165,6 +166,9 @@ class TrialSpec(Record):
     num_measured_steps: Steps | None = Field(
         description="None in a relay: as many as fit into its turns"
     )
+    steps_per_sync: Steps = Field(
+        default=1, description="steps that are queued before their losses are read"
+    )
     order: Order = Order.SEQUENTIAL
     control: Control = Control.NONE
     allocator: Allocator = Allocator.DEFAULT
@@ -308,6 +312,9 @@ class RankTimes(Record):
         max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
     )
     peak_memory_bytes: Total
+    peak_flops_per_sec: bounds.FlopRate | None = Field(
+        default=None, description="of matrix products on the devices of the process"
+    )
 
 
 class TrialResult(Record):

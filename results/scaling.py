@@ -130,6 +130,19 @@ def peak_memory_of(entry: Entry) -> int:
     return sum(rank.peak_memory_bytes for rank in entry.result.ranks)
 
 
+def flop_utilisation_of(entry: Entry) -> float:
+    """Model FLOP utilisation of one trial; 0 where it was not measured.
+
+    Throughput times the model's floating-point operations per example, over the peak
+    rate of the devices of all processes (``harness/trial/peak.py``).
+    """
+    result = entry.result
+    peaks = [rank.peak_flops_per_sec or 0.0 for rank in result.ranks]
+    if not all(peaks) or not result.flops_per_example:
+        return 0.0
+    return result.examples_per_sec * result.flops_per_example / math.fsum(peaks)
+
+
 def values(case: Case, metric: Callable[[Entry], float]) -> Mapping[Key, float]:
     """Returns a figure of every ok trial of a case, by repetition."""
     return {entry.key: metric(entry) for entry in case.ok_entries}

@@ -29,6 +29,7 @@ SETTINGS = (
     "variables",
     "options",
     "num_warmup_steps",
+    "steps_per_sync",
     "budget",
 )
 """Fields of a spec that two studies may differ in, since this may be the comparison."""

@@ -48,6 +48,7 @@ def _point(point: scaling.Point) -> dict[str, Any]:
         "efficiency_of_best": _estimate(point.efficiency_of_best),
         "time_to_first_step": _of_positive(case, scaling.time_to_first_step_of, "s"),
         "peak_memory": _of_positive(case, scaling.peak_memory_of, "bytes"),
+        "flop_utilisation": _of_positive(case, scaling.flop_utilisation_of, ""),
         "missing_reason": point.missing_reason,
         "num_planned": len(case.entries),
         "trial_ids": list(point.trial_ids),

@@ -119,11 +119,22 @@ class _Figures:
         def memory() -> Figure | None:
             return _of_positive(self._values(entries, "peak_memory_bytes", sum))
 
+        def utilisation() -> Figure | None:
+            return _of_positive(
+                [
+                    recomputed.flop_utilisation(self._raw(entry).result, rates)
+                    for entry in entries
+                    if entry.is_ok
+                    for rates in self._rates([entry]).values()
+                ]
+            )
+
         self._compare("throughput", where, point["throughput"], throughput)
         self._compare("speedup", where, point["speedup"], speedup)
         self._compare("efficiency", where, point["efficiency"], efficiency)
         self._compare("time to first step", where, point["time_to_first_step"], start)
         self._compare("peak memory", where, point["peak_memory"], memory)
+        self._compare("FLOP utilisation", where, point["flop_utilisation"], utilisation)
 
     def compare_pair(self, pair: Mapping[str, Any]) -> None:
         """Compares the ratio of two backends."""

@@ -60,6 +60,8 @@ class WorkloadInfo:
       data_module: Module whose ``check`` checks all other names; without TensorFlow.
       machine_module: Module whose ``check`` says whether this machine can run a plan;
         without TensorFlow. Empty if any machine can.
+      syncs_because: Why the host uses the results of each step before the next, so
+        that steps cannot be queued; empty if they can.
     """
 
     name: str
@@ -74,6 +76,7 @@ class WorkloadInfo:
     other_data: str = "a TFDS name or folder:PATH"
     data_module: str = _TFDS_NAMES
     machine_module: str = ""
+    syncs_because: str = ""
 
 
 WORKLOADS: dict[str, WorkloadInfo] = {
@@ -227,6 +230,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             other_data="another domain:task of the control suite",
             data_module="workloads.d4pg.environment.tasks",
             machine_module="workloads.d4pg.requirements",
+            syncs_because="actors and replay use the results of each learner step",
         ),
     )
 }

@@ -122,8 +122,12 @@ class ImageProgram(ReplicatedProgram):
           outputs: ``loss`` and ``example_id``, per replica.
           num_steps: Steps that were run.
         """
+        return self._keep(outputs, num_steps)()
+
+    def _keep(self, outputs: dict[str, Any], num_steps: int) -> Callable[[], float]:
+        """Keeps the ids of steps; returns a function that waits for their loss."""
         # Reading the losses waits for the replicas; updates are part of the same graph.
-        self._keep_losses(outputs["loss"])
+        read_loss = self._reader_of(outputs["loss"])
         self._num_steps += num_steps
         num_consumed = self._num_steps * self.global_batch_size
         is_first = not self._consumed
@@ -131,7 +135,7 @@ class ImageProgram(ReplicatedProgram):
             is_first or num_consumed <= self._first_epoch_size(self.source)
         ):
             self._consumed.append((num_consumed, outputs["example_id"]))
-        return self._last_loss
+        return read_loss
 
     def sanity(self) -> tuple[SanityCheck, ...]:
         """Checks the loss, the copies of the variables, and the examples."""

@@ -15,7 +15,7 @@ from workloads.reused_batch import ReusingReplicator
 from workloads.spec import SanityCheck, StepProgram, Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from replicator.checkpoint.manager import CheckpointManager
 
@@ -72,9 +72,19 @@ class ReplicatedProgram(StepProgram):
 
     def _keep_losses(self, losses: Any) -> float:
         """Waits for the losses of a step and returns their mean over replicas."""
-        self._replica_losses = tuple(losses)
-        self._last_loss = float(self._repl.reduce("mean", losses))
-        return self._last_loss
+        return self._reader_of(losses)()
+
+    def _reader_of(self, losses: Any) -> Callable[[], float]:
+        """Returns a function that does the same later, maybe after further steps."""
+        # Queued here: behind further steps, it would wait for them.
+        mean = self._repl.reduce("mean", losses)
+
+        def read() -> float:
+            self._replica_losses = tuple(losses)
+            self._last_loss = float(mean)
+            return self._last_loss
+
+        return read
 
     def losses_of_replicas(self) -> tuple[float, ...]:
         """Returns the losses of the last step, one per replica of the whole trial."""

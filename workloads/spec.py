@@ -7,7 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import replicator
 
@@ -50,12 +50,14 @@ class StepProgram(abc.ABC):
       num_parameters: Trainable scalars of the model (one copy).
       flops_per_example: Floating-point operations of one example in a training step, by
         the model alone: two per multiply-add; None if they were not counted.
+      compute_dtype: Number type of most of them.
     """
 
     per_replica_batch_size: int
     global_batch_size: int
     num_parameters: int
     flops_per_example: int | None = None
+    compute_dtype: str = "float32"
 
     @abc.abstractmethod
     def run(self, num_steps: int = 1) -> float:
@@ -64,6 +66,17 @@ class StepProgram(abc.ABC):
         Returns after all device work is finished, so a clock read next to the call
         measures the step.
         """
+
+    def dispatch(self) -> Callable[[], float]:
+        """Starts a step; returns a function that waits for it and returns its loss.
+
+        Several steps can be started before the first is waited for, which keeps a GPU
+        busy while the host prepares the next one; wait in the order of the steps.
+        Programs that use the results of each step on the host have ended it when this
+        returns.
+        """
+        loss = self.run()
+        return lambda: loss
 
     @abc.abstractmethod
     def evaluate(self) -> tuple[QualityMetric, ...]:

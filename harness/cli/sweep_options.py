@@ -162,6 +162,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 help="Steps in the measured window.  [default: the preset's]",
             ),
             click.option(
+                "--steps-per-sync",
+                type=click.IntRange(1, limits.MAX_STEPS),
+                help="Steps that are started before their losses are read, so that a"
+                " GPU need not wait for the host; they share their time."
+                f"  [default: {defaults.STEPS_PER_SYNC['cpu']} on CPUs,"
+                f" {defaults.STEPS_PER_SYNC['gpu']} on GPUs]",
+            ),
+            click.option(
                 "--device",
                 type=click.Choice(["cpu", "gpu"]),
                 default=defaults.DEVICE,

@@ -57,6 +57,14 @@ class Processes:
         """Whether a member computes, rather than coordinates or stores variables."""
         return member[0] == "worker"
 
+    @property
+    def measures_all_replicas(self) -> bool:
+        """Whether every process that computes is one that is measured."""
+        measured = self.members[: self.num_ranks]
+        return all(
+            member in measured for member in self.members if self.runs_replicas(member)
+        )
+
     def rank(self, member: Member) -> int | None:
         """The rank of a member, or None where it only serves."""
         place = self.members.index(member)

@@ -157,6 +157,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "cores_per_replica": num_cores,
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
+        "steps_per_sync": design.choose_steps_per_sync(request, info),
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
         "options": dict(request.options),
         "allocator": design.choose_allocator(request),

@@ -25,7 +25,7 @@ class SweepRequest:
       replicas: Replica counts, ascending; by default powers of two up to the cores
         (or GPUs), at most 8, those by which the global batch is divisible.
       modes: Scaling modes.
-      repeats: Repetitions of each case, in a relay its generations; by default 4 in a
+      repeats: Repetitions of each case, in a relay its generations; by default 5 in a
         relay, 3 in sequence.
       order: Whether cases take turns or run in sequence; by default a relay on CPUs.
       minutes: Time for a relay, start-up included.
@@ -44,6 +44,8 @@ class SweepRequest:
         ``per_replica_batch_size`` times the baseline's replicas.
       num_warmup_steps: By default the preset's.
       num_measured_steps: By default the preset's.
+      steps_per_sync: Steps that are started before their losses are read; by default 1
+        on CPUs, 10 on GPUs, and 1 where the host uses the results of each step.
       device: Kind of device of the replicas.
       budget: The budget of each quality run, such as ``60s``, or ``none``; by default
         the preset's, on the first backend only.
@@ -77,6 +79,7 @@ class SweepRequest:
     global_batch_size: int | None = None
     num_warmup_steps: int | None = None
     num_measured_steps: int | None = None
+    steps_per_sync: int | None = None
     device: Literal["cpu", "gpu"] = defaults.DEVICE
     budget: str | None = None
     num_evaluations: int | None = None

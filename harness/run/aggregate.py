@@ -238,6 +238,7 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
         # Records store finite numbers only; the raw ones stay in the rank file.
         losses=tuple(itertools.takewhile(math.isfinite, losses)),
         peak_memory_bytes=log.memory["peak_memory_bytes"],
+        peak_flops_per_sec=log.peak.get("flops_per_sec"),
     )
 
 

@@ -221,6 +221,8 @@ def _take_rounds(
 def _take_turn(resident: Resident, round_index: int, void_reason: VoidReason) -> None:
     """Gives one turn, and repeats it while it is void."""
     num_steps = max(1, math.ceil(MIN_TURN_SEC / max(resident.step_time_sec, 1e-6)))
+    together = resident.prepared.trial.spec.steps_per_sync
+    num_steps = math.ceil(num_steps / together) * together
     for attempt in range(MAX_ATTEMPTS):
         pids = [process.pid for process in resident.processes()]
         with GpuWatch(resident.prepared.gpus) as watch:

@@ -13,13 +13,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import math
 import time
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.trial import checkpoints, training, turns
 from harness.trial.rank_file import one_line
+from harness.trial.steps import Steps, blocks
 from results.records import Control, Phase
 
 if TYPE_CHECKING:
@@ -36,9 +36,13 @@ class StepProgram(Protocol):
     global_batch_size: int
     num_parameters: int
     flops_per_example: int | None
+    compute_dtype: str
 
     def run(self, num_steps: int = 1) -> float:
         """Runs steps; returns the last loss after all device work is done."""
+
+    def dispatch(self) -> Callable[[], float]:
+        """Starts a step; returns a function that waits for it and returns its loss."""
 
     def sanity(self) -> Any:
         """Returns the sanity checks."""
@@ -117,6 +121,7 @@ def measure_trial(
     clock: Callable[[], int] = time.monotonic_ns,
     channel: turns.TurnChannel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
+    measure_peak: Callable[[str], tuple[float, str]] | None = None,
 ) -> None:
     """Runs one trial in this process and writes all observations.
 
@@ -132,6 +137,8 @@ def measure_trial(
       channel: The connection to the harness in a relay; None for a trial that runs
         alone, with one contiguous window.
       count_traces: How many functions TensorFlow has traced so far.
+      measure_peak: Takes a number type; returns the peak rate of this process's
+        devices in floating-point operations per second, and how it was measured.
 
     Raises:
       ValueError: The program's batch sizes differ from the spec's.
@@ -151,7 +158,7 @@ def measure_trial(
         example_unit=example_unit,
         global_batch_size=program.global_batch_size,
     )
-    steps = _Steps(program, writer, clock)
+    steps = Steps(program, writer, clock, spec.steps_per_sync)
     last_good = checkpoints.LastGood(writer.directory)
 
     def training_step() -> None:
@@ -172,6 +179,9 @@ def measure_trial(
     )
     writer.enter(Phase.WARMUP)
     _warm_up(program, steps, spec.num_warmup_steps - 1, channel)
+    if measure_peak is not None and program.flops_per_example:
+        peak, method = measure_peak(program.compute_dtype)
+        writer.write("peak", flops_per_sec=peak, method=method)
     writer.enter(Phase.MEASURE)
     with quiet_collector():
         memory.start()
@@ -218,7 +228,7 @@ def measure_trial(
 
 def _warm_up(
     program: StepProgram,
-    steps: _Steps,
+    steps: Steps,
     num_steps: int,
     channel: turns.TurnChannel | None,
 ) -> None:
@@ -233,45 +243,11 @@ def _warm_up(
         steps.run()
 
 
-def _run_window(steps: _Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
+def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:
     assert spec.num_measured_steps is not None
-    for _ in range(spec.num_measured_steps):
-        steps.run()
+    for num_steps in blocks(spec.num_measured_steps, spec.steps_per_sync):
+        steps.run(num_steps)
         memory.sample()
-
-
-class _Steps:
-    """Runs single steps, times and records them.
-
-    Attributes:
-      progress: The steps so far.
-      bad_loss: The first loss that is not finite, with its step and replicas, or "".
-    """
-
-    def __init__(
-        self, program: StepProgram, writer: RankWriter, clock: Callable[[], int]
-    ) -> None:
-        self._program = program
-        self._writer = writer
-        self._clock = clock
-        self.progress = training.TrainingProgress(
-            step_time_sec=[], global_batch_size=program.global_batch_size
-        )
-        self.bad_loss = ""
-
-    def run(self) -> int:
-        """Runs a step; returns its end in nanoseconds."""
-        index = self.progress.num_steps
-        start_ns = self._clock()
-        loss = self._program.run(1)
-        end_ns = self._clock()
-        self._writer.step(index, start_ns, end_ns, loss)
-        if not math.isfinite(loss) and not self.bad_loss:
-            # Ask now: the update spreads it to all replicas.
-            where = _replicas_of_bad_losses(self._program.losses_of_replicas())
-            self.bad_loss = f"{loss} in step {index}{where}"
-        self.progress.step_time_sec.append((end_ns - start_ns) / 1e9)
-        return end_ns
 
 
 def _write_all(writer: RankWriter, kind: str, records: Iterable[Any]) -> None:
@@ -289,7 +265,7 @@ def _check_batches(program: StepProgram, spec: TrialSpec) -> None:
             raise ValueError(f"the program has {name} {got}, the trial {expected}")
 
 
-def _check_sanity(program: StepProgram, steps: _Steps, writer: RankWriter) -> bool:
+def _check_sanity(program: StepProgram, steps: Steps, writer: RankWriter) -> bool:
     bad_loss = steps.bad_loss
     writer.write(
         "sanity",
@@ -302,15 +278,6 @@ def _check_sanity(program: StepProgram, steps: _Steps, writer: RankWriter) -> bo
         writer.write("sanity", **training.fields_of(check))
         is_sane = is_sane and check.is_passed
     return is_sane
-
-
-def _replicas_of_bad_losses(losses: Sequence[float]) -> str:
-    """Returns which replicas saw a loss that is not finite, for a message."""
-    bad = [str(i) for i, loss in enumerate(losses) if not math.isfinite(loss)]
-    if not bad or len(losses) == 1:
-        return ""
-    replicas = "replica" if len(bad) == 1 else "replicas"
-    return f", seen by {replicas} {', '.join(bad)} of {len(losses)}"
 
 
 def write_failure(writer: RankWriter, error: BaseException) -> None:

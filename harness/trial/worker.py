@@ -11,6 +11,7 @@ which one this is; one that is not measured serves the others. The controls of
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent, gpu_probe, measure
+from harness.trial import die_with_parent, gpu_probe, measure, peak
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
@@ -71,11 +72,11 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     rank: int | None = 0
+    backend = catalog.backend(spec.backend)
+    processes = processes_of(backend, spec.num_replicas, spec.control)
     if "TF_CONFIG" in os.environ:  # the cluster launcher has done both
         cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
-        backend = catalog.backend(spec.backend)
-        processes = processes_of(backend, spec.num_replicas, spec.control)
         rank = processes.rank(member)
         _choose_gpu(member)
         if processes.is_separate:  # nothing may make it wait for the others
@@ -90,7 +91,13 @@ def main(argv: Sequence[str]) -> int:
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
-        measure_spec(spec, env.placement, writer, TurnChannel.from_environment(rank))
+        measure_spec(
+            spec,
+            env.placement,
+            writer,
+            TurnChannel.from_environment(rank),
+            has_peak=processes.measures_all_replicas,
+        )
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         measure.write_failure(writer, error)
         return 1
@@ -124,8 +131,18 @@ def measure_spec(
     placement: Placement,
     writer: RankWriter,
     channel: TurnChannel | None = None,
+    *,
+    has_peak: bool = True,
 ) -> None:
     """Prepares TensorFlow, then measures; in a relay, when the harness says so.
+
+    Args:
+      spec: The trial.
+      placement: Its cores and threads.
+      writer: Where observations go.
+      channel: The connection to the harness in a relay.
+      has_peak: Whether the peak rate of this process's devices says something about
+        the trial, which also needs those of all others that compute.
 
     Raises:
       Exception: Whatever TensorFlow, the replicator or the workload raises.
@@ -175,6 +192,9 @@ def measure_spec(
         memory=DeviceMemory(len(given)) if given else ResidentMemory(),
         channel=channel,
         count_traces=count_functions,
+        measure_peak=functools.partial(peak.measure_peak, num_gpus=len(given))
+        if has_peak
+        else None,
     )
 
 

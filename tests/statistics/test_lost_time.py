@@ -8,7 +8,7 @@ import pytest
 from results.lost_time import Observed, decompose
 
 NUM_STUDIES = 400
-NUM_GENERATIONS = 4
+NUM_GENERATIONS = 5
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.
 TOLERANCE = 3 * (0.95 * 0.05 / NUM_STUDIES) ** 0.5
 STEP_SEC = 0.050

@@ -26,8 +26,9 @@ LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
 
 SWEEP_SEC = 540.0
-IDLE_SEC = 7.0
-"""A trial of the former default sweep took 26 s: 13 to start, 6.5 for its window."""
+IDLE_SEC = 12.0
+"""A trial of the former default sweep took 26 s: 13 to start, 6.5 for its window.
+Side by side, a process starts in 8 s."""
 
 MOST_GENERATIONS = 40
 
@@ -231,7 +232,7 @@ def gates(
     seed: int,
     *,
     effect: float,
-    num_generations: int = 4,
+    num_generations: int = 5,
     delta: float = judge.DEFAULT_DELTA,
 ) -> Gates:
     """Relays of two cases, the change (case 0) and the baseline (case 1)."""

@@ -35,7 +35,7 @@ class Machine:
       process_deviation: Of the constants of processes.
       num_cases: Cases of the sweep.
       step_sec: Time of a step without noise.
-      start_sec: From the start of a process to its first timed step.
+      start_sec: Of each process until all can take turns; they start side by side.
     """
 
     fast_deviation: float = 0.12
@@ -46,7 +46,7 @@ class Machine:
     process_deviation: float = 0.02
     num_cases: int = 6
     step_sec: float = 0.4
-    start_sec: float = 13.0
+    start_sec: float = 8.0
 
 
 MACHINE = Machine()

@@ -23,7 +23,7 @@ from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import replicator
     from workloads.data.sources import Source
@@ -87,6 +87,7 @@ class ResNet50Program(ImageProgram):
             math.prod(variable.shape) for variable in self._variables
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
+        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
         self.flops_per_example = flops.training_flops(
             image_size=config.image_size,
             num_classes=config.num_classes,
@@ -160,6 +161,10 @@ class ResNet50Program(ImageProgram):
         The value is the cross-entropy (with smoothing, without the weight decay term).
         """
         return self._finish(self._run(self._step, num_steps), num_steps)
+
+    def dispatch(self) -> Callable[[], float]:
+        """Starts a step; see ``StepProgram.dispatch``."""
+        return self._keep(self._run(self._step, 1), 1)
 
     def _trackables(self) -> Mapping[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}

@@ -24,7 +24,7 @@ from workloads.sngan.schedule import LinearDecay
 from workloads.sngan.scoring import Scorer, fixed_inputs
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import numpy as np
 
@@ -105,6 +105,7 @@ class SNGANProgram(ImageProgram):
         self._differentiate_discriminator = compiled(
             self._discriminator_gradients, config.jit
         )
+        self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
         self.flops_per_example = flops.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
@@ -136,10 +137,14 @@ class SNGANProgram(ImageProgram):
         """
         loss = math.nan
         for _ in range(num_steps):
-            is_both = self._num_steps % self._config.num_discriminator_steps == 0
-            step = self._both_step if is_both else self._discriminator_step
-            loss = self._finish(self._run(step, 1), 1)
+            loss = self.dispatch()()
         return loss
+
+    def dispatch(self) -> Callable[[], float]:
+        """Starts a step; see ``StepProgram.dispatch``."""
+        is_both = self._num_steps % self._config.num_discriminator_steps == 0
+        step = self._both_step if is_both else self._discriminator_step
+        return self._keep(self._run(step, 1), 1)
 
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the generator, then the discriminator."""

@@ -50,8 +50,8 @@ def test_a_quiet_pair_says_what_nine_minutes_give(settings: RunSettings) -> None
     assert "ok" == finding.level
     assert re.fullmatch(
         r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 turns"
-        r" void; in 9 min a ratio of 6 such cases would be known to \+-[34]\.\d %"
-        r" \(4 generations of \d+ rounds, 2 % between processes assumed\)",
+        r" void; in 9 min a ratio of 6 such cases would be known to \+-[345]\.\d %"
+        r" \(5 generations of \d+ rounds, 2 % between processes assumed\)",
         finding.found,
     )
 
@@ -106,12 +106,12 @@ def test_the_pair_is_a_case_and_its_twin(num_cores: int) -> None:
 
 
 def test_the_prediction_on_the_documented_machine() -> None:
-    """Noise and times of decision 0022: 21 rounds, half a width of 5 %."""
-    found = pair.predict(deviation=0.106, turn_sec=0.4, start_sec=13.0)
+    """Noise and times of decision 0022, started side by side: half a width of 4 %."""
+    found = pair.predict(deviation=0.106, turn_sec=0.4, start_sec=8.0)
     spread = math.sqrt(2 * 0.02**2 + 0.106**2 / found.num_rounds)
 
-    assert found.num_rounds == pytest.approx(21, abs=2)
-    assert found.half_width == pytest.approx(0.052, abs=0.003)
+    assert found.num_rounds == pytest.approx(23, abs=2)
+    assert found.half_width == pytest.approx(0.042, abs=0.003)
     assert found.half_width == power.median_half_width(spread, defaults.GENERATIONS)
 
 

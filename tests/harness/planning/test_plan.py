@@ -230,6 +230,35 @@ def test_more_gpus_than_there_are_is_refused(num_gpus: Any, message: str) -> Non
         plan_of(device="gpu", num_gpus=num_gpus, replicas=(1, 4), preset="gpu")
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, 1),
+        ({"steps_per_sync": 4}, 4),
+        ({"device": "gpu", "num_gpus": 2, "replicas": (1,), "preset": "gpu"}, 10),
+    ],
+)
+def test_steps_are_queued_on_gpus(fields: Any, expected: int) -> None:
+    """On CPUs a step has ended when its call returns, so nothing is gained."""
+    planned = plan_of(**fields)
+
+    assert {expected} == {trial.spec.steps_per_sync for trial in planned.trials}
+
+
+def test_steps_whose_results_the_host_uses_are_not_queued() -> None:
+    """Asking for it is refused; the default of GPUs does not apply."""
+    request = SweepRequest(
+        workload="d4pg", preset="gpu", device="gpu", replicas=(1,), budget="none"
+    )
+    machine = cases.Machine(num_available_cores=8, num_gpus=1)
+    planned = plan.plan_sweep(request, machine)
+
+    assert {1} == {trial.spec.steps_per_sync for trial in planned.trials}
+    message = r"^--steps-per-sync 2 with workload d4pg: actors .*; use 1$"
+    with pytest.raises(PlanError, match=message):
+        plan.plan_sweep(dataclasses.replace(request, steps_per_sync=2), machine)
+
+
 def test_a_gpu_sweep_takes_the_gpu_preset() -> None:
     """The default preset fits the device."""
     planned = plan_of(device="gpu", num_gpus=2, preset=None)

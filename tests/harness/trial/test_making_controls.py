@@ -81,7 +81,7 @@ def test_a_program_of_solo_knows_its_rank_and_no_cluster(
     monkeypatch.setattr(
         worker,
         "measure_spec",
-        lambda *_: seen.append("TF_CONFIG" in os.environ),
+        lambda *_, **__: seen.append("TF_CONFIG" in os.environ),
     )
     monkeypatch.setattr(worker.die_with_parent, "beat", lambda _write: None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -49,11 +50,16 @@ class FakeProgram:
 
     num_parameters = 3
     flops_per_example = 600
+    compute_dtype = "bfloat16"
     per_replica_batch_size = 4
     global_batch_size = 8
 
-    def __init__(self, clock: Any, *, is_sane: int = True) -> None:
+    def __init__(
+        self, clock: Any, *, is_sane: int = True, bad_step: int | None = None
+    ) -> None:
         self.clock = clock
+        self.bad_step = bad_step
+        self.events: list[str] = []
         self.is_sane = is_sane
         self.num_steps = 0
         self.num_evaluations = 0
@@ -66,9 +72,24 @@ class FakeProgram:
         self.was_collecting.append(gc.isenabled())
         return 1.0 / self.num_steps
 
+    def dispatch(self) -> Any:
+        """A tenth of a second to start a step, and a second to wait for it."""
+        self.clock.now += SECOND // 10
+        self.num_steps += 1
+        number = self.num_steps
+        self.events.append(f"start {number}")
+
+        def read() -> float:
+            self.clock.now += SECOND
+            self.events.append(f"read {number}")
+            return math.nan if number == self.bad_step else 1.0 / number
+
+        return read
+
     def losses_of_replicas(self) -> Any:
-        """None of this program is bad."""
-        return ()
+        """The second is that of the bad step, if it is asked in time."""
+        self.events.append("ask")
+        return (1.0, math.nan)
 
     def save(self, directory: str) -> None:
         """Has nothing to keep."""
@@ -142,6 +163,7 @@ def measured(tmp_path: Path, spec: Any, **program_fields: Any) -> Any:
         example_unit="images",
         memory=FakeMemory(clock),
         clock=clock,
+        measure_peak=lambda dtype: (2e9, f"of {dtype}"),
     )
     writer.close()
     return program, read_rank(tmp_path, 0)
@@ -171,6 +193,50 @@ def test_the_arithmetic_of_an_example_is_recorded(
     assert 600 == make_result("0" * 20, spec, [log]).flops_per_example
     log = dataclasses.replace(log, facts=without)
     assert make_result("0" * 20, spec, [log]).flops_per_example is None
+
+
+def test_the_peak_rate_is_recorded(tmp_path: Path, make_spec: Any) -> None:
+    """In the number type of the program; records from before it existed have none."""
+    spec = make_spec(num_warmup_steps=1, num_measured_steps=2)
+    _, log = measured(tmp_path, spec)
+    log = dataclasses.replace(log, window_metrics=[])
+
+    assert {"flops_per_sec": 2e9, "method": "of bfloat16"} == log.peak
+    (rank,) = make_result("0" * 20, spec, [log]).ranks
+    assert rank.peak_flops_per_sec == 2e9
+    (rank,) = make_result("0" * 20, spec, [dataclasses.replace(log, peak={})]).ranks
+    assert rank.peak_flops_per_sec is None
+
+
+def test_steps_between_two_syncs_are_started_together(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """They share their time to the nanosecond; a last block may be shorter."""
+    spec = make_spec(num_warmup_steps=2, num_measured_steps=5, steps_per_sync=3)
+    program, log = measured(tmp_path, spec)
+
+    assert program.events == [
+        *(f"start {number}" for number in (3, 4, 5)),
+        *(f"read {number}" for number in (3, 4, 5)),
+        *(f"{what} {number}" for what in ("start", "read") for number in (6, 7)),
+    ]
+    steps = [step for step in log.steps if step.phase is Phase.MEASURE]
+    assert [1.0 / number for number in range(3, 8)] == [step.loss for step in steps]
+    assert [1.1] * 5 == pytest.approx([step.time_sec for step in steps], abs=2e-9)
+    assert [step.end_ns for step in steps[:2]] == [s.start_ns for s in steps[1:3]]
+    assert int(3.3 * SECOND) == steps[2].end_ns - steps[0].start_ns
+
+
+def test_a_bad_loss_between_two_syncs_is_named_when_it_is_read(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """Before the next loss is read, whose replicas would be the ones that are asked."""
+    spec = make_spec(num_warmup_steps=1, num_measured_steps=3, steps_per_sync=3)
+    program, log = measured(tmp_path, spec, bad_step=3)
+
+    assert ["read 2", "read 3", "ask", "read 4"] == program.events[-4:]
+    (check,) = (c for c in log.sanity if c["name"] == "every_loss_is_finite")
+    assert check["detail"] == "nan in step 2, seen by replica 1 of 2"
 
 
 def test_what_a_program_counts_is_of_the_measured_window(

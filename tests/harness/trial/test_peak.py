@@ -1,0 +1,27 @@
+"""The measured peak is one that a program cannot beat, and that TensorFlow reaches."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from harness.trial import peak
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_peak_is_that_of_matrix_products(dtype: str) -> None:
+    """Within an order of magnitude of NumPy's; the method says what was done."""
+    found, method = peak.measure_peak(dtype)
+    matrix = np.random.default_rng(1).normal(size=(512, 512)).astype("float32")
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - start)
+
+    # bfloat16 may be emulated.
+    lowest = 0.1 if dtype == "float32" else 0.001
+    assert lowest < found / (2 * 512**3 / min(seconds)) < 100
+    assert f"fastest of 9 products of 1024 x 1024 matrices in {dtype}" == method

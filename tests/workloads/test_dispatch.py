@@ -1,0 +1,59 @@
+"""Steps that are queued compute what steps that are waited for compute."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import pytest
+import tensorflow as tf
+from short_resnet import short
+
+import replicator
+from workloads import catalog
+
+
+def build(name):
+    """The smoke preset of a workload, on two replicas; draws the same numbers again."""
+    tf.keras.utils.set_random_seed(1)
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            replicator.create("in_graph", num_replicas=2),
+            preset="smoke",
+            data="digits",
+            per_replica_batch_size=4,
+            seed=1,
+            options={},
+        )
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_losses_can_be_read_after_later_steps_have_started(name):
+    """Equal to the last bit; so are the checks, which count examples."""
+    queued = build(name)
+    readers = [queued.dispatch() for _ in range(3)]
+    losses, of_replicas = [], []
+    for read_loss in readers:
+        losses.append(read_loss())
+        of_replicas.append(queued.losses_of_replicas())
+    one_by_one = build(name)
+    expected, expected_of_replicas = [], []
+    for _ in range(3):
+        expected.append(one_by_one.run())
+        expected_of_replicas.append(one_by_one.losses_of_replicas())
+
+    assert expected == losses
+    assert 3 == len(set(losses))
+    assert expected_of_replicas == of_replicas
+    assert [(c.name, c.is_passed) for c in queued.sanity()] == [
+        (c.name, True) for c in one_by_one.sanity()
+    ]
+
+
+def test_a_program_that_cannot_queue_says_why():
+    """The planner refuses; a step has ended when it is dispatched."""
+    reasons = {name: info.syncs_because for name, info in catalog.WORKLOADS.items()}
+
+    assert {"resnet50": "", "sngan": ""}.items() <= reasons.items()
+    assert reasons["d4pg"]
