@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from harness.trial import die_with_parent, measure
 from harness.trial.rank_file import RankWriter, rank_path
@@ -24,6 +25,9 @@ from harness.trial.turns import TurnChannel
 from results import identity
 from results.records import Control, Environment, TrialSpec
 from workloads.d4pg.replay.shared_memory import SharedArrays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class ResourceExhaustedError(Exception):
