@@ -43,6 +43,21 @@ class PresetInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Matching:
+    """What a workload changes so that N replicas can be matched with one.
+
+    Attributes:
+      options: Options in place of the requested ones.
+      data: The data in place of the requested one; empty if it stays.
+      remark: What this changes, in words.
+    """
+
+    options: Mapping[str, Any]
+    remark: str
+    data: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
     """Facts about a workload for the planner.
 
@@ -60,6 +75,8 @@ class WorkloadInfo:
       data_module: Module whose ``check`` checks all other names; without TensorFlow.
       machine_module: Module whose ``check`` says whether this machine can run a plan;
         without TensorFlow. Empty if any machine can.
+      matching: How N replicas are matched with one; None if they cannot be.
+      not_matched_because: Why they cannot, where there is no ``matching``.
     """
 
     name: str
@@ -74,6 +91,13 @@ class WorkloadInfo:
     other_data: str = "a TFDS name or folder:PATH"
     data_module: str = _TFDS_NAMES
     machine_module: str = ""
+    matching: Matching | None = None
+    not_matched_because: str = "the workload does not say how it can be"
+
+
+# Rounding in 16 bits, or of XLA, is larger than what a match has to see.
+_EXACT = {"compute_dtype": "float32", "jit": "off", "tf32": False}
+_IMAGES = "batch normalization over the global batch"
 
 
 WORKLOADS: dict[str, WorkloadInfo] = {
@@ -123,6 +147,10 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             ),
             default_preset="laptop",
             builtin_data=("digits", SYNTHETIC),
+            matching=Matching(
+                options={**_EXACT, "batch_norm": "cross_replica"},
+                remark=_IMAGES,
+            ),
         ),
         WorkloadInfo(
             name="sngan",
@@ -168,6 +196,10 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             ),
             default_preset="laptop",
             builtin_data=("digits", SYNTHETIC),
+            matching=Matching(
+                options={**_EXACT, "batch_norm": "cross_replica"},
+                remark=f"{_IMAGES}, and noise by position in it",
+            ),
         ),
         WorkloadInfo(
             name="d4pg",
@@ -227,6 +259,11 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             other_data="another domain:task of the control suite",
             data_module="workloads.d4pg.environment.tasks",
             machine_module="workloads.d4pg.requirements",
+            matching=Matching(
+                options={"jit": "off", "tf32": False},
+                data=SYNTHETIC,
+                remark="synthetic transitions, since actors do not repeat themselves",
+            ),
         ),
     )
 }
