@@ -121,7 +121,7 @@ def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
         if own:
             found += [
                 dataclasses.replace(
-                    _match(trial, references[trial.spec.global_batch_size], trials),
+                    _match(trial, references.get(trial.spec.global_batch_size), trials),
                     remark=_remark(plan, backend),
                 )
                 for trial in own
@@ -166,29 +166,30 @@ def _remark(plan: Plan, backend: str) -> str:
 
 
 def _match(
-    trial: PlannedTrial, reference: PlannedTrial, trials: Mapping[str, Trial]
+    trial: PlannedTrial, reference: PlannedTrial | None, trials: Mapping[str, Trial]
 ) -> Match:
     spec = trial.spec
+    not_checked = Match(
+        backend=spec.backend,
+        num_replicas=spec.num_replicas,
+        outcome=Outcome.NOT_CHECKED,
+    )
+    if reference is None:
+        reason = "one replica with the same global batch was not planned"
+        return dataclasses.replace(not_checked, reason=reason)
     results: list[TrialResult] = []
     for side in (trial, reference):
         found = trials.get(side.trial_id)
         reason = _why_unusable(found)
         if reason or found is None or found.result is None:
             which = f"{side.spec.backend} x{side.spec.num_replicas}"
-            return Match(
-                backend=spec.backend,
-                num_replicas=spec.num_replicas,
-                outcome=Outcome.NOT_CHECKED,
-                reason=f"the run of {which} {reason}",
+            return dataclasses.replace(
+                not_checked, reason=f"the run of {which} {reason}"
             )
         results.append(found.result)
     if not any(any(change.sketch) for result in results for change in result.changes):
-        return Match(
-            backend=spec.backend,
-            num_replicas=spec.num_replicas,
-            outcome=Outcome.NOT_CHECKED,
-            reason=f"{NUM_CHANGING_STEPS} steps change no variable on either side",
-        )
+        reason = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
+        return dataclasses.replace(not_checked, reason=reason)
     of_losses = loss_difference(*(result.ranks[0].losses for result in results))
     of_changes = change_differences(*(result.changes for result in results))
     group, name = max(

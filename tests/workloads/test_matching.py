@@ -156,7 +156,8 @@ def test_replicas_read_different_shares_of_one_batch():
             replicator.create("in_graph", num_replicas=2)
         )
         inputs = repl.make_input_iterator(
-            lambda _context: tf.data.Dataset.range(100).batch(4), kind
+            lambda _context: tf.data.Dataset.range(100).batch(4, drop_remainder=True),
+            kind,
         )
         found[kind] = [
             [values.numpy().tolist() for values in inputs.get_next()] for _ in range(2)

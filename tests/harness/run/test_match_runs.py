@@ -52,6 +52,7 @@ def test_replicas_that_do_not_match_are_not_sane(
     monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
     code, out, err = sweep("--json")
     verified, _, _ = harness("verify", "s")
+    _, status, _ = harness("status", "s")
     missing = {
         (point["backend"], point["num_replicas"])
         for point in json.loads(out)["points"]
@@ -66,6 +67,7 @@ def test_replicas_that_do_not_match_are_not_sane(
         err,
     )
     assert "2 of 8 trials are not ok" in err
+    assert "  in_graph x2 does not match one replica: " in status
     assert exit_codes.OK == verified
 
 
