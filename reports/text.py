@@ -32,7 +32,9 @@ def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
 
 def _cells(point: Point, *, is_best_shown: bool) -> tuple[str, ...]:
     throughput = speedup = efficiency = formats.ABSENT
-    if point.throughput is not None:
+    if point.is_crossed_out:
+        throughput = "crossed out"
+    elif point.throughput is not None:
         throughput = formats.significant(point.throughput.value)
         throughput += _interval(point.throughput, formats.significant)
     if point.speedup is not None and point.efficiency is not None:

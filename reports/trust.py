@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import agreement, relay
+from results import agreement, matching, relay
+from results.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -61,6 +62,35 @@ def sentences(view: View) -> Iterator[str]:
             f"({formats.percent(counts.void_fraction)}) are void and were repeated: "
             f"{_main_reason(counts)}."
         )
+
+
+def matches(view: View) -> Iterator[str]:
+    """Yields whether N replicas compute what one replica does on the same examples."""
+    found = view.study.matches
+    matched = [match for match in found if match.outcome is Outcome.MATCHES]
+    if matched:
+        losses = max(match.loss_difference or 0.0 for match in matched)
+        changes = max(match.change_difference or 0.0 for match in matched)
+        yield (
+            f"{', '.join(match.label for match in matched)} match one replica on the "
+            f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
+            f"what the steps change by at most {changes:.1g}, relatively."
+        )
+        remarks: dict[str, list[str]] = {}
+        for match in matched:
+            if match.remark:
+                remarks.setdefault(match.remark, []).append(match.label)
+        for remark, labels in remarks.items():
+            yield f"To match {' and '.join(labels)}, this was changed: {remark}."
+    for match in found:
+        if match.outcome is Outcome.DIFFERS:
+            yield f"{match.label} is crossed out: it {match.reason}."
+    reasons: dict[str, list[str]] = {}
+    for match in found:
+        if match.outcome is Outcome.NOT_CHECKED:
+            reasons.setdefault(match.reason, []).append(match.label)
+    for reason, labels in reasons.items():
+        yield f"Not checked against one replica: {', '.join(labels)}: {reason}."
 
 
 def same_work(view: View) -> Iterator[str]:

@@ -229,6 +229,7 @@ def _unknowns(view: View) -> Iterator[str]:
         )
     if is_relay:
         yield from trust.sentences(view)
+    yield from trust.matches(view)
     yield from trust.same_work(view)
     yield from _coverage_unknowns(view)
     for point in view.points:

@@ -99,6 +99,8 @@ def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str,
         ("synthetic", Control.SYNTHETIC, case, _OF_CONTROL),
         ("input_only", Control.INPUT_ONLY, case, _OF_CONTROL),
         ("baseline_synthetic", Control.SYNTHETIC, alone, _OF_CONTROL),
+        ("without_update", Control.NO_UPDATE, case, _OF_CONTROL),
+        ("baseline_without_update", Control.NO_UPDATE, alone, _OF_CONTROL),
     )
     found = {
         name: control
@@ -107,8 +109,9 @@ def _controls_of(case: Case, alone: Case, controls: Sequence[Case]) -> dict[str,
         if control.spec.control is kind
         and _same_but(control, differs) == _same_but(of, differs)
     }
-    # One replica without its input explains nothing on its own.
-    return {} if found.keys() == {"baseline_synthetic"} else found
+    # One replica without its input or update explains nothing on its own.
+    of_alone = {"baseline_synthetic", "baseline_without_update"}
+    return {} if found.keys() <= of_alone else found
 
 
 def _same_but(case: Case, differs: set[str]) -> dict[str, Any]:

@@ -42,7 +42,9 @@ class Control(str, Enum):
     """What a trial leaves out, to explain what the case itself costs.
 
     ``twin`` leaves out nothing: the same case again, whose ratio to it must include 1.
-    ``input_only`` leaves out the step itself, and only reads its batches.
+    ``input_only`` leaves out the step itself, and only reads its batches; ``no_update``
+    what a step does with its gradients after they were summed. ``match`` is not timed:
+    it runs the first steps, to match N replicas with one.
     """
 
     NONE = "none"
@@ -51,6 +53,8 @@ class Control(str, Enum):
     NOSYNC = "nosync"
     SYNTHETIC = "synthetic"
     INPUT_ONLY = "input_only"
+    NO_UPDATE = "no_update"
+    MATCH = "match"
 
 
 class Allocator(str, Enum):

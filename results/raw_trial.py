@@ -126,6 +126,7 @@ def _derive(
         "quality": _of_kind(ranks[0], "quality"),
         "curve": _curve(ranks[0], facts["global_batch_size"]),
         "window_metrics": _of_kind(ranks[0], "window_metric"),
+        "changes": _of_kind(ranks[0], "change"),
         "collectives": explain[-1]["collectives"] if explain else "",
     }
     is_done = all(

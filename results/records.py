@@ -9,7 +9,8 @@ History of ``SCHEMA_VERSION``:
 4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
    ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
    ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
-   ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``.
+   ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``;
+   ``Plan.matching`` and ``TrialResult.changes``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -47,6 +48,7 @@ from results.bounds import (
 )
 from results.gpu_record import GpuUses
 from results.machine_record import MachineState
+from results.match_record import Changes
 from results.measuring import (
     Allocator,
     Contrast,
@@ -75,6 +77,7 @@ __all__ = [
     "Control",
     "Environment",
     "Failure",
+    "Matching",
     "Measuring",
     "OptionValue",
     "Order",
@@ -196,6 +199,22 @@ class PlannedTrial(Record):
     spec: TrialSpec
 
 
+class Matching(Record):
+    """What shows that N replicas of a study match one, before a number counts."""
+
+    trials: tuple[PlannedTrial, ...] = Field(
+        default=(), max_length=limits.MAX_TRIALS, description="stored apart, not timed"
+    )
+    not_checked: dict[Name, Line] = Field(
+        default_factory=dict, max_length=1_000, description="reasons, by backend"
+    )
+    remarks: dict[Name, Line] = Field(
+        default_factory=dict,
+        max_length=1_000,
+        description="what is changed to make them comparable, by backend",
+    )
+
+
 class Plan(Record):
     """The trials of a study, in execution order."""
 
@@ -211,6 +230,9 @@ class Plan(Record):
         default=None, description="directory of TFDS data sets, if not that of TFDS"
     )
     measuring: Measuring = Measuring()
+    matching: Matching | None = Field(
+        default=None, description="None if an earlier version made the plan"
+    )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
 
@@ -343,6 +365,9 @@ class TrialResult(Record):
     )
     window_metrics: Metrics = Field(
         default=(), description="rates that the program recorded in the measured window"
+    )
+    changes: Changes = Field(
+        default=(), description="by the first steps, of a trial that is matched"
     )
     collectives: Text = Field(default="", description="the backend's explain() text")
 

@@ -72,6 +72,11 @@ class Point:
     missing_reason: str
 
     @property
+    def is_crossed_out(self) -> bool:
+        """Whether its replicas do not match one, so that it has no figures."""
+        return bool(self.case.why_unmatched)
+
+    @property
     def trial_ids(self) -> tuple[str, ...]:
         """Trials behind the throughput."""
         return tuple(entry.trial_id for entry in self.case.ok_entries)
@@ -267,7 +272,7 @@ def _point(
     speedup = efficiency = None
     reason = ""
     if throughput is None:
-        reason = "no trial of this case is ok"
+        reason = case.why_unmatched or "no trial of this case is ok"
     elif is_baseline:
         reason = "this is the baseline"
     elif baseline is None or not baseline.ok_entries:

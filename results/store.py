@@ -8,6 +8,7 @@
         spec.json  env.json  result.json  status.json    status is written last
         rank_<k>.jsonl  stdout.log  stderr.log           written by the trial itself
         turns.jsonl                                      load within each turn
+    match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
       report/index.html
 
 Studies merge with ``cp -r``, because a trial's folder is named by a hash of its spec.
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 PLAN_NAME = "plan.json"
 TRIALS_NAME = "trials"
+MATCHING_NAME = "match"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +166,11 @@ class Store:
     def trial_dir(self, trial_id: str) -> pathlib.Path:
         """Returns the folder of one trial; it may not exist yet."""
         return self.root / TRIALS_NAME / trial_id
+
+    @property
+    def matching(self) -> Store:
+        """The trials that match N replicas with one; they have no plan of their own."""
+        return Store(self.root / MATCHING_NAME)
 
     @property
     def report_path(self) -> pathlib.Path:

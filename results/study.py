@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from results import matching
+from results.matching import Outcome
 from results.records import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from results.matching import Match
     from results.records import Plan, ScalingMode, TrialResult, TrialSpec
     from results.store import Problem, Store, Trial
 
@@ -17,6 +20,8 @@ UNFINISHED = "unfinished"
 MISSING = "missing"
 CORRUPT = "corrupt"
 """States of a planned trial that has no status record; the others are statuses."""
+UNMATCHED = "unmatched"
+"""State of a trial that ended well, and whose replicas do not match one replica."""
 
 Key = tuple[int, int]
 """Identifies a repetition across cases: its index and its seed."""
@@ -32,7 +37,8 @@ class Entry:
       modes: Scaling modes that the case serves; empty if the trial is not planned.
       spec: What the trial runs.
       trial: Its records, or None.
-      state: A ``TrialStatus`` value, ``unfinished``, ``missing`` or ``corrupt``.
+      state: A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
+        ``unmatched``.
       reason: One line saying why it is not ok; empty if it is.
     """
 
@@ -91,6 +97,11 @@ class Case:
         return tuple(entry for entry in self.entries if entry.is_ok)
 
     @property
+    def why_unmatched(self) -> str:
+        """How its replicas differ from one replica; empty unless they do."""
+        return next((e.reason for e in self.entries if e.state == UNMATCHED), "")
+
+    @property
     def is_in_relay(self) -> bool:
         """Whether its trials take turns with those of other cases."""
         return self.spec.order is Order.RELAY
@@ -124,11 +135,13 @@ class Study:
       plan: The plan.
       entries: All planned trials in planned order, then those not planned, by id.
       problems: Records that cannot be read.
+      matches: Whether N replicas match one, by backend and size, in planned order.
     """
 
     plan: Plan
     entries: tuple[Entry, ...]
     problems: tuple[Problem, ...]
+    matches: tuple[Match, ...] = ()
 
     @property
     def planned(self) -> tuple[Entry, ...]:
@@ -271,4 +284,50 @@ def load_study(store: Store) -> Study:
                 reason=reason or "not in the plan",
             )
         )
-    return Study(plan=plan, entries=tuple(entries), problems=problems)
+    matches = matching.of_plan(
+        plan, {trial.trial_id: trial for trial in store.matching.trials()}
+    )
+    return Study(
+        plan=plan,
+        entries=tuple(_without_unmatched(entries, matches)),
+        problems=(*problems, *store.matching.corrupt()),
+        matches=matches,
+    )
+
+
+def matching_entries(store: Store) -> list[Entry]:
+    """Returns the trials that match N replicas with one, of ``Store.matching``."""
+    from results import identity
+
+    found = []
+    for trial in store.trials():
+        state, reason = _state(trial, {}, trial.trial_id)
+        found.append(
+            Entry(
+                trial_id=trial.trial_id,
+                case_id=identity.case_id(trial.spec),
+                modes=(),
+                spec=trial.spec,
+                trial=trial,
+                state=state,
+                reason=reason,
+            )
+        )
+    return found
+
+
+def _without_unmatched(
+    entries: Iterable[Entry], matches: Iterable[Match]
+) -> Iterator[Entry]:
+    """Yields the entries; those that do not match one replica are not ok."""
+    reasons = {
+        (match.backend, match.num_replicas): match.reason
+        for match in matches
+        if match.outcome is Outcome.DIFFERS
+    }
+    for entry in entries:
+        reason = reasons.get((entry.spec.backend, entry.spec.num_replicas))
+        if reason is None or not entry.is_ok or not matching.is_judged(entry.spec):
+            yield entry
+        else:
+            yield dataclasses.replace(entry, state=UNMATCHED, reason=reason)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Any
 
-from results import agreement, explain, learning_gains, scaling, scaling_laws
+from results import (
+    agreement,
+    explain,
+    learning_gains,
+    matching,
+    scaling,
+    scaling_laws,
+)
 from results import study as study_module
 
 if TYPE_CHECKING:
@@ -87,6 +95,28 @@ def _agreements(found: agreement.Agreements) -> dict[str, Any]:
     }
 
 
+def _match(match: matching.Match) -> dict[str, Any]:
+    return {
+        "backend": match.backend,
+        "num_replicas": match.num_replicas,
+        "outcome": match.outcome.value,
+        "reason": match.reason,
+        "global_batch_size": match.global_batch_size,
+        "num_steps": matching.NUM_STEPS,
+        # JSON has no infinity: a side that lacks losses or a change.
+        "loss_difference": _finite(match.loss_difference),
+        "loss_tolerance": matching.LOSS_TOLERANCE,
+        "change_difference": _finite(match.change_difference),
+        "change_tolerance": match.change_tolerance,
+        "changed": match.changed,
+        "remark": match.remark,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
     spec, point = entry.spec, entry.result.curve[-1]
     return {
@@ -162,6 +192,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
         "points": [_point(point) for point in points],
         "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
         "agreement": _agreements(agreement.of_study(study)),
+        "matches": [_match(match) for match in study.matches],
         "lost_time": [_explained(item) for item in explain.explain(study)],
         "laws": [
             _laws(found)

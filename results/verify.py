@@ -17,8 +17,8 @@ import math
 import re
 from typing import TYPE_CHECKING, Any, Final
 
-from results import raw_trial, verify_figures
-from results.study import CORRUPT, load_study
+from results import raw_trial, verify_figures, verify_matches
+from results.study import CORRUPT, UNMATCHED, load_study, matching_entries
 from results.verify_check import Check, Mismatch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from results.raw_trial import RawTrial
     from results.store import Store
-    from results.study import Entry
+    from results.study import Entry, Study
 
 __all__ = ["Check", "Mismatch", "verify"]
 
@@ -48,6 +48,7 @@ _KINDS = {
     "quality": "quality",
     "curve": "quality",
     "window_metrics": "quality",
+    "changes": "matching",
 }
 _PROGRAM = "programs"
 _LOAD = "load within turns"
@@ -76,7 +77,21 @@ def verify(store: Store) -> Check:
             raws[entry.trial_id] = raw
             _verify_trial(store, entry, raw, check)
     verify_figures.compare(study, raws, check)
+    _verify_matches(store.matching, study, check)
     return check
+
+
+def _verify_matches(store: Store, study: Study, check: Check) -> None:
+    """Compares the trials that match, and what was concluded from them."""
+    raws = {}
+    for entry in matching_entries(store):
+        if entry.trial is None or entry.trial.result is None:
+            continue
+        raw = _read(store, entry, check)
+        if raw is not None:
+            raws[entry.trial_id] = raw
+            _verify_trial(store, entry, raw, check)
+    verify_matches.compare(study, raws, check)
 
 
 def _read(store: Store, entry: Entry, check: Check) -> RawTrial | None:
@@ -120,7 +135,8 @@ def _verify_trial(store: Store, entry: Entry, raw: RawTrial, check: Check) -> No
     check.compare(
         _STATUS,
         f"trials/{entry.trial_id}/status.json status",
-        stated=entry.is_ok,
+        # A trial that is well by itself counts only if its replicas match one.
+        stated=entry.is_ok or entry.state == UNMATCHED,
         derived=is_usable,
     )
 

@@ -43,6 +43,21 @@ class PresetInfo:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Matching:
+    """What a workload changes so that N replicas can be matched with one.
+
+    Attributes:
+      options: Options in place of the requested ones.
+      data: The data in place of the requested one; empty if it stays.
+      remark: What this changes, in words.
+    """
+
+    options: Mapping[str, Any]
+    remark: str
+    data: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class WorkloadInfo:
     """Facts about a workload for the planner.
 
@@ -62,6 +77,8 @@ class WorkloadInfo:
         without TensorFlow. Empty if any machine can.
       syncs_because: Why the host uses the results of each step before the next, so
         that steps cannot be queued; empty if they can.
+      matching: How N replicas are matched with one; None if they cannot be.
+      not_matched_because: Why they cannot, where there is no ``matching``.
     """
 
     name: str
@@ -77,6 +94,13 @@ class WorkloadInfo:
     data_module: str = _TFDS_NAMES
     machine_module: str = ""
     syncs_because: str = ""
+    matching: Matching | None = None
+    not_matched_because: str = "the workload does not say how it can be"
+
+
+# Rounding in 16 bits, or of XLA, is larger than what a match has to see.
+_EXACT = {"compute_dtype": "float32", "jit": "off", "tf32": False}
+_IMAGES = "batch normalization over the global batch"
 
 
 WORKLOADS: dict[str, WorkloadInfo] = {
@@ -126,6 +150,10 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             ),
             default_preset="laptop",
             builtin_data=("digits", SYNTHETIC),
+            matching=Matching(
+                options={**_EXACT, "batch_norm": "cross_replica"},
+                remark=_IMAGES,
+            ),
         ),
         WorkloadInfo(
             name="sngan",
@@ -171,6 +199,10 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             ),
             default_preset="laptop",
             builtin_data=("digits", SYNTHETIC),
+            matching=Matching(
+                options={**_EXACT, "batch_norm": "cross_replica"},
+                remark=f"{_IMAGES}, and noise by position in it",
+            ),
         ),
         WorkloadInfo(
             name="d4pg",
@@ -231,6 +263,11 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             data_module="workloads.d4pg.environment.tasks",
             machine_module="workloads.d4pg.requirements",
             syncs_because="actors and replay use the results of each learner step",
+            matching=Matching(
+                options={"jit": "off", "tf32": False},
+                data=SYNTHETIC,
+                remark="synthetic transitions, since actors do not repeat themselves",
+            ),
         ),
     )
 }

@@ -56,7 +56,9 @@ class ImageProgram(ReplicatedProgram):
         """
         super().__init__(repl, per_replica_batch_size=config.per_replica_batch_size)
         self.source = source
-        self._pipeline = config
+        self._pipeline = dataclasses.replace(
+            config, per_replica_batch_size=self.pipeline_batch_size
+        )
         self._num_classes = num_classes
         self._contexts: list[replicator.InputContext] = []
         self._inputs = device_inputs.make_iterator(repl, self._input_fn)

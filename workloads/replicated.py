@@ -11,6 +11,7 @@ import tensorflow as tf
 
 import replicator
 from workloads import catalog
+from workloads.matching import MatchingReplicator
 from workloads.reused_batch import ReusingReplicator
 from workloads.spec import SanityCheck, StepProgram, Workload
 
@@ -35,6 +36,8 @@ class ReplicatedProgram(StepProgram):
 
     Attributes:
       reuses_batch: Whether every step gets the first batch again: a measuring control.
+      is_matched: Whether N replicas are compared with one, which takes batches and
+        noise that are drawn for all replicas (``workloads/matching.py``).
     """
 
     _inputs: replicator.InputIterator
@@ -55,11 +58,40 @@ class ReplicatedProgram(StepProgram):
         self.global_batch_size = per_replica_batch_size * repl.num_replicas_in_sync
         self._repl = repl
         self.reuses_batch = isinstance(repl, ReusingReplicator)
+        self.is_matched = isinstance(repl, MatchingReplicator)
         self._num_steps = 0
         self._last_loss = math.nan
         # Those of this process's replicas; they stay on their devices until requested.
         self._replica_losses: tuple[Any, ...] = ()
         self._checkpoints: CheckpointManager | None = None
+
+    @property
+    def pipeline_batch_size(self) -> int:
+        """Examples of a batch that the input function makes."""
+        return (
+            self.global_batch_size if self.is_matched else self.per_replica_batch_size
+        )
+
+    def trained_values(self) -> dict[tuple[str, str], list[np.ndarray]]:
+        """Returns copies of what training changes, by group and name.
+
+        A group is ``model`` or ``optimizer``.
+        """
+        found = {}
+        for name, trackable in self._trackables().items():
+            is_optimizer = hasattr(trackable, "apply_gradients")
+            variables = getattr(
+                trackable, "variables" if is_optimizer else "trainable_variables", ()
+            )
+            # Counters would hide the rest, and are equal wherever steps are.
+            values = [
+                np.array(variable.numpy(), copy=True)
+                for variable in variables
+                if tf.as_dtype(variable.dtype).is_floating
+            ]
+            if values:
+                found["optimizer" if is_optimizer else "model", name] = values
+        return found
 
     def read(self, num_steps: int = 1) -> None:
         """Reads the batches of steps to the devices of the replicas; no step runs.

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 OK: Final = 0
-"""Every trial of the plan is measured and sane; a gate passes."""
+"""Every trial of the plan is measured and sane, and N replicas match one as far as was
+planned; a gate passes."""
 
 REGRESSION: Final = 1
 """A gate found a regression."""
@@ -22,7 +23,8 @@ INCONCLUSIVE: Final = 3
 """
 
 SOME_TRIALS_FAILED: Final = 4
-"""At least one trial is ok and at least one is not; or, of ``verify``, a figure is not
+"""At least one trial is ok and at least one is not, which includes replicas that do not
+match one, or a match that gave no answer; or, of ``verify``, a figure is not
 what the raw observations say, or has none."""
 
 NOTHING_MEASURED: Final = 5

@@ -130,7 +130,7 @@ def gate(
         return _conclude(store, found, form)
 
     try:
-        with run.stop_signals(), _tree(name, commit) as tree:
+        with run.stop_signals(), _tree(name, commit, request.device) as tree:
             return commands.sweep(
                 dataclasses.replace(request, baseline=tree),
                 study=study,
@@ -151,11 +151,11 @@ def gate(
 
 
 @contextlib.contextmanager
-def _tree(name: str, commit: str) -> Iterator[SourceTree]:
+def _tree(name: str, commit: str, device: str) -> Iterator[SourceTree]:
     def note(text: str) -> None:
         click.echo(text, err=True)
 
-    with revisions.checked_out(name, commit, note) as tree:
+    with revisions.checked_out(name, commit, note, device) as tree:
         yield tree
 
 

@@ -80,6 +80,7 @@ def _parse_controls(text: str) -> tuple[Control, ...]:
         Control.SOLO,
         Control.SYNTHETIC,
         Control.INPUT_ONLY,
+        Control.NO_UPDATE,
     )
     by_name: dict[str, tuple[Control, ...]]
     by_name = {control.value: (control,) for control in allowed}

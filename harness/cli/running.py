@@ -14,16 +14,19 @@ from harness.errors import Interrupted
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from results import relay
+from results.matching import Outcome
 from results.records import Order, TrialStatus
-from results.study import load_study
+from results.study import UNMATCHED, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from harness.run.trial_runner import RunSettings
+    from results.matching import Match
     from results.records import PlannedTrial
     from results.store import Store
+    from results.study import Study
 
     # Receives the study and the trials that were requested; returns the exit code.
     Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
@@ -63,7 +66,17 @@ def run_until_done(
         note(f"interrupted ({error.signal_name}); finished trials are kept")
         note(f"resume with: {_resume_command(store, settings)}")
         return exit_codes.INTERRUPTED
+    for match in load_study(store).matches:
+        if match.outcome is not Outcome.MATCHES:
+            note(describe_match(match))
     return conclude(store, trials)
+
+
+def describe_match(match: Match) -> str:
+    """Returns one line on replicas that do not match one, or were not checked."""
+    if match.outcome is Outcome.NOT_CHECKED:
+        return f"{match.label} is not checked against one replica: {match.reason}"
+    return f"{match.label} {match.reason}; none of its numbers is used"
 
 
 def _resume_command(store: Store, settings: RunSettings) -> str:
@@ -77,14 +90,15 @@ def conclude_sweep(
 ) -> int:
     """Writes the report, prints the summary, and returns the exit code."""
     _conclude(store, is_json=is_json)
-    statuses = _statuses(store, [trial.trial_id for trial in trials])
+    study = load_study(store)
+    statuses = _statuses(study, [trial.trial_id for trial in trials])
     num_failed = len(statuses) - statuses.count(TrialStatus.OK)
     if num_failed:
         note(
             f"{num_failed} of {len(statuses)} trials are not ok: see"
             f" 'status {store.root}'; --retry failed runs them again"
         )
-    counts = relay.count_turns(load_study(store))
+    counts = relay.count_turns(study)
     if counts.is_unfit and set(statuses) <= {TrialStatus.OK, TrialStatus.VOID}:
         note(
             f"{counts.num_void} of {counts.num_turns} turns are void"
@@ -92,7 +106,10 @@ def conclude_sweep(
             " machine"
         )
         return exit_codes.UNFIT
-    return exit_code(statuses)
+    code = exit_code(statuses)
+    if code == exit_codes.OK and any(match.has_failed for match in study.matches):
+        return exit_codes.SOME_TRIALS_FAILED
+    return code
 
 
 def _is_done(store: Store) -> bool:
@@ -123,12 +140,14 @@ def _is_done(store: Store) -> bool:
     return is_time_over
 
 
-def _statuses(store: Store, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
-    found = {
-        trial.trial_id: trial.status.status
-        for trial in store.trials()
-        if trial.status is not None
-    }
+def _statuses(study: Study, trial_ids: Iterable[str]) -> list[TrialStatus | None]:
+    """Returns how trials ended; replicas that do not match one are not sane."""
+    found: dict[str, TrialStatus] = {}
+    for entry in study.entries:
+        if entry.state == UNMATCHED:
+            found[entry.trial_id] = TrialStatus.INSANE
+        elif entry.trial is not None and entry.trial.status is not None:
+            found[entry.trial_id] = entry.trial.status.status
     return [found.get(trial_id) for trial_id in trial_ids]
 
 

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, progress
+from harness.cli import exit_codes, progress, running
 from harness.cli.arguments import one_line
 from harness.planning import study as study_module
-from results.errors import CorruptRecordError
+from results.errors import CorruptRecordError, MissingRecordError
+from results.matching import Outcome
 from results.records import PlannedTrial
 from results.store import Store
+from results.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +39,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
         name, trials = store.root.name, _planned_from(found.values())
     else:
         name, trials = plan.study, plan.trials
+    matches = _problems_of_matches(store)
     counts: collections.Counter[str] = collections.Counter()
     failures: list[dict[str, Any]] = []
     for planned in trials:
@@ -59,6 +62,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
             "num_trials": len(trials),
             "counts": dict(sorted(counts.items())),
             "failures": failures,
+            "matches": matches,
             "problems": [
                 {"path": str(p.path), "reason": p.reason} for p in store.corrupt()
             ],
@@ -72,7 +76,25 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
                 f"  {failure['trial_id'][:8]}  {failure['trial']}:"
                 f" {failure['status']} in {failure['phase']}: {failure['reason']}"
             )
+        for line in matches:
+            click.echo(one_line(f"  {line}"))
     return name_problems(store)
+
+
+def _problems_of_matches(store: Store) -> list[str]:
+    """Returns a line for each match that fails or has no answer yet."""
+    try:
+        matches = load_study(store).matches
+    except (
+        CorruptRecordError,
+        MissingRecordError,
+    ):  # the plan is corrupt, which is reported below
+        return []
+    return [
+        running.describe_match(match)
+        for match in matches
+        if match.outcome is Outcome.DIFFERS or match.has_failed
+    ]
 
 
 def _planned_from(trials: Iterable[Trial]) -> tuple[PlannedTrial, ...]:

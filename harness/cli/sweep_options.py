@@ -127,7 +127,15 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 default="none",
                 show_default=True,
                 help="Cases of the relay that show where time is lost: nosync, solo,"
-                " synthetic, input_only, comma-separated, or all, or none.",
+                " synthetic, input_only, no_update, comma-separated, or all, or none.",
+            ),
+            click.option(
+                "--match/--no-match",
+                "is_matched",
+                default=True,
+                show_default=True,
+                help="Before a number counts, match the first steps of N replicas with"
+                " those of one.",
             ),
             click.option(
                 "--preset", help="Size of the workload.  [default: the workload's]"

@@ -2,7 +2,8 @@
 
 A git worktree is checked out and removed again, however the measurement ends. It runs
 with the interpreter of the harness, unless its ``requirements.lock`` differs: then it
-gets an environment of its own, made as ``make setup`` makes it.
+gets an environment of its own, made as ``make setup`` makes it. On GPUs the same holds
+for ``requirements-gpu.lock``, and the environment is that of ``make setup-gpu``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import RevisionError
+from harness.machine import environment
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
 LOCK_NAME = "requirements.lock"
+GPU_LOCK_NAME = "requirements-gpu.lock"
 PREFIX = "replicator-gate-"
 """Of the temporary directory."""
 SHOWN_DIGITS = 12
@@ -40,7 +43,13 @@ SHOWN_DIGITS = 12
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _READ_VERSIONS = """
 import importlib.metadata, json, sys
-print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))
+found = {}
+for name in sys.argv[1:]:
+    try:
+        found[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps(found))
 """
 _READ_SPEC = f"""
 import sys
@@ -87,9 +96,14 @@ def find_commit(revision: str) -> str:
     )
 
 
+def locks_of(device: str) -> tuple[str, ...]:
+    """Returns the locks of an environment for a kind of device, in their order."""
+    return (LOCK_NAME, GPU_LOCK_NAME) if device == "gpu" else (LOCK_NAME,)
+
+
 @contextlib.contextmanager
 def checked_out(
-    revision: str, commit: str, note: Callable[[str], None]
+    revision: str, commit: str, note: Callable[[str], None], device: str = "cpu"
 ) -> Iterator[SourceTree]:
     """Checks a commit out for as long as the block lasts.
 
@@ -97,6 +111,7 @@ def checked_out(
       revision: As the user named it, for messages.
       commit: Its full id.
       note: Receives what takes long, one line.
+      device: Kind of device that trials run on.
 
     Raises:
       RevisionError: It cannot be checked out, or its packages cannot be installed.
@@ -111,9 +126,14 @@ def checked_out(
                 " fix the repository, or choose another revision"
             )
         python, versions = sys.executable, None
-        if _lock_of(root) != _lock_of(SOURCE_ROOT):
-            note(f"revision {revision} has another {LOCK_NAME}: installing it")
-            python = _install(revision, root, folder / "env")
+        locks = locks_of(device)
+        others = [n for n in locks if _read(root / n) != _read(SOURCE_ROOT / n)]
+        if others:
+            note(
+                f"revision {revision} has another {' and '.join(others)}: installing"
+                f" {' and '.join(locks)}"
+            )
+            python = _install(revision, root, folder / "env", locks)
             versions = _versions(revision, python)
         yield SourceTree(
             revision=commit[:SHOWN_DIGITS], root=root, python=python, versions=versions
@@ -147,37 +167,48 @@ def check_runs(revision: str, tree: SourceTree, spec: TrialSpec) -> None:
         )
 
 
-def _install(revision: str, root: Path, folder: Path) -> str:
+def _install(revision: str, root: Path, folder: Path, locks: Sequence[str]) -> str:
     """Makes an environment with the locked packages of a tree; returns its Python."""
+    for name in locks:
+        if _read(root / name) is None:
+            raise RevisionError(
+                f"revision {revision!r} has no {name}, which says what to install for"
+                " these devices; choose a later revision, or use a stored study as"
+                " baseline"
+            )
     python = str(folder / "bin" / "python")
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip += ["--no-deps", "--require-hashes"]
     for command in (
         [sys.executable, "-m", "venv", str(folder)],
-        [*pip, "--no-deps", "--require-hashes", "-r", str(root / LOCK_NAME)],
+        *([*pip, "-r", str(root / name)] for name in locks),
     ):
         done = _run(command)
         if done.returncode != 0:
             raise RevisionError(
                 f"revision {revision!r} cannot be installed:"
-                f" {_last(done.stderr or done.stdout)}; choose a revision whose"
-                f" {LOCK_NAME} can be installed here"
+                f" {_why(done.stderr or done.stdout)}; choose a revision whose"
+                f" {' and '.join(locks)} can be installed here"
             )
     return python
 
 
 def _versions(revision: str, python: str) -> dict[str, str]:
-    done = _run([python, "-c", _READ_VERSIONS, *code_digest.DISTRIBUTIONS])
-    if done.returncode != 0:
+    """Returns the versions of the recorded packages that an environment has."""
+    names = [*dict.fromkeys((*code_digest.DISTRIBUTIONS, *environment.PACKAGES))]
+    done = _run([python, "-c", _READ_VERSIONS, *names])
+    versions: dict[str, str] = json.loads(done.stdout) if done.returncode == 0 else {}
+    missing = [name for name in code_digest.DISTRIBUTIONS if name not in versions]
+    if missing:
         raise RevisionError(
-            f"revision {revision!r} lacks a package: {_last(done.stderr)}; choose"
-            f" a revision whose {LOCK_NAME} is complete"
+            f"revision {revision!r} lacks package {missing[0]!r}"
+            f"{': ' + _last(done.stderr) if done.returncode else ''}; choose a revision"
+            f" whose {LOCK_NAME} is complete"
         )
-    versions: dict[str, str] = json.loads(done.stdout)
     return versions
 
 
-def _lock_of(root: Path) -> bytes | None:
-    path = root / LOCK_NAME
+def _read(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
@@ -206,6 +237,13 @@ def _run(
         text=True,
         check=False,
     )
+
+
+def _why(text: str) -> str:
+    """Returns what pip says is wrong: its last error, without the advice after it."""
+    lines = [line.strip() for line in text.splitlines()]
+    found = [line.removeprefix("ERROR: ") for line in lines if line[:6] == "ERROR:"]
+    return found[-1] if found else _last(text)
 
 
 def _last(text: str) -> str:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from results.records import Placement
 
 _OF_CODE = {"git_commit", "is_source_modified"}
-_PACKAGES = (
+PACKAGES = (
     "dm-control",
     "keras",
     "mujoco",
@@ -50,6 +50,7 @@ def read_environment(
     gpus: tuple[str, ...] = (),
     inherited: Mapping[str, str] = MappingProxyType({}),
     state: MachineState | None = None,
+    versions: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> Environment:
     """Returns the record of this machine and of the process that will run on it.
@@ -62,6 +63,9 @@ def read_environment(
         the fingerprint. What the harness sets for a trial belongs to its case.
       state: Recorded; settings of kernel and firmware are part of the fingerprint,
         the commit of the source code is not.
+      versions: Of the packages of the interpreter that will run it; by default of this
+        one. They are recorded, and are no part of the fingerprint: a machine is the
+        same for two revisions with different packages that are measured on it at once.
       root: The file system root; tests pass a fake one.
     """
     import psutil
@@ -95,7 +99,11 @@ def read_environment(
         gpus=gpus,
         kernel=kernel,
         python_version=platform.python_version(),
-        packages=packages,
+        packages=(
+            packages
+            if versions is None
+            else {name: versions[name] for name in PACKAGES if name in versions}
+        ),
         environment_variables=recorded_variables(variables),
         load_average_before=os.getloadavg()[0],
         machine_state=state,
@@ -118,7 +126,7 @@ def read_cpu_model(root: Path = Path("/")) -> str:
 
 def read_packages() -> dict[str, str]:
     """Returns the versions of the packages that can affect a measurement."""
-    versions = {name: _version(name) for name in _PACKAGES}
+    versions = {name: _version(name) for name in PACKAGES}
     return {name: text for name, text in versions.items() if text is not None}
 
 

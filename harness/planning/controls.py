@@ -10,6 +10,7 @@ scaling has.
   ``single``, so they have the code digest of that.
 - ``synthetic``: the case, and one replica, with one batch for ever.
 - ``input_only``: the input pipelines of the case, without its step.
+- ``no_update``: the case, and one replica, without the update of the variables.
 """
 
 from __future__ import annotations
@@ -56,12 +57,17 @@ def choose(
     weak = (ScalingMode.WEAK,)
     size = case.num_replicas, case.per_replica_batch_size
     added, notes = [], []
+    backend = catalog.backend(case.backend)
+    missing = {
+        Control.NOSYNC: backend.no_control_because,
+        Control.NO_UPDATE: backend.lacks.get("synchronous_training", ""),
+    }
     for control in request.controls:
-        if control is Control.NOSYNC:
-            reason = catalog.backend(case.backend).no_control_because
-            if reason:
-                notes.append(f"no control nosync of backend {case.backend}: {reason}")
-                continue
+        if reason := missing.get(control):
+            notes.append(
+                f"no control {control.value} of backend {backend.name}: {reason}"
+            )
+        elif control is Control.NOSYNC:
             added.append(PlannedCase(case.backend, *size, weak, control))
         elif control is Control.SOLO:
             added.append(PlannedCase(SOLO_BACKEND, *size, weak, control))

@@ -33,6 +33,7 @@ from harness.planning import (
     code_digest,
     controls,
     design,
+    matching,
     plan_count,
     quality_runs,
 )
@@ -40,6 +41,7 @@ from results import identity
 from results.record_file import first_complaint
 from results.records import (
     Control,
+    Matching,
     Measuring,
     Order,
     PlannedTrial,
@@ -68,6 +70,7 @@ class PlannedSweep:
       preset: The preset's name.
       repeats: Repetitions of each case.
       measuring: How long they are measured, and what for.
+      matching: What shows that N replicas match one.
     """
 
     trials: tuple[PlannedTrial, ...]
@@ -76,6 +79,7 @@ class PlannedSweep:
     preset: str
     repeats: int
     measuring: Measuring
+    matching: Matching
 
     @property
     def digest(self) -> str:
@@ -219,6 +223,13 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
             runs, request.quality_repeats, request.seed, common, request.baseline
         )
     assert len({trial.trial_id for trial in trials}) == len(trials)
+    matched, not_matched = matching.choose(request, trials)
+    common |= {
+        "budget": None,
+        "is_evaluated": False,
+        "num_warmup_steps": matching.NUM_WARMUP_STEPS,
+        "num_measured_steps": matching.NUM_MEASURED_STEPS,
+    }
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
@@ -226,11 +237,20 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
             *notes,
             *backend_notes,
             *control_notes,
+            *(
+                f"backend {name} is not matched with one replica: {reason}"
+                for name, reason in not_matched.items()
+            ),
             *design.notes(measuring, repeats),
         ),
         preset=preset_name,
         repeats=repeats,
         measuring=measuring,
+        matching=Matching(
+            trials=tuple(_trials(matched, 1, request.seed, common)),
+            not_checked=not_matched,
+            remarks=matching.remarks(request, matched),
+        ),
     )
 
 

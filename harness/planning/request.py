@@ -57,6 +57,7 @@ class SweepRequest:
       options: The workload's own options.
       seed: Seed of the sweep.
       timeout_sec: Time limit of one trial.
+      is_matched: Whether N replicas are matched with one before a number counts.
       baseline: Another tree of sources, in which every case is measured as well.
     """
 
@@ -89,4 +90,5 @@ class SweepRequest:
     options: Mapping[str, OptionValue] = dataclasses.field(default_factory=dict)
     seed: int = defaults.SEED
     timeout_sec: float = defaults.TIMEOUT_SEC
+    is_matched: bool = True
     baseline: SourceTree | None = None

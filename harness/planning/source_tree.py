@@ -19,8 +19,8 @@ class SourceTree:
       revision: Its name in the specs of trials.
       root: The folder that the packages are in.
       python: The interpreter that runs it.
-      versions: Of the packages of that interpreter that can change the numbers; None
-        for those of this process.
+      versions: Of the packages of that interpreter that can change the numbers, or are
+        recorded; None for those of this process.
     """
 
     revision: str

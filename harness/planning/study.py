@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
-from harness.planning import code_digest
+from harness.planning import code_digest, matching
 from harness.planning.plan import refusing_bounds
 from results.records import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store import PLAN_NAME, Store
@@ -100,6 +100,7 @@ def make_plan(
                 None if request.data_dir is None else str(request.data_dir.absolute())
             ),
             measuring=sweep.measuring,
+            matching=sweep.matching,
             trials=sweep.trials,
         )
 
@@ -187,6 +188,7 @@ def reconcile(
             "timeout_sec": new.timeout_sec,
             "data_dir": new.data_dir,
             "trials": tuple(known.values()),
+            "matching": matching.merged(existing.matching, new.matching),
         }
     )
     return Reconciled(

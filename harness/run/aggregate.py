@@ -12,6 +12,7 @@ from harness.run.out_of_memory import is_out_of_memory
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results import gpu_record
 from results.limits import MAX_TEXT
+from results.match_record import Change
 from results.records import (
     Control,
     Failure,
@@ -203,6 +204,7 @@ def make_result(
             QualityMetric.model_validate(metric) for metric in logs[0].window_metrics
         ),
         curve=tuple(QualityPoint.model_validate(point) for point in logs[0].curve),
+        changes=tuple(Change.model_validate(change) for change in logs[0].changes),
         collectives=logs[0].collectives,
     )
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import Interrupted
 from harness.planning import defaults
+from harness.run import match_runs
 from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import run_trial
 from results.records import Order, TrialStatus
@@ -105,6 +106,7 @@ def run_trials(
         progress.trial_ended(trial, status, store.read_trial(trial.trial_id).result)
 
     try:
+        match_runs.run_missing(store, store.read_plan(), settings, progress.stage)
         while missing:
             together = _next_together(missing)
             later = missing[len(together) :]

@@ -140,6 +140,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         processes=processes,
         gpu_nodes=[gpu.node for gpu in chosen],
     )
+    versions = None
     command = tuple(settings.worker_command)
     if processes.are_several:
         command = (*launch.CLUSTER_COMMAND, *command)
@@ -147,6 +148,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     if spec.revision:
         tree = settings.trees[spec.revision]
         command, source_root = launch.with_python(command, tree.python), tree.root
+        versions = tree.versions
     variables = launch.trial_variables(
         spec,
         place,
@@ -163,6 +165,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
         state=machine_state.read_machine_state(
             [*itertools.chain(*place.cpusets)], source_root=source_root
         ),
+        versions=versions,
     )
     prepared = Prepared(
         trial=trial,

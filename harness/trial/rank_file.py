@@ -20,6 +20,8 @@ which all processes of a machine share.
 - ``sanity``: ``name``, ``is_passed``, ``detail``.
 - ``quality``: the fields of ``QualityMetric``, of what was reached in the end.
 - ``point``: the fields of ``QualityPoint``; of a quality run.
+- ``change``: ``group``, ``name``, ``sketch``: numbers that say what the first steps
+  changed in a model or an optimizer; of a trial that is matched.
 - ``failure``: ``phase``, ``reason``, ``exception_type``, ``traceback``.
 - ``done``: ``ns``. The process completed.
 
@@ -184,6 +186,7 @@ class RankLog:
       sanity: Fields of the ``sanity`` lines.
       quality: Fields of the ``quality`` lines.
       curve: Fields of the ``point`` lines.
+      changes: Fields of the ``change`` lines.
       failure: Fields of the ``failure`` line, or None.
       is_done: Whether the process completed.
     """
@@ -201,6 +204,7 @@ class RankLog:
     sanity: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     quality: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     curve: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     failure: dict[str, Any] | None = None
     is_done: bool = False
 
@@ -242,6 +246,7 @@ _LISTS = {
     "quality": "quality",
     "point": "curve",
     "window_metric": "window_metrics",
+    "change": "changes",
 }
 
 

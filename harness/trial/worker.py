@@ -164,22 +164,32 @@ def measure_spec(
     from replicator._tf.dispatch import count_functions
     from workloads.catalog import WORKLOADS
 
-    workload: Any = importlib.import_module(WORKLOADS[spec.workload].module).WORKLOAD
-    workload.prepare(data=spec.data)
+    info = WORKLOADS[spec.workload]
+    workload: Any = importlib.import_module(info.module).WORKLOAD
+    data, options = spec.data, dict(spec.options)
+    if spec.control is Control.MATCH:
+        assert info.matching is not None  # otherwise it is not planned
+        data = info.matching.data or data
+        options |= info.matching.options
+    workload.prepare(data=data)
 
     def build() -> measure.StepProgram:
         program: Any = workload.build(
             _create(spec),
             preset=spec.preset,
-            data=spec.data,
+            data=data,
             per_replica_batch_size=spec.per_replica_batch_size,
             seed=spec.seed,
-            options=spec.options,
+            options=options,
         )
         if spec.control is Control.INPUT_ONLY:
             from workloads.input_only import InputOnlyProgram
 
             program = InputOnlyProgram(program)
+        if spec.control is Control.MATCH:
+            from workloads.matching import MatchedProgram
+
+            program = MatchedProgram(program, functools.partial(writer.write, "change"))
         made: measure.StepProgram = program
         return made
 
@@ -213,6 +223,15 @@ def _create(spec: TrialSpec) -> Any:
         from workloads.reused_batch import ReusingReplicator
 
         return ReusingReplicator(made)
+    if spec.control is Control.NO_UPDATE:
+        from workloads.no_update import NotUpdatingReplicator
+
+        return NotUpdatingReplicator(made)
+    if spec.control is Control.MATCH:
+        from workloads.matching import MatchingReplicator
+
+        lacks = catalog.backend(spec.backend).lacks
+        return MatchingReplicator(made, has_dense_gradients="shared_rows" in lacks)
     return made
 
 

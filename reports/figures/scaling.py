@@ -162,6 +162,23 @@ def _draw_curve(
         )
 
 
+def _draw_crosses(axes: Axes, view: View, mode: ScalingMode) -> None:
+    """Marks the cases without a value that are crossed out, at the panel's foot."""
+    for point in view.points:
+        if point.mode is mode and point.is_crossed_out:
+            axes.plot(
+                [point.num_replicas * _shift(view, point.backend)],
+                [0.06],
+                transform=axes.get_xaxis_transform(),
+                marker="x",
+                markersize=8,
+                markeredgewidth=2,
+                linestyle="none",
+                color=svg.SERIES[view.series(point.backend)],
+                zorder=4,
+            )
+
+
 def _draw_ideal(axes: Axes, quantity: Quantity, view: View, mode: ScalingMode) -> None:
     """One shared line, or one per backend where the baselines differ."""
     sizes = sorted({point.num_replicas for point in view.points if point.mode is mode})
@@ -260,6 +277,12 @@ def describe(quantity: Quantity, view: View, mode: ScalingMode) -> str:
             for p in view.points_of(mode, backend)
             if (value := value_of(quantity, p)) is not None
         ]
+        values += [
+            f"crossed out at {formats.count(p.num_replicas, 'replica')}, since it "
+            f"{p.missing_reason}"
+            for p in view.points_of(mode, backend)
+            if p.is_crossed_out
+        ]
         if values:
             parts.append(f"{backend}: {', '.join(values)}")
     parts += [
@@ -282,6 +305,7 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
             curve = view.points_of(mode, backend)
             shift = _shift(view, backend)
             _draw_curve(axes, quantity, curve, view.series(backend), shift)
+        _draw_crosses(axes, view, mode)
         sizes = sorted({p.num_replicas for p in view.points if p.mode is mode})
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])

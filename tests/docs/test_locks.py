@@ -67,4 +67,4 @@ def test_the_environment_record_has_every_library_of_cuda(root: Path) -> None:
     gpu = requirements_of(root, "requirements-gpu.lock")
     libraries = {text.split("==")[0] for text in gpu if text.startswith("nvidia-")}
 
-    assert set() == libraries - set(environment._PACKAGES) - {"nvidia-ml-py"}
+    assert set() == libraries - set(environment.PACKAGES) - {"nvidia-ml-py"}

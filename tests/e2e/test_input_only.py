@@ -23,6 +23,8 @@ pytestmark = pytest.mark.processes
 def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None:
     """They take turns with the case; the loss is 0, as there is none.
 
+    So do the case and one replica without their update.
+
     Other tests run meanwhile, so turns may be void.
     """
     done = subprocess.run(
@@ -40,7 +42,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None
             "--repeats=1",
             "--rounds=2",
             "--budget=none",
-            "--controls=input_only",
+            "--controls=input_only,no_update",
             "--study=s",
             f"--runs-dir={tmp_path / 'runs'}",
             "--json",
@@ -61,7 +63,14 @@ def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None
     assert done.returncode in allowed, done.stderr
     store = Store.open(tmp_path / "runs" / "s")
     (trial,) = [t for t in store.trials() if t.spec.control is Control.INPUT_ONLY]
-    (alone,) = [t for t in store.trials() if t.spec.num_replicas == 1]
+    (alone,) = [
+        t
+        for t in store.trials()
+        if t.spec.num_replicas == 1 and t.spec.control is Control.NONE
+    ]
+    without_update = [
+        t for t in store.trials() if t.spec.control is Control.NO_UPDATE and t.result
+    ]
     result = trial.result
 
     assert result is not None, done.stderr
@@ -75,5 +84,8 @@ def test_a_relay_measures_the_pipelines_without_the_step(tmp_path: Path) -> None
         for check in result.sanity
         if check.name != "every_loss_is_finite"
     ]
-    assert "controls input_only: of in_graph x2, weak scaling" in done.stderr
-    assert json.loads(done.stdout)["coverage"]["planned"] == 4
+    assert [1, 2] == sorted(t.spec.num_replicas for t in without_update), done.stderr
+    assert "controls input_only, no_update: of in_graph x2, weak sca" in done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["coverage"]["planned"] == 6
+    assert ["matches"] == [match["outcome"] for match in summary["matches"]]

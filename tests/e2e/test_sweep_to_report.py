@@ -69,6 +69,10 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
     statuses = {t.status.status for t in trials if t.status}
     assert statuses <= {TrialStatus.OK, TrialStatus.VOID}, done.stderr
     assert summary["coverage"]["planned"] == 4 == len(trials)
+    assert [("in_graph", 2, "matches")] == [
+        (match["backend"], match["num_replicas"], match["outcome"])
+        for match in summary["matches"]
+    ], done.stderr
     assert {(1, "weak"), (2, "weak"), (1, "strong"), (2, "strong")} == {
         (point["num_replicas"], point["mode"]) for point in summary["points"]
     }

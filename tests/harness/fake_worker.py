@@ -208,6 +208,9 @@ def misbehave(what: str) -> None:
 
 def behavior_of(spec: TrialSpec) -> str:
     """Returns what ``FAKE_BEHAVIOR`` says of this trial."""
+    if spec.control is Control.MATCH:  # rules are about what is measured
+        name = f"{spec.backend}:{spec.num_replicas}"
+        return "fail" if os.environ.get("FAKE_MATCH_FAILS") == name else "ok"
     for rule in filter(None, os.environ.get("FAKE_BEHAVIOR", "").split(",")):
         backend, num_replicas, behavior = rule.split(":")
         if backend in ("*", spec.backend) and num_replicas in (
@@ -216,6 +219,20 @@ def behavior_of(spec: TrialSpec) -> str:
         ):
             return behavior
     return "ok"
+
+
+def changes_of(spec: TrialSpec) -> list[dict[str, object]]:
+    """Returns what the first steps change; wrong for the case ``FAKE_UNMATCHED``."""
+    is_wrong = os.environ.get("FAKE_UNMATCHED") == (
+        f"{spec.backend}:{spec.num_replicas}"
+    )
+    return [
+        {
+            "group": "model",
+            "name": "network",
+            "sketch": [0.0, 2.0] if is_wrong else [1.0, 2.0],
+        }
+    ]
 
 
 def prepare(trial_dir: Path) -> None:
@@ -277,7 +294,8 @@ def main() -> int:
         os.sched_setaffinity(0, env.placement.cpusets[0])
     assert set(env.placement.cpusets[rank]) == os.sched_getaffinity(0)
     assert "tensorflow" not in sys.modules
-    prepare(trial_dir)
+    if spec.control is not Control.MATCH:
+        prepare(trial_dir)
     clock, behavior = Clock(), behavior_of(spec)
     if behavior.startswith("rank1_"):
         behavior = behavior.removeprefix("rank1_") if rank == 1 else "lose"
@@ -287,6 +305,9 @@ def main() -> int:
         clock.now_ns += 5_000_000_000
         if behavior.startswith("build_"):
             misbehave(behavior.removeprefix("build_"))
+        if spec.control is Control.MATCH:
+            for change in changes_of(spec):
+                writer.write("change", **change)
         return Program(spec, behavior, clock)
 
     try:

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 import pytest
-from relay_study import Lost, RelayShape, make_store
+from relay_study import ALL, Lost, RelayShape, make_store
 
 from results import explain
 from results.records import Control
@@ -66,6 +66,42 @@ def test_ten_milliseconds_are_found_in_their_part(
     for name, seconds in expected.items():
         assert pytest.approx(seconds, abs=3 * TOLERANCE_SEC) == values[name]
     assert 4 == found.lost.num_generations  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("slow", "expected"),
+    [
+        (Lost(update=0.010), 0.010),
+        (Lost(update=0.0, update_alone=0.0, exposed_communication=0.010), 0.0),
+        (Lost(update=0.0, update_alone=0.0, input=0.010), 0.0),
+    ],
+)
+def test_the_update_is_measured_by_its_own_control(
+    tmp_path: pathlib.Path, slow: Lost, expected: float
+) -> None:
+    """10 ms in it are found there, and 10 ms elsewhere are not."""
+    shape = RelayShape(
+        lost={"in_graph": slow}, rounds=4, controls=(*ALL, Control.NO_UPDATE)
+    )
+    (found,) = explain.explain(study_of(tmp_path, shape))
+    values = parts_of(found)
+    alone = slow.alone - slow.input_alone - slow.update_alone
+
+    assert pytest.approx(expected, abs=TOLERANCE_SEC) == values["update"]
+    assert pytest.approx(alone, abs=3 * TOLERANCE_SEC) == values["alone"]
+    for name in ("input", "exposed_communication"):
+        assert pytest.approx(getattr(slow, name), abs=TOLERANCE_SEC) == values[name]
+    assert pytest.approx(0.0, abs=3 * TOLERANCE_SEC) == values["unexplained"]
+
+
+def test_one_replica_without_its_update_explains_nothing(
+    tmp_path: pathlib.Path,
+) -> None:
+    """As where the control failed at N replicas: there is no part to show."""
+    failed = frozenset((Control.NO_UPDATE, 2, g) for g in range(4))
+    shape = RelayShape(controls=(Control.NO_UPDATE,), not_ok=failed)
+
+    assert () == explain.explain(study_of(tmp_path, shape))
 
 
 def test_the_parts_add_up_to_the_step(study: Study) -> None:

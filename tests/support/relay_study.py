@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 BATCH = 8
 STEPS_PER_TURN = 3
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)
+_ALSO_ALONE = (Control.SYNTHETIC, Control.NO_UPDATE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,8 @@ class Lost:
       exposed_communication: What a step waits for collectives.
       input: What a step at N replicas waits for its input.
       pipelines: What the pipelines of N replicas take without the step.
+      update: The update at N replicas, of which one replica has ``update_alone``.
+      update_alone: The update of one replica.
     """
 
     alone: float = 0.050
@@ -58,17 +61,25 @@ class Lost:
     exposed_communication: float = 0.010
     input: float = 0.004
     pipelines: float = 0.005
+    update: float = 0.003
+    update_alone: float = 0.003
 
     def of(self, spec: TrialSpec) -> float:
         """Returns the duration of a step of a case or control."""
         if spec.num_replicas == 1:
-            synthetic = spec.control is Control.SYNTHETIC
-            return self.alone - (self.input_alone if synthetic else 0.0)
+            left_out = {
+                Control.SYNTHETIC: self.input_alone,
+                Control.NO_UPDATE: self.update_alone,
+            }
+            return self.alone - left_out.get(spec.control, 0.0)
         if spec.control is Control.INPUT_ONLY:
             return self.pipelines
         if spec.control is Control.SOLO:
             return self.alone + self.contention
         step = self.alone - self.input_alone + self.contention
+        step += self.update - self.update_alone
+        if spec.control is Control.NO_UPDATE:
+            step -= self.update
         if spec.control is not Control.NOSYNC:
             step += self.exposed_communication
         if spec.control is not Control.SYNTHETIC:
@@ -150,7 +161,7 @@ def _generation(shape: RelayShape, index: int) -> list[TrialSpec]:
     cases.append((first, most, Control.TWIN))
     for control in shape.controls:
         cases.append(("single" if control is Control.SOLO else first, most, control))
-        if control is Control.SYNTHETIC:
+        if control in _ALSO_ALONE:
             cases.append((first, 1, control))
     common: dict[str, Any] = {
         "workload": "resnet50",

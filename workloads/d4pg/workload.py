@@ -101,7 +101,7 @@ class D4PGProgram(ReplicatedProgram):
         self._is_paused = False
 
     def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
-        count = self.per_replica_batch_size
+        count = self.pipeline_batch_size
         # A control that reads one batch needs no actors, which would take its cores.
         if self._name is None or self._evaluator is None or self.reuses_batch:
             transitions = synthetic.make_transitions(

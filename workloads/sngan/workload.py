@@ -15,6 +15,7 @@ from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.names import DIGITS
 from workloads.data.sources import open_source
+from workloads.matching import own_rows
 from workloads.metrics.extractors.digits import prepare_digits
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.sngan import config as config_lib
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 # Pixels have 256 integer levels; noise as wide as one level fills the gaps.
 _PIXEL_STEP = 2.0 / 255.0
 _DISCRIMINATOR_SEEDS = 1_000
+# Streams of random numbers where N replicas are matched with one.
+_NOISE_OF_GENERATOR, _NOISE_OF_DISCRIMINATOR, _NOISE_OF_PIXELS = 1, 2, 3
 
 
 class SNGANProgram(ImageProgram):
@@ -149,7 +152,9 @@ class SNGANProgram(ImageProgram):
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the generator, then the discriminator."""
         count = batch["label"].shape[0] * self._config.generator_batch_factor
-        loss, gradients = self._differentiate_generator(*self._draw(count))
+        loss, gradients = self._differentiate_generator(
+            *self._draw(count, _NOISE_OF_GENERATOR)
+        )
         self._of_generator.apply_gradients(
             zip(gradients, self.generator.trainable_variables, strict=True)
         )
@@ -162,11 +167,9 @@ class SNGANProgram(ImageProgram):
         """Updates the discriminator of one replica."""
         batch = self._on_device(batch)
         count = batch["label"].shape[0]
-        real = batch["image"] + tf.random.uniform(
-            tf.shape(batch["image"]), 0.0, _PIXEL_STEP
-        )
+        real = batch["image"] + self._draw_noise(batch["image"])
         loss, gradients = self._differentiate_discriminator(
-            real, batch["label"], *self._draw(count)
+            real, batch["label"], *self._draw(count, _NOISE_OF_DISCRIMINATOR)
         )
         self._of_discriminator.apply_gradients(
             zip(gradients, self.discriminator.trainable_variables, strict=True)
@@ -202,13 +205,35 @@ class SNGANProgram(ImageProgram):
             loss = hinge.discriminator_loss(logits[:count], logits[count:])
         return loss, tape.gradient(loss, self.discriminator.trainable_variables)
 
-    def _draw(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
+    def _draw(self, count: int, stream: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns random latents and uniformly drawn classes."""
         config = self._config
-        latents = tf.random.normal([count, config.latent_size])
-        labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
+        if self.is_matched:
+            total, seed = count * self._repl.num_replicas_in_sync, [stream, 0]
+            latents = own_rows(
+                tf.random.stateless_normal([total, config.latent_size], seed)
+            )
+            labels = own_rows(
+                tf.random.stateless_uniform(
+                    [total], seed, 0, config.num_classes, tf.int32
+                )
+            )
+        else:
+            latents = tf.random.normal([count, config.latent_size])
+            labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         return latents, tf.cast(labels, tf.int64)
+
+    def _draw_noise(self, images: tf.Tensor) -> tf.Tensor:
+        """Returns noise as wide as one level of a pixel."""
+        if not self.is_matched:
+            return tf.random.uniform(tf.shape(images), 0.0, _PIXEL_STEP)
+        total = images.shape[0] * self._repl.num_replicas_in_sync
+        return own_rows(
+            tf.random.stateless_uniform(
+                [total, *images.shape[1:]], [_NOISE_OF_PIXELS, 0], 0.0, _PIXEL_STEP
+            )
+        )
 
     def _trackables(self) -> Mapping[str, Any]:
         found = {

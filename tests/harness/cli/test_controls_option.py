@@ -15,10 +15,11 @@ from harness.errors import ParseError
     ("text", "names"),
     [
         ("none", []),
-        ("all", ["nosync", "solo", "synthetic", "input_only"]),
+        ("all", ["nosync", "solo", "synthetic", "input_only", "no_update"]),
         ("synthetic,nosync", ["nosync", "synthetic"]),
         ("solo", ["solo"]),
         ("input_only", ["input_only"]),
+        ("no_update", ["no_update"]),
     ],
 )
 def test_controls_are_parsed_in_one_order(text: str, names: list[str]) -> None:

@@ -35,10 +35,11 @@ ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
 ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "planning")
 MODULES_THAT_COUNT = {"harness", "harness.catalog", "harness.errors"}
-# The order in which trials run, and the start of the command line.
+# The order in which trials run, what is not timed, and the start of the command line.
 MODULES_THAT_DO_NOT = {
     "harness.__main__",
     "harness.run.listener",
+    "harness.run.match_runs",
     "harness.run.sweep",
 }
 

@@ -1,0 +1,125 @@
+"""Plans the trials that match N replicas with one replica; nothing of them is timed.
+
+For every backend and size that a study measures: a few steps on a small global batch,
+and the same on one replica of the backend ``single`` (``results/matching.py``). All
+sizes share the global batch, and so the one replica, if their common multiple is small
+enough.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final
+
+from harness import catalog
+from harness.planning.quality_runs import PlannedCase
+from results.matching import NUM_STEPS, is_judged
+from results.records import Control, Matching, ScalingMode
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from harness.planning.request import SweepRequest
+    from results.records import PlannedTrial
+
+REFERENCE_BACKEND: Final = "single"
+FEWEST_EXAMPLES: Final = 16
+"""Of a global batch: batch normalization needs several, and a small one is quick."""
+SHARED_ROWS: Final = "shared_rows"
+_FEWEST_PER_REPLICA = 2
+_LARGEST_FACTOR = 4
+
+NUM_WARMUP_STEPS: Final = 1
+NUM_MEASURED_STEPS: Final = NUM_STEPS - NUM_WARMUP_STEPS
+
+
+def choose(
+    request: SweepRequest, trials: Iterable[PlannedTrial]
+) -> tuple[list[PlannedCase], dict[str, str]]:
+    """Returns the cases that match, and by backend why others are not checked.
+
+    Args:
+      request: What is measured.
+      trials: The trials of the study.
+    """
+    wanted = list(
+        dict.fromkeys(
+            (trial.spec.backend, trial.spec.num_replicas)
+            for trial in trials
+            if is_judged(trial.spec) and trial.spec.num_replicas > 1
+        )
+    )
+    info = catalog.workload(request.workload)
+    not_checked: dict[str, str] = {}
+    for backend, _ in wanted:
+        reason = catalog.backend(backend).lacks.get("synchronous_training", "")
+        if not request.is_matched:
+            reason = "--no-match was given"
+        elif info.matching is None:
+            reason = f"{info.name} cannot be matched: {info.not_matched_because}"
+        if reason:
+            not_checked[backend] = reason
+    wanted = [(b, n) for b, n in wanted if b not in not_checked]
+    sizes = global_batch_sizes([num_replicas for _, num_replicas in wanted])
+    found = [
+        _case(REFERENCE_BACKEND, 1, size) for size in dict.fromkeys(sizes.values())
+    ]
+    return found + [_case(b, n, sizes[n]) for b, n in wanted], not_checked
+
+
+def remarks(request: SweepRequest, cases: Iterable[PlannedCase]) -> dict[str, str]:
+    """Returns by backend what is changed so that it can be matched."""
+    info = catalog.workload(request.workload)
+    found = {}
+    for case in cases:
+        if info.matching is None or case.num_replicas == 1:
+            continue
+        rows = catalog.backend(case.backend).lacks.get(SHARED_ROWS)
+        dense = f"; dense gradients, since otherwise {rows}" if rows else ""
+        found[case.backend] = f"{info.matching.remark}{dense}"
+    return found
+
+
+def _case(backend: str, num_replicas: int, global_batch_size: int) -> PlannedCase:
+    return PlannedCase(
+        backend,
+        num_replicas,
+        global_batch_size // num_replicas,
+        (ScalingMode.STRONG,),
+        Control.MATCH,
+    )
+
+
+def global_batch_sizes(counts: Sequence[int]) -> dict[int, int]:
+    """Returns the global batch size of each number of replicas; one for all if it can.
+
+    Every replica has two examples or more.
+    """
+    if not counts:
+        return {}
+    fewest = max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * max(counts))
+    common = math.lcm(*counts)
+    if common <= _LARGEST_FACTOR * fewest:
+        return dict.fromkeys(counts, _multiple(common, fewest))
+    return {
+        count: _multiple(count, max(FEWEST_EXAMPLES, _FEWEST_PER_REPLICA * count))
+        for count in counts
+    }
+
+
+def _multiple(of: int, at_least: int) -> int:
+    return of * math.ceil(at_least / of)
+
+
+def merged(existing: Matching | None, new: Matching | None) -> Matching | None:
+    """Returns the trials that match of both plans; the new reasons replace others."""
+    if existing is None or new is None:
+        return new or existing
+    trials = {trial.trial_id: trial for trial in (*existing.trials, *new.trials)}
+    matched = {trial.spec.backend for trial in trials.values()}
+    reasons = {**existing.not_checked, **new.not_checked}
+    return Matching(
+        trials=tuple(trials.values()),
+        not_checked={k: v for k, v in reasons.items() if k not in matched},
+        remarks={**existing.remarks, **new.remarks},
+    )

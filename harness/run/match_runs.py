@@ -1,0 +1,96 @@
+"""Runs the trials that match N replicas with one, side by side: nothing is timed."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+from harness.run import trial_runner
+from harness.run.launch import ProcessTree
+from results.records import TrialStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from harness.run.trial_runner import RunSettings
+    from results.records import Plan, PlannedTrial
+    from results.store import Store
+
+
+def run_missing(
+    store: Store,
+    plan: Plan,
+    settings: RunSettings,
+    stage: Callable[[str, float | None], None],
+) -> None:
+    """Runs what is missing of the trials that match; as many at once as cores.
+
+    On GPUs one after the other, since they would share memory.
+
+    Args:
+      store: The study.
+      plan: Its plan.
+      settings: How to run them.
+      stage: Receives what happens now.
+
+    Raises:
+      Interrupted: By a signal; all processes are killed, no status is written.
+    """
+    if plan.matching is None:
+        return
+    missing = _missing(
+        store, plan.matching.trials, is_failed_retried=settings.is_failed_retried
+    )
+    if not missing:
+        return
+    num_together = settings.topology.num_available_cores
+    if missing[0].spec.device == "gpu":
+        num_together = 1
+    for first in range(0, len(missing), num_together):
+        batch = missing[first : first + num_together]
+        names = ", ".join(
+            f"{trial.spec.backend} x{trial.spec.num_replicas}" for trial in batch
+        )
+        stage(
+            f"matching replicas with one, untimed: {names}"
+            f" ({first + len(batch)} of {len(missing)})",
+            None,
+        )
+        _run_together(store.matching, batch, settings)
+
+
+def _missing(
+    store: Store, trials: Sequence[PlannedTrial], *, is_failed_retried: bool
+) -> list[PlannedTrial]:
+    finished = {
+        trial.trial_id
+        for trial in store.matching.trials()
+        if trial.status is not None
+        and (trial.status.status is TrialStatus.OK or not is_failed_retried)
+    }
+    return [trial for trial in trials if trial.trial_id not in finished]
+
+
+def _run_together(
+    store: Store, trials: Sequence[PlannedTrial], settings: RunSettings
+) -> None:
+    """Starts trials at once, waits for each, and records it."""
+    with contextlib.ExitStack() as stack:
+        started = []
+        for trial in trials:
+            prepared = trial_runner.prepare(store, trial, settings)
+            tree = ProcessTree(prepared.trial_dir, prepared.variables, prepared.command)
+            started.append((prepared, stack.enter_context(tree)))
+        deadline = time.monotonic() + settings.timeout_sec
+        for prepared, tree in started:
+            is_timed_out = False
+            try:
+                tree.process.wait(max(deadline - time.monotonic(), 0.0))
+            except subprocess.TimeoutExpired:
+                is_timed_out = True
+            trial_exit = tree.end(
+                timeout_sec=settings.timeout_sec, is_timed_out=is_timed_out
+            )
+            trial_runner.record(store, prepared, trial_exit, settings, disturbance={})

@@ -1,0 +1,198 @@
+"""A revision with another lock is measured in an environment of its own."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import RevisionError
+from harness.judging import revisions
+from harness.planning import code_digest
+from results.store import Store
+
+pytestmark = pytest.mark.processes
+OTHER_VERSION = "0.0.1"
+
+
+def _wheel(folder: Path, name: str, files: dict[str, str]) -> tuple[Path, str]:
+    """Writes a wheel that holds files and metadata only; returns it and its hash."""
+    stem = f"{name.replace('-', '_')}-{OTHER_VERSION}"
+    info = f"{stem}.dist-info"
+    files = files | {
+        f"{info}/METADATA": (
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {OTHER_VERSION}\n"
+        ),
+        f"{info}/WHEEL": (
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        ),
+    }
+    lines = []
+    for path, text in files.items():
+        digest = hashlib.sha256(text.encode()).digest()
+        encoded = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+        lines.append(f"{path},sha256={encoded},{len(text.encode())}")
+    files[f"{info}/RECORD"] = "\n".join([*lines, f"{info}/RECORD,,", ""])
+    path = folder / f"{stem}-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name_in, text in files.items():
+            archive.writestr(name_in, text)
+    return path, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _lock(wheels: Path, contents: dict[str, dict[str, str]]) -> str:
+    """Returns a lock of wheels that are made here: no index is asked."""
+    lines = ["--no-index", f"--find-links {wheels}"]
+    for name, files in contents.items():
+        _, digest = _wheel(wheels, name, files)
+        lines.append(f"{name}=={OTHER_VERSION} --hash=sha256:{digest}")
+    return "\n".join([*lines, ""])
+
+
+def _commit(repository: Path, files: dict[str, str], tag: str) -> None:
+    """Commits files on top of the revision ``same``, which stays checked out."""
+
+    def git(*arguments: str) -> None:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.org")
+        subprocess.run(["git", *identity, *arguments], cwd=repository, check=True)
+
+    git("checkout", "--quiet", "same")
+    for name, text in files.items():
+        (repository / name).write_text(text)
+    git("add", "--all")
+    git("commit", "--quiet", "--message", tag)
+    git("tag", tag)
+    git("checkout", "--quiet", "same")
+
+
+@pytest.fixture(scope="session")
+def other_lock(repository: Path, tmp_path_factory: Any) -> str:
+    """Returns a revision with another lock, all of whose versions are others.
+
+    Its packages are metadata only; the modules are those of this interpreter.
+    """
+    wheels = tmp_path_factory.mktemp("wheels")
+    folders = [path for path in sys.path if Path(path).name.endswith("-packages")]
+    modules = "".join(f"{folder}\n" for folder in folders)
+    contents = {name: dict[str, str]() for name in code_digest.DISTRIBUTIONS}
+    contents["modules-of-tests"] = {"modules_of_tests.pth": modules}
+    _commit(
+        repository,
+        {revisions.LOCK_NAME: _lock(wheels, contents)},
+        "other_lock",
+    )
+    return "other_lock"
+
+
+def test_a_gate_installs_the_other_lock_and_measures_with_it(
+    gate: Any, tmp_path: Path, temporary: Path, other_lock: str
+) -> None:
+    """A verdict; the records have its packages, and its environment is removed."""
+    code, out, err = gate(f"--baseline={other_lock}", "--repeats=2", "--study=s")
+    assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
+    trials = list(Store.open(tmp_path / "runs" / "s").trials())
+    versions = {
+        trial.spec.revision: trial.env.packages["tensorflow"]
+        for trial in trials
+        if trial.env is not None
+    }
+
+    assert "revision other_lock has another requirements.lock: installing" in err
+    assert OTHER_VERSION != versions.pop("")
+    assert [OTHER_VERSION] == list(versions.values())
+    assert 2 == len({trial.spec.code_digest for trial in trials})
+    assert [] == list(temporary.iterdir())
+
+
+@pytest.fixture
+def scratch(repository: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that checks a revision out for a kind of device."""
+    del temporary
+    monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+
+    def check_out(revision: str, device: str) -> Any:
+        notes: list[str] = []
+        commit = revisions.find_commit(revision)
+        with revisions.checked_out(revision, commit, notes.append, device) as tree:
+            return tree.python, notes
+
+    return check_out
+
+
+@pytest.fixture(scope="session")
+def other_gpu_locks(repository: Path) -> None:
+    """Commits a lock for GPUs, another one, and one that cannot be installed."""
+    _commit(repository, {revisions.GPU_LOCK_NAME: "# one\n"}, "gpu")
+    _commit(
+        repository,
+        {revisions.GPU_LOCK_NAME: "nvidia-nothing==1 --hash=sha256:00\n"},
+        "broken_gpu",
+    )
+
+
+@pytest.mark.usefixtures("other_gpu_locks")
+def test_the_lock_of_gpus_counts_on_gpus_only(scratch: Any, repository: Path) -> None:
+    """On CPUs, another one changes nothing; equal ones are not installed again."""
+    python, notes = scratch("gpu", "cpu")
+    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
+    try:
+        equal, of_equal = scratch("gpu", "gpu")
+    finally:
+        (repository / revisions.GPU_LOCK_NAME).unlink()
+
+    assert (sys.executable, []) == (python, notes)
+    assert (sys.executable, []) == (equal, of_equal)
+
+
+@pytest.mark.usefixtures("other_gpu_locks")
+def test_a_revision_without_a_lock_for_gpus_is_refused_on_gpus(
+    scratch: Any, repository: Path
+) -> None:
+    """Its TensorFlow would see none; nothing is installed."""
+    (repository / revisions.GPU_LOCK_NAME).write_text("# one\n")
+    try:
+        with pytest.raises(
+            RevisionError,
+            match=r"^revision 'same' has no requirements-gpu.lock, which says what to "
+            r"install for these devices; choose a later revision, or use a stored "
+            r"study as baseline$",
+        ):
+            scratch("same", "gpu")
+    finally:
+        (repository / revisions.GPU_LOCK_NAME).unlink()
+
+
+def test_both_locks_are_installed_on_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """First that of all devices, then that of GPUs, into one new environment."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> Any:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(revisions, "_run", run)
+    locks = revisions.locks_of("gpu")
+    for name in locks:
+        (tmp_path / name).write_text("")
+    python = revisions._install("r", tmp_path, tmp_path / "env", locks)
+
+    assert str(tmp_path / "env" / "bin" / "python") == python
+    assert ["venv", str(tmp_path / "env")] == commands[0][-2:]
+    assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
+
+
+def test_what_pip_says_is_one_line() -> None:
+    """Its last error, not the advice that follows."""
+    said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"
+
+    assert "No matching distribution" == revisions._why(said)
+    assert "killed" == revisions._why("starting\nkilled\n")

@@ -1,0 +1,141 @@
+"""A sweep matches N replicas with one before it measures, and says what it found."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.records import TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def sweep(harness: Any, small: tuple[str, ...], overrides: Any) -> Any:
+    """Returns a function that runs the small sweep with the fake worker."""
+    return lambda *args: harness(
+        "sweep", *small, "--study=s", *args, overrides=overrides
+    )
+
+
+def test_a_sweep_matches_before_it_measures(sweep: Any, tmp_path: Path) -> None:
+    """One replica and two of each backend, side by side, apart from the trials."""
+    code, _, err = sweep()
+    store = Store.open(tmp_path / "runs" / "s")
+    matched = {trial.spec.num_replicas: trial for trial in store.matching.trials()}
+    of_trials = [trial.status.started_at for trial in store.trials() if trial.status]
+
+    assert exit_codes.OK == code, err
+    assert 3 == len(list(store.matching.trials()))
+    assert 8 == len(of_trials)
+    assert re.search(
+        r"matching replicas with one, untimed: single x1, .*in_graph x2", err
+    )
+    for trial in matched.values():
+        assert trial.status is not None
+        assert TrialStatus.OK is trial.status.status
+        assert trial.status.ended_at <= min(of_trials)
+
+
+def test_replicas_that_do_not_match_are_not_sane(
+    sweep: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 4; their figures are absent, and ``verify`` recomputes it."""
+    monkeypatch.setenv("FAKE_UNMATCHED", "in_graph:2")
+    code, out, err = sweep("--json")
+    verified, _, _ = harness("verify", "s")
+    _, status, _ = harness("status", "s")
+    missing = {
+        (point["backend"], point["num_replicas"])
+        for point in json.loads(out)["points"]
+        if point["throughput"] is None
+    }
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert {("in_graph", 2)} == missing
+    assert re.search(
+        r"in_graph x2 does not match one replica: what 2 steps change in network"
+        r" differs by \d+% .*; none of its numbers is used",
+        err,
+    )
+    assert "2 of 8 trials are not ok" in err
+    assert "  in_graph x2 does not match one replica: " in status
+    assert exit_codes.OK == verified
+
+
+def test_verify_sees_a_match_that_was_changed(
+    sweep: Any, harness: Any, tmp_path: Path
+) -> None:
+    """A sketch in the raw observations that the record does not have."""
+    sweep()
+    store = Store.open(tmp_path / "runs" / "s")
+    (path,) = [
+        store.matching.trial_dir(trial.trial_id) / "rank_0.jsonl"
+        for trial in store.matching.trials()
+        if trial.spec.backend == "in_graph"
+    ]
+    path.write_text(path.read_text().replace("[1.0, 2.0]", "[5.0, 2.0]"))
+    code, out, _ = harness("verify", "s")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert re.search(r"differs: in_graph x2 change_difference: stated 0.0, reco", out)
+    assert re.search(
+        r"differs: in_graph x2 outcome: stated True, recomputed False", out
+    )
+
+
+def test_a_match_that_gives_no_answer_is_a_failure(
+    sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit code 4 and a reason; the numbers stay, and repeating runs it again."""
+    monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
+    code, _, err = sweep()
+    monkeypatch.delenv("FAKE_MATCH_FAILS")
+    unchanged, _, _ = sweep()
+    repeated, _, again = sweep("--retry=failed")
+
+    assert exit_codes.SOME_TRIALS_FAILED == code == unchanged
+    assert re.search(
+        r"in_graph x2 is not checked against one replica: the run of single x1 ended as"
+        r" failed: the reducer is out of paper",
+        err,
+    )
+    assert exit_codes.OK == repeated, again
+
+
+def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
+    sweep: Any, harness: Any, tmp_path: Path, overrides: Any
+) -> None:
+    """Nothing that was matched is run again."""
+    sweep()
+    store = Store.open(tmp_path / "runs" / "s")
+    status = {
+        trial.spec.backend: store.matching.trial_dir(trial.trial_id) / "status.json"
+        for trial in store.matching.trials()
+    }
+    kept = status["in_graph"].stat().st_mtime_ns
+    status["single"].unlink()
+    code, _, err = harness("resume", "s", overrides=overrides)
+
+    assert exit_codes.OK == code, err
+    assert status["single"].exists()
+    assert kept == status["in_graph"].stat().st_mtime_ns
+
+
+def test_no_match_says_so(sweep: Any, tmp_path: Path) -> None:
+    """The numbers count, and the reason is printed."""
+    code, _, err = sweep("--no-match")
+
+    assert exit_codes.OK == code
+    assert re.search(
+        r"in_graph x2 is not checked against one replica: --no-match was given", err
+    )
+    assert not (tmp_path / "runs" / "s" / "match").exists()

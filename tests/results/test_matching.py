@@ -1,0 +1,281 @@
+"""N replicas have to match one before a number counts; what does not is crossed out."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import build, text, trust
+from reports.view import view_store
+from results import identity, matching, scaling, scaling_laws, summary
+from results.match_record import Change
+from results.matching import Outcome
+from results.records import (
+    Control,
+    Matching,
+    Order,
+    PlannedTrial,
+    ScalingMode,
+    StatusRecord,
+    TrialSpec,
+    TrialStatus,
+)
+from results.study import UNMATCHED, load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from results.store import Store
+
+GLOBAL_BATCH_SIZE = 16
+LOSSES = (2.5, 2.25, 2.0)
+SKETCH = (3.0, -4.0)
+
+
+def planned_match(like: TrialSpec, backend: str, num_replicas: int) -> PlannedTrial:
+    """Returns a trial that matches, of a backend at a size."""
+    spec = like.model_copy(
+        update={
+            "backend": backend,
+            "num_replicas": num_replicas,
+            "per_replica_batch_size": GLOBAL_BATCH_SIZE // num_replicas,
+            "global_batch_size": GLOBAL_BATCH_SIZE,
+            "num_warmup_steps": 1,
+            "num_measured_steps": 2,
+            "order": Order.SEQUENTIAL,
+            "control": Control.MATCH,
+            "is_evaluated": False,
+        }
+    )
+    trial_id, case_id = identity.ids(spec)
+    return PlannedTrial(
+        trial_id=trial_id, case_id=case_id, modes=(ScalingMode.STRONG,), spec=spec
+    )
+
+
+def record_match(
+    store: Store,
+    trial: PlannedTrial,
+    losses: Sequence[float] = LOSSES,
+    sketch: Sequence[float] = SKETCH,
+    status: TrialStatus = TrialStatus.OK,
+) -> None:
+    """Writes the records of a trial that matches, as if it had run."""
+    like = next(entry for entry in load_study(store).planned if entry.trial is not None)
+    assert like.trial is not None
+    assert like.trial.env is not None
+    assert like.trial.status is not None
+    (rank,) = like.result.ranks
+    rank = rank.model_copy(
+        update={
+            "losses": tuple(losses),
+            "warmup_step_time_sec": (0.1,),
+            "step_time_sec": (0.1, 0.1),
+        }
+    )
+    result = like.result.model_copy(
+        update={
+            "trial_id": trial.trial_id,
+            "global_batch_size": GLOBAL_BATCH_SIZE,
+            "num_measured_steps": 2,
+            "turns": (),
+            "ranks": (rank,),
+            "quality": (),
+            "changes": (Change(group="optimizer", name="adam", sketch=tuple(sketch)),),
+        }
+    )
+    folder = store.matching
+    folder.write_spec(trial.trial_id, trial.spec)
+    folder.write_env(trial.trial_id, like.trial.env)
+    folder.write_result(trial.trial_id, result)
+    update: dict[str, Any] = {"trial_id": trial.trial_id, "status": status}
+    folder.write_status(
+        trial.trial_id,
+        StatusRecord.model_validate(like.trial.status.model_dump() | update),
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path, synthetic: Any) -> Store:
+    """Returns a relay of two backends at one and two replicas, matched with one."""
+    shape = synthetic.Shape(
+        modes=(synthetic.WEAK,), repeats=2, num_rounds=4, twin_factor=1.0
+    )
+    made: Store = synthetic.make_store(tmp_path / "s", shape)
+    plan = made.read_plan()
+    like = plan.trials[0].spec
+    trials = [planned_match(like, "single", 1)]
+    trials += [planned_match(like, name, 2) for name in ("in_graph", "tf_mirrored")]
+    made.write_plan(
+        plan.model_copy(update={"matching": Matching(trials=tuple(trials))})
+    )
+    return made
+
+
+def run(store: Store, wrong: str = "", **how: Any) -> None:
+    """Records all trials that match; those of the backend ``wrong`` as ``how`` says."""
+    matching_plan = store.read_plan().matching
+    assert matching_plan is not None
+    for trial in matching_plan.trials:
+        record_match(store, trial, **(how if trial.spec.backend == wrong else {}))
+
+
+def test_what_matches_one_replica_counts(store: Store) -> None:
+    """Rounding is no difference; the page says what was compared."""
+    run(store, "in_graph", losses=[loss * 1.00001 for loss in LOSSES])
+    study = load_study(store)
+
+    assert [Outcome.MATCHES] * 2 == [match.outcome for match in study.matches]
+    assert all(point.throughput is not None for point in scaling.points(study))
+    (sentence,) = trust.matches(view_store(store))
+    assert re.match(
+        r"in_graph x2, tf_mirrored x2 match one replica on the first 3 steps: losses "
+        r"differ by at most 1e-05, what the steps change by at most 0, relatively\.",
+        sentence,
+    )
+
+
+WRONG = {
+    "losses": (
+        {"losses": (2.5, 2.26, 2.0)},
+        (
+            r"does not match one replica: their losses of the first 3 steps differ by "
+            r"4\.4e-03 \(at most 0\.001, relative\)"
+        ),
+    ),
+    "sum in place of mean": (
+        {"sketch": (6.0, -8.0)},
+        (
+            r"does not match one replica: what 2 steps change in adam differs by 50% "
+            r"\(at most \d+%\)"
+        ),
+    ),
+    "too few losses": (
+        {"losses": LOSSES[:2]},
+        r"does not match one replica: their losses of the first 3 steps differ by inf",
+    ),
+    "another size": (
+        {"sketch": (1.0, 2.0, 3.0)},
+        r"does not match one replica: what 2 steps change in adam differs by inf%",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_match_is_crossed_out_and_never_fitted(
+    store: Store, name: str
+) -> None:
+    """Its state and reason, no figure, no ratio, no law; others keep theirs."""
+    how, reason = WRONG[name]
+    run(store, "in_graph", **how)
+    study = load_study(store)
+    wrong = [
+        entry
+        for entry in study.planned
+        if entry.spec.backend == "in_graph" and entry.spec.num_replicas > 1
+    ]
+    points = {
+        (point.backend, point.num_replicas): point for point in scaling.points(study)
+    }
+
+    assert {UNMATCHED} == {entry.state for entry in wrong}
+    assert all(re.match(reason, entry.reason) for entry in wrong)
+    crossed = points["in_graph", 2]
+    assert crossed.is_crossed_out
+    assert (None, None, None) == (
+        crossed.throughput,
+        crossed.speedup,
+        crossed.efficiency,
+    )
+    assert re.match(reason, crossed.missing_reason)
+    assert points["tf_mirrored", 2].speedup is not None
+    assert points["in_graph", 1].throughput is not None
+    ratios = {
+        item.first.spec.num_replicas: item.ratio for item in scaling.comparisons(study)
+    }
+    assert ratios[2] is None
+    assert ratios[1] is not None
+    fitted = scaling_laws.of_points(scaling.points(study), 1)
+    assert all(not law.fractions for law in fitted if law.backend == "in_graph")
+
+
+def test_the_report_crosses_it_out(store: Store) -> None:
+    """In the table, the figure's description, the verdict, the terminal and as data."""
+    run(store, "in_graph", sketch=(6.0, -8.0))
+    page = build.build_report(store)
+    view = view_store(store)
+    table = text.summary_table(view)
+    (found,) = [
+        match
+        for match in summary.summarize(view.study)["matches"]
+        if match["backend"] == "in_graph"
+    ]
+
+    assert re.search(r'<s title="does not match one replica: .*?">2</s>', page)
+    assert "crossed out at 2 replicas, since it does not match one replica" in page
+    assert "in_graph x2 is crossed out: it does not match one replica" in page
+    assert any("crossed out" in str(cell) for cell in table.columns[3].cells)
+    assert ("differs", 0.5) == (found["outcome"], found["change_difference"])
+    json.dumps(summary.summarize(view.study), allow_nan=False)
+
+
+def test_what_cannot_be_compared_is_not_checked_and_says_why(store: Store) -> None:
+    """A run that failed, that is missing, or a study of an earlier version."""
+    run(store, "tf_mirrored", status=TrialStatus.FAILED)
+    failed = load_study(store).matches[1]
+    plan = store.read_plan()
+    assert plan.matching is not None
+    trial = plan.matching.trials[0]
+    (store.matching.trial_dir(trial.trial_id) / "status.json").unlink()
+    missing = load_study(store).matches[0]
+    store.write_plan(plan.model_copy(update={"matching": None}))
+    old = load_study(store)
+
+    assert (Outcome.NOT_CHECKED, True) == (failed.outcome, failed.has_failed)
+    assert re.match(r"the run of tf_mirrored x2 ended as failed: ", failed.reason)
+    assert re.match(
+        r"the run of single x1 has no record: it is missing", missing.reason
+    )
+    assert {matching.OLD_PLAN} == {match.reason for match in old.matches}
+    assert not any(match.has_failed for match in old.matches)
+    assert all(entry.state != UNMATCHED for entry in old.planned)
+    (sentence,) = trust.matches(view_store(store))
+    assert sentence == (
+        "Not checked against one replica: in_graph x2, tf_mirrored x2: an earlier "
+        "version planned this study."
+    )
+
+
+def test_a_backend_that_cannot_be_matched_says_why(store: Store) -> None:
+    """The plan has the reason in place of a trial."""
+    plan = store.read_plan()
+    reason = {"in_graph": "every worker updates from the values that it has read"}
+    store.write_plan(plan.model_copy(update={"matching": Matching(not_checked=reason)}))
+    first, second = load_study(store).matches
+
+    assert reason["in_graph"] == first.reason
+    assert "it was not planned" == second.reason
+    assert not first.has_failed
+
+
+def test_steps_that_change_nothing_check_nothing(store: Store) -> None:
+    """As with a learning rate of zero: equal losses alone are no proof."""
+    for trial in (store.read_plan().matching or Matching()).trials:
+        record_match(store, trial, sketch=(0.0, 0.0))
+    study = load_study(store)
+
+    assert {"2 steps change no variable on either side"} == {
+        match.reason for match in study.matches
+    }
+    assert {Outcome.NOT_CHECKED} == {match.outcome for match in study.matches}
+
+
+def test_a_change_of_zero_is_no_difference() -> None:
+    """Both sides leave a model as it is."""
+    zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
+
+    assert {("model", "frozen"): 0.0} == matching.change_differences(zero, zero)

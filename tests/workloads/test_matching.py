@@ -1,0 +1,195 @@
+"""N replicas match one on their first steps; each mistake of a backend is found."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+
+import pytest
+import tensorflow as tf
+from short_resnet import short
+
+import replicator
+from replicator.optimizer.wrapper import ReplicatedOptimizer
+from results import matching as verdict
+from results.match_record import Change
+from workloads import catalog, matching
+
+GLOBAL_BATCH_SIZE = 16
+MARGIN = 1.5  # to either side of a tolerance
+# cartpole has a small body, and is not read: the match uses synthetic transitions.
+DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
+
+
+def _run(name, repl):
+    """Returns the losses and changes of a program on a replicator, matched."""
+    tf.keras.utils.set_random_seed(3)
+    info = catalog.WORKLOADS[name]
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        program = importlib.import_module(info.module).WORKLOAD.build(
+            matching.MatchingReplicator(repl),
+            preset="smoke",
+            data=info.matching.data or DATA[name],
+            per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
+            seed=3,
+            options=info.matching.options,
+        )
+    changes = []
+    program = matching.MatchedProgram(
+        program, lambda **fields: changes.append(Change(**fields))
+    )
+    losses = [program.run() for _ in range(matching.NUM_STEPS)]
+    return losses, changes, program
+
+
+def _worst(name, repl, reference):
+    """Returns the largest difference as a part of what is allowed."""
+    losses, changes, _ = _run(name, repl)
+    parts = {
+        key: value / verdict.TOLERANCES[key[0]]
+        for key, value in verdict.change_differences(changes, reference[1]).items()
+    }
+    of_losses = verdict.loss_difference(losses, reference[0])
+    return max(of_losses / verdict.LOSS_TOLERANCE, *parts.values())
+
+
+@pytest.fixture(scope="module")
+def one_replica():
+    """Returns a function with the losses and changes of one replica, made once."""
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = _run(name, replicator.create("single"))
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_two_replicas_match_one(name, one_replica):
+    """By a wide margin."""
+    repl = replicator.create("in_graph", num_replicas=2)
+
+    assert _worst(name, repl, one_replica(name)) < 1 / MARGIN
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_match_checks_what_every_trial_checks(name, one_replica):
+    """Examples are read once, and all copies are equal."""
+    _, _, program = one_replica(name)
+
+    assert all(check.is_passed for check in program.sanity())
+
+
+def _no_all_reduce(_monkeypatch):
+    return replicator.create("in_graph", num_replicas=2, without_communication=True)
+
+
+def _times(gradients, factor):
+    return [
+        tf.IndexedSlices(g.values * factor, g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else g * factor
+        for g in gradients
+    ]
+
+
+def _sum_for_mean(monkeypatch):
+    right = ReplicatedOptimizer._all_reduce
+
+    def wrong(self, gradients, op):
+        return _times(right(self, gradients, op), 2.0)
+
+    monkeypatch.setattr(ReplicatedOptimizer, "_all_reduce", wrong)
+    return replicator.create("in_graph", num_replicas=2)
+
+
+def _forgotten_replica(monkeypatch):
+    right = ReplicatedOptimizer._all_reduce
+
+    def wrong(self, gradients, op):
+        context = replicator.get_replica_context()
+        factor = tf.where(context.replica_id_in_sync_group == 0, 2.0, 0.0)
+        return right(self, _times(gradients, factor), op)
+
+    monkeypatch.setattr(ReplicatedOptimizer, "_all_reduce", wrong)
+    return replicator.create("in_graph", num_replicas=2)
+
+
+def _batch_read_twice(monkeypatch):
+    right = matching._share
+
+    def wrong(whole, context):
+        def twice(batch):
+            return tf.data.Dataset.from_tensors(batch).repeat(2)
+
+        return right(whole, context).shard(2, 0).flat_map(twice)
+
+    monkeypatch.setattr(matching, "_share", wrong)
+    return replicator.create("in_graph", num_replicas=2)
+
+
+MISTAKES = {
+    "no all-reduce": _no_all_reduce,
+    "sum in place of mean": _sum_for_mean,
+    "a replica that is forgotten": _forgotten_replica,
+    "a batch that is read twice": _batch_read_twice,
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
+    """By a wide margin, in losses or in what the steps change."""
+    wrong = MISTAKES[mistake](monkeypatch)
+
+    assert _worst(name, wrong, one_replica(name)) > MARGIN
+
+
+def test_replicas_read_different_shares_of_one_batch():
+    """Whatever the number of pipelines: by position in the global batch."""
+    mode = replicator.InputReplicationMode
+    found = {}
+    for kind in (mode.PER_WORKER, mode.PER_REPLICA, mode.SINGLE):
+        repl = matching.MatchingReplicator(
+            replicator.create("in_graph", num_replicas=2)
+        )
+        inputs = repl.make_input_iterator(
+            lambda _context: tf.data.Dataset.range(100).batch(4, drop_remainder=True),
+            kind,
+        )
+        found[kind] = [
+            [values.numpy().tolist() for values in inputs.get_next()] for _ in range(2)
+        ]
+
+    expected = [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert [expected] * 3 == list(found.values())
+
+
+def test_both_sides_of_the_comparison_count_the_same_steps():
+    """The worker records after as many steps as the report compares."""
+    assert verdict.NUM_STEPS == matching.NUM_STEPS
+    assert verdict.NUM_CHANGING_STEPS == matching.NUM_CHANGING_STEPS
+
+
+def test_the_distance_of_sketches_is_that_of_the_elements():
+    """To a few percent, however many elements there are."""
+    generator = tf.random.Generator.from_seed(1)
+    before = generator.normal([100_000]).numpy()
+    one = before + generator.normal([100_000]).numpy()
+    other = one + 0.5 * generator.normal([100_000]).numpy()
+    key = ("model", "w")
+    sketch = [
+        Change(
+            group="model",
+            name="w",
+            sketch=matching.sketches({key: [before]}, {key: [after]})[key],
+        )
+        for after in (one, other)
+    ]
+
+    # |other - one| = 0.5, |other - before| = sqrt(1.25), relative to the longer one
+    assert verdict.change_differences(sketch[:1], sketch[1:])[key] == pytest.approx(
+        0.447, rel=0.25
+    )

@@ -1,0 +1,73 @@
+"""The measuring control whose steps sum their gradients and update nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+
+import numpy as np
+import pytest
+from short_resnet import short
+
+import replicator
+from workloads import catalog
+from workloads.no_update import NotUpdatingReplicator
+
+# cartpole has a small body; images are the embedded digits.
+DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "synthetic"}
+
+
+def build(name):
+    """The smoke preset of a workload, without its update."""
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            NotUpdatingReplicator(replicator.create("in_graph", num_replicas=2)),
+            preset="smoke",
+            data=DATA[name],
+            per_replica_batch_size=4,
+            seed=1,
+            options={},
+        )
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_steps_run_and_change_no_weight(name):
+    """Models and optimizers stay as they are; losses are those of a step."""
+    program = build(name)
+    before = program.trained_values()
+    losses = [program.run() for _ in range(3)]
+    after = program.trained_values()
+
+    assert np.isfinite(losses).all()
+    assert all(check.is_passed for check in program.sanity())
+    assert before
+    for key, values in before.items():
+        for one, other in zip(values, after[key], strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_the_sums_are_computed_over_all_replicas():
+    """The plan still has the communication of the step, and its bytes."""
+    with_update, without = (
+        _bytes_of_plan(wrap(replicator.create("in_graph", num_replicas=2)))
+        for wrap in (lambda repl: repl, NotUpdatingReplicator)
+    )
+
+    assert with_update == without > 0
+
+
+def _bytes_of_plan(repl):
+    """The bytes that the collectives of a step of d4pg reduce, from ``explain``."""
+    program = importlib.import_module(catalog.WORKLOADS["d4pg"].module).WORKLOAD.build(
+        repl,
+        preset="smoke",
+        data="synthetic",
+        per_replica_batch_size=4,
+        seed=1,
+        options={},
+    )
+    program.run()
+    found = re.findall(r"all_reduce\S* .*? (\d+) bytes per replica", program.explain())
+    return sum(map(int, found))

@@ -1,0 +1,191 @@
+"""Matching: N replicas have to compute what one replica computes on the same examples.
+
+Both sides train a few steps on the same global batches. The pipeline of the workload
+makes them once, as for one replica, and every replica gets its share by position; so is
+noise that a step draws (``own_rows``). What a workload changes for this, such as batch
+normalization over the global batch, is in ``catalog.Matching``.
+
+Losses show what replicas read, and later what they learned. What training changed shows
+the mistakes that a loss hides: replicas that do not communicate, a replica that is
+forgotten, a sum in place of a mean, which Adam's state has and its update does not.
+Changes are compared by sketches: sums of randomly signed elements. The distance of two
+sketches estimates the distance of all elements, and has 64 numbers instead of millions.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import tensorflow as tf
+
+import replicator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from workloads.replicated import ReplicatedProgram
+
+NUM_STEPS: Final = 3
+"""Steps whose losses are compared; ``results/matching.py`` has the same number."""
+NUM_CHANGING_STEPS: Final = 2
+"""Steps after which changes are compared. One more amplifies rounding to percents where
+the learning rate is high, as with the preset ``laptop`` of ResNet-50; in the first one
+it can be zero."""
+SKETCH_SIZE: Final = 64
+"""Numbers of a sketch: its length is that of all elements to about 9 %."""
+
+
+class MatchingReplicator:
+    """A replicator whose pipelines divide the global batches of one pipeline.
+
+    The input function makes batches for all replicas. Everything else is that of
+    the replicator it was made of.
+
+    Attributes:
+      original: That replicator.
+    """
+
+    def __init__(
+        self, original: replicator.Replicator, *, has_dense_gradients: bool = False
+    ) -> None:
+        """Wraps a replicator.
+
+        Args:
+          original: The replicator.
+          has_dense_gradients: Whether optimizers get dense gradients only: of backends
+            that do not sum the rows that several replicas touch.
+        """
+        self.original = original
+        self._has_dense_gradients = has_dense_gradients
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def make_input_iterator(
+        self,
+        input_fn: Callable[[replicator.InputContext], tf.data.Dataset],
+        *args: Any,
+        **options: Any,
+    ) -> replicator.InputIterator:
+        """Makes pipelines of shares; see ``Replicator.make_input_iterator``."""
+
+        def share_of(context: replicator.InputContext) -> tf.data.Dataset:
+            return _share(input_fn(replicator.InputContext()), context)
+
+        return self.original.make_input_iterator(share_of, *args, **options)
+
+    def wrap_optimizer(self, *args: Any, **options: Any) -> Any:
+        """Wraps an optimizer; see ``Replicator.wrap_optimizer``."""
+        wrapped = self.original.wrap_optimizer(*args, **options)
+        return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
+
+
+class _DenseGradients:
+    """An optimizer that gets dense gradients; otherwise the one it was made of."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def apply_gradients(self, grads_and_vars: Any) -> Any:
+        """Updates by gradients without sparse rows."""
+        return self.original.apply_gradients(
+            [(tf.convert_to_tensor(g), variable) for g, variable in grads_and_vars]
+        )
+
+
+def _share(whole: tf.data.Dataset, context: replicator.InputContext) -> tf.data.Dataset:
+    """Returns the batches of a pipeline's replicas, out of global batches."""
+    num_replicas = context.num_replicas_in_sync
+    num_fed = num_replicas // context.num_input_pipelines
+    first = context.input_pipeline_id * num_fed
+
+    def divide(batch: Any) -> Any:
+        return tf.nest.map_structure(
+            lambda values: _by_replica(values, num_replicas)[first : first + num_fed],
+            batch,
+        )
+
+    return whole.map(divide).unbatch()
+
+
+def _by_replica(values: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """Returns [examples, ...] as [replicas, examples of each, ...]."""
+    num_rows = values.shape[0] // num_replicas
+    return tf.reshape(values, [num_replicas, num_rows, *values.shape[1:]])
+
+
+def own_rows(values: tf.Tensor) -> tf.Tensor:
+    """Returns this replica's share of rows that belong to the global batch."""
+    context = replicator.get_replica_context()
+    by_replica = _by_replica(values, context.num_replicas_in_sync)
+    return tf.gather(by_replica, context.replica_id_in_sync_group)
+
+
+class MatchedProgram:
+    """A program that also records what its first steps changed.
+
+    Everything else is that of the program it was made of.
+
+    Attributes:
+      original: That program.
+    """
+
+    def __init__(
+        self, original: ReplicatedProgram, record: Callable[..., None]
+    ) -> None:
+        """Remembers the values that training changes.
+
+        Args:
+          original: The program, before its first step.
+          record: Takes ``group``, ``name`` and ``sketch`` of what is changed.
+        """
+        self.original = original
+        self._record = record
+        self._before = original.trained_values()
+        self._num_steps = 0
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "original":  # not yet set while unpickling or copying
+            raise AttributeError(name)
+        return getattr(self.original, name)
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs steps; records after ``NUM_CHANGING_STEPS`` what has changed."""
+        loss = self.original.run(num_steps)
+        self._num_steps += num_steps
+        if self._num_steps == NUM_CHANGING_STEPS:
+            after = self.original.trained_values()
+            for (group, name), sketch in sketches(self._before, after).items():
+                self._record(group=group, name=name, sketch=sketch)
+            self._before = {}
+        return loss
+
+
+def sketches(
+    before: Mapping[tuple[str, str], Sequence[np.ndarray]],
+    after: Mapping[tuple[str, str], Sequence[np.ndarray]],
+) -> dict[tuple[str, str], list[float]]:
+    """Returns a sketch of what changed, by group of values.
+
+    Every element of a group has a random sign and one of the sums, both by position.
+    """
+    found = {}
+    for key, values in after.items():
+        generator = np.random.default_rng(zlib.crc32(" ".join(key).encode()))
+        sums = np.zeros(SKETCH_SIZE)
+        for old, new in zip(before[key], values, strict=True):
+            change = np.ravel(new).astype(np.float64) - np.ravel(old)
+            change *= generator.integers(0, 2, change.size, dtype=np.int8) * 2.0 - 1.0
+            rest = -change.size % SKETCH_SIZE
+            sums += np.pad(change, (0, rest)).reshape(-1, SKETCH_SIZE).sum(axis=0)
+        found[key] = sums.tolist()
+    return found
