@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import TYPE_CHECKING
 
-from results import explain, scaling
+from results import explain, points, scaling
 from results.records import Control
 from results.study import load_study
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from results.explain import Explained
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.store import Store
     from results.study import Case, Study
 
-NUM_SERIES = 8
+NUM_SERIES = 10
 """Number of distinct colours and markers; the style sheet defines as many of each."""
+
+SERIES_OF_BACKEND = {
+    "in_graph": 0,
+    "tf_mirrored": 1,
+    "multi_worker": 2,
+    "tf_multi_worker": 3,
+    "multi_worker_in_graph": 4,
+    "async": 5,
+    "single": 6,
+    "tf_parameter_server": 7,
+    "horovod": 8,
+    "tpu": 9,
+}
+"""Colour and marker of each backend of the catalogue, the same in every study."""
+
+
+def series_of(backend: str) -> int:
+    """Returns the index of a backend's colour and marker; it depends on the name only.
+
+    A backend outside the catalogue shares those of another one.
+    """
+    known = SERIES_OF_BACKEND.get(backend)
+    # Not hash(): it differs from process to process.
+    return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +56,7 @@ class View:
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
+      frame: What the figures draw: ``results.frame.points_frame``.
       store: The store of the study.
     """
 
@@ -36,6 +64,7 @@ class View:
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
+    frame: pd.DataFrame
     store: Store
 
     @property
@@ -86,7 +115,7 @@ class View:
 
     def series(self, backend: str) -> int:
         """Returns the index of a backend's colour and marker."""
-        return self.study.backends.index(backend) % NUM_SERIES
+        return series_of(backend)
 
     def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
         """Returns one curve, replicas ascending."""
@@ -109,10 +138,14 @@ def view_store(store: Store) -> View:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = load_study(store)
+    measured = scaling.points(study)
+    compared = scaling.comparisons(study)
+    explained = explain.explain(study)
     return View(
         study=study,
-        points=scaling.points(study),
-        comparisons=scaling.comparisons(study),
-        explained=explain.explain(study),
+        points=measured,
+        comparisons=compared,
+        explained=explained,
+        frame=points.frame_of(study, measured, compared, explained),
         store=store,
     )

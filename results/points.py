@@ -215,29 +215,34 @@ def _repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
 
 
 def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
-    baselines = {
-        (point.backend, point.mode): point for point in points if point.is_baseline
-    }
+    """Yields what as many programs that never communicate reach together.
+
+    Their speedup and efficiency are relative to the baseline of each backend.
+    """
     for case in study.controls:
         if case.spec.control is not Control.SOLO:
             continue
         found = scaling.estimate(case, scaling.throughput_of, unit="")
         if found is None:
             continue
+        size = case.spec.num_replicas
         for mode in case.modes:
             common = {"mode": mode.value, "n": found.n}
             yield _row(
                 "scaling", "throughput", "ceiling", case, value=found.value, **common
             )
-            baseline = baselines.get((case.spec.backend, mode))
-            if baseline is None or baseline.throughput is None:
-                continue
-            speedup = baseline.num_replicas * found.value / baseline.throughput.value
-            efficiency = speedup / case.spec.num_replicas
-            yield _row("scaling", "speedup", "ceiling", case, value=speedup, **common)
-            yield _row(
-                "scaling", "efficiency", "ceiling", case, value=efficiency, **common
-            )
+            for point in points:
+                if not point.is_baseline or point.mode is not mode:
+                    continue
+                if point.throughput is None or point.num_replicas == size:
+                    continue
+                speedup = point.num_replicas * found.value / point.throughput.value
+                for quantity, value in (
+                    ("speedup", speedup),
+                    ("efficiency", speedup / size),
+                ):
+                    more = common | {"value": value, "backend": point.backend}
+                    yield _row("scaling", quantity, "ceiling", case, **more)
 
 
 def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:

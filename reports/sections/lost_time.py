@@ -100,27 +100,29 @@ def name_of(item: Explained) -> str:
     return f"{item.case.spec.backend} x{item.case.spec.num_replicas}"
 
 
-def _draw(view: View, item: Explained, lost: LostTime, number: int) -> Markup:
+def _draw(item: Explained, lost: LostTime, number: int) -> Markup:
     parts = [part for part in lost.parts if part.value_sec is not None] + [lost.step]
     write = writer(lost)
     bars = [
         waterfall.Bar(
-            label=NAMES[part.name],
+            label=waterfall.LABELS.get(part.name, NAMES[part.name]),
             value=1000 * (part.value_sec or 0.0),
             low=None if part.low_sec is None else 1000 * part.low_sec,
             high=None if part.high_sec is None else 1000 * part.high_sec,
-            text=with_interval(part, write),
-            is_loss=part.name not in ("alone", "step"),
+            text=write(part.value_sec or 0.0),
             is_total=part.name == "step",
         )
         for part in parts
     ]
     return waterfall.draw(
         bars,
-        series=view.series(item.case.spec.backend),
+        backend=item.case.spec.backend,
         slug=f"lost-time-{number}",
         title=f"Where the time of a step of {name_of(item)} went",
-        description="; ".join(f"{bar.label} {bar.text} ms" for bar in bars) + ".",
+        description="; ".join(
+            f"{NAMES[part.name]} {with_interval(part, write)} ms" for part in parts
+        )
+        + ".",
         axis_label="ms per step",
     )
 
@@ -139,7 +141,7 @@ def render(view: View) -> Markup:
             Shown(
                 item=item,
                 name=name_of(item),
-                figure=_draw(view, item, lost, number),
+                figure=_draw(item, lost, number),
                 rows=tuple(
                     (NAMES[part.name], part, MEANINGS[part.name])
                     for part in (*lost.parts, lost.step)
