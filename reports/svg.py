@@ -261,7 +261,8 @@ def set_ratio_log(axes: Axes, which: Literal["x", "y"]) -> None:
     reach = max(high, 1 / low)
     above = next(ticks for limit, ticks in RATIO_TICKS if reach <= limit)
     above = tuple(tick for tick in above if tick <= high)
-    axis.set_major_locator(FixedLocator(sorted([*(1 / tick for tick in above), 1, *above])))
+    below = tuple(1 / tick for tick in reversed(above))
+    axis.set_major_locator(FixedLocator([*below, 1, *above]))
     axis.set_major_formatter(
         lambda value, _: f"{value:.2g}" if value < 1 else f"{value:g}"
     )
