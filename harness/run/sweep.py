@@ -103,7 +103,9 @@ def run_trials(
 
     def end(trial: PlannedTrial, status: StatusRecord) -> None:
         result = store.read_trial(trial.trial_id).result
-        rate = None if result is None else result.examples_per_sec
+        rate = None
+        if result is not None and status.status is TrialStatus.OK:
+            rate = result.examples_per_sec  # others have none: all turns may be void
         durations.add(trial.spec, status.duration_sec, rate)
         progress.trial_ended(trial, status, result)
 

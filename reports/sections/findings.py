@@ -1,4 +1,4 @@
-"""The findings in words, before any figure."""
+"""The findings in words, each with its interval, and the limits of the study."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
     from reports.view import View
 
-TITLE = "Verdict"
-SLUG = "verdict"
+TITLE = "Findings"
+SLUG = "findings"
 
 
 def render(view: View) -> Markup:
-    """Renders the verdict."""
-    return page.render("verdict", view=view, verdict=verdict.judge(view))
+    """Renders every finding with its trials, then what limits them."""
+    return page.render("findings", view=view, verdict=verdict.judge(view))
