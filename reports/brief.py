@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 MOST_WORDS = 45
 _LONGEST_REASON = 20  # words
+_LARGEST = 1000.0
+"""An efficiency above this is that of damaged records: its digits say nothing."""
 
 CAUSES = {
     "contention": "contention for memory and caches",
@@ -155,15 +157,17 @@ def _shortest(
 def _efficiency_text(point: Point, *, has_interval: bool) -> str:
     efficiency = point.efficiency
     assert efficiency is not None
-    if not has_interval or efficiency.low is None or efficiency.high is None:
+    is_shown = has_interval and efficiency.low is not None
+    if not is_shown or efficiency.high is None or efficiency.high > _LARGEST:
         return formats.percent(efficiency.value)
     # As many decimals as it takes for the ends to differ, but not more than one.
-    ends = (100 * efficiency.low, 100 * efficiency.high)
+    ends = (100 * (efficiency.low or 0.0), 100 * efficiency.high)
     decimals = int(f"{ends[0]:.0f}" == f"{ends[1]:.0f}")
     value, low, high = (
         f"{number:.{decimals}f}" for number in (100 * efficiency.value, *ends)
     )
-    return f"{value}{formats.THIN_SPACE}% ({low}{formats.ABSENT}{high})"
+    text = f"{value}{formats.THIN_SPACE}%"
+    return text if low == high else f"{text} ({low}{formats.ABSENT}{high})"
 
 
 def _scaling_variants(points: Sequence[Point]) -> list[str]:

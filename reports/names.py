@@ -49,7 +49,7 @@ def processor(model: str) -> str:
 def machine(environment: Environment) -> str:
     """Returns where trials ran: '2 cores of an AMD EPYC'."""
     if environment.gpus:
-        gpu = environment.gpus[0]
+        gpu = processor(environment.gpus[0])
         return f"{formats.count(len(environment.gpus), 'GPU')} ({gpu})"
     cores = formats.count(environment.placement.num_available_cores, "core")
     name = processor(environment.cpu_model)

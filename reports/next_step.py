@@ -33,6 +33,8 @@ def spread_of(estimate: Estimate) -> float | None:
     """Returns the standard deviation of the logarithm that an interval stands for."""
     if estimate.low is None or estimate.high is None or estimate.n < 2:  # noqa: PLR2004 - one value has no spread
         return None
+    if estimate.low <= 0 or not math.isfinite(estimate.high / estimate.low):
+        return None  # as wide as an interval can be
     half = math.log(estimate.high / estimate.low) / 2
     quantile = statistics.student_quantile(
         estimate.n - 1, confidence=estimate.confidence
@@ -45,9 +47,10 @@ def to_exclude(view: View, estimate: Estimate, value: float) -> Need | None:
 
     None without a spread, or where the estimate is the value.
     """
-    spread, effect = spread_of(estimate), abs(math.log(estimate.value / value))
-    if spread is None or not effect:
+    spread = spread_of(estimate)
+    if spread is None or estimate.value <= 0 or estimate.value == value:
         return None
+    effect = abs(math.log(estimate.value / value))
     for number in range(estimate.n + 1, power.MOST_GENERATIONS + 1):
         if power.median_half_width(spread, number) < effect:
             more = number - estimate.n

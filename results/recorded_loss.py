@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from results.study import Case, Entry
 
 PARTS = ("ideal", "computing", "core_wait", "unexplained")
-NO_CPU_TIME = "turns of this case or of its baseline have no CPU time"
+NO_CPU_TIME = "turns of this case or of its baseline have no duration or CPU time"
 NO_CORE_WAIT = "the kernel does not record it here: part of unexplained"
 NO_COMMON_ROUND = "no round of any generation has a valid turn of case and baseline"
 
@@ -97,7 +97,7 @@ def _split(case: Case, baseline: Case, mode: ScalingMode) -> RecordedLoss:
     pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
     steps = [found for pair in pairs if (found := _steps(*pair)) is not None]
     reason = "" if steps else NO_COMMON_ROUND
-    if any(not step.computing for both in steps for step in both):
+    if any(step.time <= 0 or step.computing <= 0 for both in steps for step in both):
         reason = NO_CPU_TIME
     return RecordedLoss(
         case=case,

@@ -73,7 +73,7 @@ def draw(samples: Sequence[Sample], *, slug: str) -> Markup:
                 linestyle="--" if sample.is_dashed else "-",
                 drawstyle="steps-post",
             )
-        axes.set_xlim(0, longest * 1.03)
+        axes.set_xlim(0, longest * 1.03 or 1.0)
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
         axes.set_xlabel("step time in ms")

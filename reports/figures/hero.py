@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from matplotlib.ticker import MultipleLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
 from reports.figures import labels
@@ -174,7 +174,7 @@ def _set_axes(axes: Axes, sizes: Sequence[int], top: float) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_ylim(0, top)
-    axes.yaxis.set_major_locator(MultipleLocator(0.25 if top <= 1.5 else 0.5))  # noqa: PLR2004 - so that ticks have room
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
     axes.grid(visible=False, axis="x")
     axes.set_xlabel("replicas")

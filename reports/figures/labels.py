@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
+from reports import svg
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
 SIZE: Final = 9.5
 LINE_HEIGHT: Final = 11.5
 """Of a line of a label, in points."""
+LONGEST: Final = 24
+"""Of a line of a label, in characters: the longest name of a backend, and some."""
 FRAME: Final = 48
 """What ticks, their labels and the margins take of a figure's height, at most."""
 
@@ -68,13 +72,14 @@ def write(
       has_lines: Whether a line leads from each to its value.
     """
     low, high = axes.get_ylim()
+    # Of the axes, which always shows it: only the text is placed beside them.
+    middle = sum(axes.get_xlim()) / 2, (low + high) / 2
     # The height of the axes is not known before the layout; it is never less.
     per_point = (high - low) / (height - FRAME)
     heights = [
         LINE_HEIGHT * (1 + label.text.count("\n")) * per_point for label in found
     ]
     places = spread([label.value for label in found], heights, low, high)
-    right = axes.get_xlim()[1]
     for label, place in zip(found, places, strict=True):
         if has_lines:
             axes.plot(
@@ -87,8 +92,8 @@ def write(
                 zorder=2,
             )
         axes.annotate(
-            label.text,
-            (right, place),
+            "\n".join(map(_short, label.text.split("\n"))),
+            middle,
             xytext=(1.05, place),
             textcoords=axes.get_yaxis_transform(),
             va="center",
@@ -96,5 +101,9 @@ def write(
             color=label.color,
             fontsize=SIZE,
             linespacing=1.1,
-            annotation_clip=False,
         )
+
+
+def _short(line: str) -> str:
+    """Cuts what would leave no room for the axes; records can have long names."""
+    return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}{svg.CUT}"

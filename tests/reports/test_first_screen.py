@@ -337,6 +337,39 @@ def test_labels_never_overlap_and_stay_within() -> None:
     assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
 
 
+def test_long_names_leave_room_for_the_lines(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The longest backend of the catalogue is whole, a longer one is cut."""
+    shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
+    drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))
+    assert drawn is not None
+    labels_of = drawn.partition("</desc>")[2]
+
+    assert ">multi_worker_in_graph<" in labels_of
+    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels_of
+
+
+def test_damaged_figures_do_not_break_the_verdict(relay: View) -> None:
+    """An efficiency of 1e300, and an interval from 0."""
+    (point,) = [p for p in relay.points_of(WEAK, "in_graph") if p.efficiency]
+    assert point.efficiency is not None
+    broken = dataclasses.replace(point.efficiency, value=1e300, low=0.0, high=1e301)
+    view = dataclasses.replace(
+        relay,
+        points=tuple(
+            dataclasses.replace(p, efficiency=broken, speedup=broken)
+            if p is point
+            else p
+            for p in relay.points
+        ),
+    )
+
+    assert brief.num_words(brief.judge(view).text) <= brief.MOST_WORDS
+    assert hero.draw(view) is not None
+    assert next_step.to_exclude(view, broken, 1.0) is None
+
+
 def test_a_relay_has_generations(relay: View, sequence: View) -> None:
     """Captions say what the study has."""
     assert (relay.repetition, sequence.repetition) == ("generation", "repetition")
