@@ -7,13 +7,14 @@ import zlib
 from typing import TYPE_CHECKING
 
 from results import explain, points, scaling
-from results.records import Control
+from results.records import Control, Order
 from results.study import load_study
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from results.explain import Explained
+    from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.store import Store
@@ -57,6 +58,7 @@ class View:
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
       frame: What the figures draw: ``results.frame.points_frame``.
+      recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
     """
 
@@ -65,6 +67,7 @@ class View:
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
     frame: pd.DataFrame
+    recorded: tuple[RecordedLoss, ...]
     store: Store
 
     @property
@@ -87,6 +90,17 @@ class View:
                 ),
             )
         )
+
+    @property
+    def repetition(self) -> str:
+        """What a repetition is called: a relay has generations."""
+        is_relay = self.study.plan.measuring.order is Order.RELAY
+        return "generation" if is_relay else "repetition"
+
+    @property
+    def repetitions(self) -> str:
+        """The plural of ``repetition``."""
+        return f"{self.repetition}s"
 
     @property
     def is_anything_measured(self) -> bool:
@@ -138,14 +152,17 @@ def view_store(store: Store) -> View:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = load_study(store)
+    study = load_study(store)
     measured = scaling.points(study)
     compared = scaling.comparisons(study)
     explained = explain.explain(study)
+    recorded = points.recorded_losses(measured, explained)
     return View(
         study=study,
         points=measured,
         comparisons=compared,
         explained=explained,
-        frame=points.frame_of(study, measured, compared, explained),
+        frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
+        recorded=recorded,
         store=store,
     )

@@ -10,17 +10,17 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
 from reports.figures import limits, look
+from reports.figures.quantities import EFFICIENCY, THROUGHPUT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
     from reports.figures.look import Look
-    from results.scaling import Point
-    from results.statistics import Estimate
+    from reports.figures.quantities import Quantity
 
 WIDTH, HEIGHT = 310, 225
 MOST_LINES: Final = 7
@@ -39,52 +39,6 @@ LEAST_TICK_GAP: Final = 0.055
 MOST_OF_A_GAP: Final = 0.07
 """Share of the smallest gap between two sizes that a shift may take."""
 RIGHT_MARGIN: Final = 1.06
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Quantity:
-    """One quantity that is drawn over the number of replicas.
-
-    Attributes:
-      name: As in the glossary.
-      slug: In the frame, and for ids.
-      estimate: Returns its estimate at a point, for the table.
-      write: Formats one value.
-    """
-
-    name: str
-    slug: str
-    estimate: Callable[[Point], Estimate | None]
-    write: Callable[[float], str]
-
-    def ideal(self, num_replicas: int, base: int, value: float) -> float:
-        """Returns perfect scaling from ``value`` at a baseline of ``base`` replicas."""
-        if self.slug == "efficiency":
-            return 1.0
-        if self.slug == "speedup":
-            return float(num_replicas)
-        return value * num_replicas / base
-
-
-EFFICIENCY = Quantity(
-    name="Parallel efficiency",
-    slug="efficiency",
-    estimate=lambda point: point.efficiency,
-    write=formats.percent,
-)
-SPEEDUP = Quantity(
-    name="Speedup",
-    slug="speedup",
-    estimate=lambda point: point.speedup,
-    write=formats.times,
-)
-THROUGHPUT = Quantity(
-    name="Throughput",
-    slug="throughput",
-    estimate=lambda point: point.throughput,
-    write=formats.significant,
-)
-QUANTITIES = (EFFICIENCY, SPEEDUP, THROUGHPUT)
 
 
 def backends_of(frame: pd.DataFrame) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import formats, svg
-from reports.figures import curves, look, rows, step_times
+from reports.figures import curves, look, quantities, rows, step_times
 from reports.figures import scaling as over_replicas
 from reports.figures import waterfall as of_parts
 from reports.plot import rows_of
@@ -65,8 +65,8 @@ def scaling(
     found = rows_of.select(frame, "scaling")
     modes = list(dict.fromkeys(found["mode"]))
     chosen = modes[0] if mode is None else _one_of("mode", mode, modes)
-    quantities = {one.slug: one for one in over_replicas.QUANTITIES}
-    what = quantities[_one_of("quantity", quantity, list(quantities))]
+    known = {one.slug: one for one in quantities.QUANTITIES}
+    what = known[_one_of("quantity", quantity, list(known))]
     axes = _axes(ax, over_replicas.HEIGHT)
     backends = over_replicas.backends_of(found)
     over_replicas.draw_on(

@@ -19,29 +19,25 @@ SLUG = "backends"
 
 def render(view: View) -> Markup:
     """Renders the forest plot and its description."""
-    if not view.study.cases:
-        return page.NOTHING
     measured = [item for item in view.comparisons if item.ratio is not None]
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
-    figure = None
-    num_left_out = 0
-    if measured:
-        drawn = rows_of.ratios(view.frame)
-        num_left_out = len(measured) - len(drawn)
-        figure = rows.draw_estimates(
-            drawn,
-            slug="forest",
-            title="Throughput ratios of backends",
-            description=" ".join(verdict.compare_text(item) for item in measured),
-            axis_label="ratio of throughput (1: equally fast)",
-            reference=1.0,
-            is_logarithmic=True,
-        )
+    if not measured:
+        return page.NOTHING
+    drawn = rows_of.ratios(view.frame)
+    figure = rows.draw_estimates(
+        drawn,
+        slug="forest",
+        title="Throughput ratios of backends",
+        description=" ".join(verdict.compare_text(item) for item in measured),
+        axis_label="ratio of throughput (1: equally fast)",
+        reference=1.0,
+        is_logarithmic=True,
+    )
     return page.render(
         "backends",
         view=view,
         figure=figure,
         texts=texts,
-        num_left_out=num_left_out,
+        num_left_out=len(measured) - len(drawn),
         csv=data.of_rows(view.frame, "forest"),
     )

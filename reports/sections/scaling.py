@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reports import page
-from reports.figures import data
+from reports.figures import data, quantities
 from reports.figures import scaling as drawing
 from results import scaling_laws
 
@@ -45,21 +45,21 @@ def _views(view: View) -> list[dict[str, Any]]:
                 for mode in modes
             ],
         }
-        for quantity in drawing.QUANTITIES
+        for quantity in quantities.QUANTITIES
         for scale, _, is_log in SCALES
     ]
 
 
 def render(view: View) -> Markup:
     """Renders one figure of three quantities, a panel per scaling mode, and laws."""
-    if not view.study.cases:
+    if not view.is_anything_measured or not view.study.cases:
         return page.NOTHING
     laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
     return page.render(
         "scaling",
         view=view,
         views=_views(view),
-        quantities=drawing.QUANTITIES,
+        quantities=quantities.QUANTITIES,
         scales=SCALES,
         laws=laws,
         csv=data.of_rows(view.frame, "scaling"),

@@ -114,6 +114,8 @@ def render(view: View) -> Markup:
                 is_logarithmic=True,
             )
         )
+    if not panels:
+        return page.NOTHING
     table = [(case, steps, quartiles(steps)) for case, steps in measured]
     return page.render(
         "steps",
