@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from reports import reference_points
 from results import explain, scaling
 from results.records import Control
 from results.study import load_study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from reports.reference_points import Source
     from results.explain import Explained
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
@@ -30,6 +34,7 @@ class View:
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
       store: The store of the study.
+      references: Published figures to show beside those of the study.
     """
 
     study: Study
@@ -37,6 +42,7 @@ class View:
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
     store: Store
+    references: tuple[Source, ...] = ()
 
     @property
     def rate_unit(self) -> str:
@@ -102,11 +108,16 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
-def view_store(store: Store) -> View:
+def view_store(store: Store, references: Sequence[str] = ()) -> View:
     """Reads a store once and computes the data that sections share.
 
+    Args:
+      store: The study.
+      references: Files of published figures, as ``reference_points.choose`` takes them.
+
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
     """
     study = load_study(store)
     return View(
@@ -115,4 +126,5 @@ def view_store(store: Store) -> View:
         comparisons=scaling.comparisons(study),
         explained=explain.explain(study),
         store=store,
+        references=reference_points.choose(references, study.plan),
     )

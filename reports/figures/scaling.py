@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from matplotlib.ticker import NullLocator
 
 from reports import formats, svg
-from reports.figures import limits
+from reports.figures import limits, references
 from results import scaling, statistics
 from results.records import Control
 
@@ -283,6 +283,8 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
             shift = _shift(view, backend)
             _draw_curve(axes, quantity, curve, view.series(backend), shift)
         sizes = sorted({p.num_replicas for p in view.points if p.mode is mode})
+        published = view.references if quantity is EFFICIENCY else ()
+        references.draw(axes, published, mode, sizes)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.xaxis.set_minor_locator(NullLocator())
@@ -304,5 +306,6 @@ def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
             figure,
             slug=f"{quantity.slug}-{mode.value}",
             title=f"{quantity.name}, {mode.value} scaling",
-            description=describe(quantity, view, mode),
+            description=describe(quantity, view, mode)
+            + references.describe(published, mode, sizes),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import page
+from reports.figures import references
 from reports.figures import scaling as drawing
 from results import scaling_laws
 
@@ -39,4 +40,11 @@ def render(view: View) -> Markup:
         if view.is_anything_measured
     ]
     laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
-    return page.render("scaling", view=view, figures=figures, laws=laws)
+    return page.render(
+        "scaling",
+        view=view,
+        figures=figures,
+        laws=laws,
+        references=view.references,
+        reference_marks=references.marks(view.references),
+    )
