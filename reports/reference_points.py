@@ -219,13 +219,14 @@ def _explain(error: ValidationError) -> str:
         known = ", ".join(_model_at(place).model_fields)
         return f"{where}is {_cut(first['input'])}; it must have the keys {known}"
     text = _one_line(first["msg"].removeprefix("Value error, "))
-    if not isinstance(place[-1], str):  # what is wrong is in no single key
-        return f"{where}{text}"
-    name = _cut(place[-1])
     if place[-1] == "[key]":
         name = "a number of devices"
     elif "examples_per_sec" in place[:-1]:
         name = f"examples_per_sec at {place[-1]} devices"
+    elif isinstance(place[-1], str):
+        name = _cut(place[-1])
+    else:  # what is wrong is in no single key
+        return f"{where}{text}"
     return f"{where}{name} is {_cut(first['input'])}: {text[:1].lower()}{text[1:]}"
 
 
@@ -241,7 +242,7 @@ def _place(place: Sequence[str | int]) -> str:
     words = [
         f"{str(name).removesuffix('s') if name == 'sources' else name} {index + 1}"
         for name, index in itertools.pairwise(place)
-        if isinstance(index, int) and isinstance(name, str)
+        if isinstance(index, int) and name in ("sources", "series", "differences")
     ]
     return f"{', '.join(words)}: " if words else ""
 

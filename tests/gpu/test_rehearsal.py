@@ -103,14 +103,16 @@ def test_every_sweep_can_be_planned_on_eight_gpus(
     tmp_path: Path,
     capsys: Any,
 ) -> None:
-    """With the options that the tests pass, and each kind of compilation."""
+    """With the options that the tests pass, each kind of compilation, and make's."""
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.chdir(tmp_path)
     sweeps = [[*chosen] for chosen in options_of_sweeps.values()]
     jits = [f"--option=jit={jit}" for jit in options.JITS]
     sweeps += [[*options_of_sweeps["compiled"], jit] for jit in jits]
-    for chosen in [*sweeps, []]:  # the last one is that of make sweep-gpu
+    makefile = (FOLDER.parents[1] / "Makefile").read_text(encoding="utf-8")
+    (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
+    for chosen in [*sweeps, flags.split()]:  # the last one is make sweep-gpu
         code = cli.main(["plan", "--device=gpu", *chosen])
         printed = capsys.readouterr()
 

@@ -72,7 +72,7 @@ def test_equal_and_idle_gpus_are_fit(doctor: Any, count: int) -> None:
         ([], {"driver": None}, r"GPUs +bad +none", "install the NVIDIA driver"),
         (BUSY, {}, r"GPU 1 +bad .*1 other process", "end its other users"),
         (make_gpus(2, reasons=0x20), {}, r"slowed by heat", "let it cool"),
-        (make_gpus(2, reasons=0x80), {}, r"slowed by power brake", "let it cool"),
+        (make_gpus(2, reasons=0x80), {}, r"slowed by power", "let it cool"),
         (LIMITED, {}, r"limited to 400 of 700 W", "nvidia-smi -i 0 -pl 700"),
         (make_gpus(1, uncorrected_errors=3), {}, r"3 uncorrected", "--gpu-reset"),
         (MIG, {}, r"MIG +bad +on, 2 instances", "nvidia-smi -mig 0"),
