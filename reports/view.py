@@ -6,13 +6,17 @@ import dataclasses
 import zlib
 from typing import TYPE_CHECKING
 
+from reports import reference_points
 from results import explain, points, scaling
 from results.records import Control, Order
 from results.study import load_study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
 
+    from reports.reference_points import Source
     from results.explain import Explained
     from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
@@ -60,6 +64,7 @@ class View:
       frame: What the figures draw: ``results.frame.points_frame``.
       recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
+      references: Published figures to show beside those of the study.
     """
 
     study: Study
@@ -69,6 +74,7 @@ class View:
     frame: pd.DataFrame
     recorded: tuple[RecordedLoss, ...]
     store: Store
+    references: tuple[Source, ...] = ()
 
     @property
     def rate_unit(self) -> str:
@@ -145,13 +151,17 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
-def view_store(store: Store) -> View:
+def view_store(store: Store, references: Sequence[str] = ()) -> View:
     """Reads a store once and computes the data that sections share.
 
+    Args:
+      store: The study.
+      references: Files of published figures, as ``reference_points.choose`` takes them.
+
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
     """
-    study = load_study(store)
     study = load_study(store)
     measured = scaling.points(study)
     compared = scaling.comparisons(study)
@@ -165,4 +175,5 @@ def view_store(store: Store) -> View:
         frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
         recorded=recorded,
         store=store,
+        references=reference_points.choose(references, study.plan),
     )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
-from reports.figures import limits, look
+from reports.figures import limits, look, references
 from reports.figures.quantities import EFFICIENCY, THROUGHPUT
+from results.records import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from reports.figures.look import Look
     from reports.figures.quantities import Quantity
+    from reports.reference_points import Source
 
 WIDTH, HEIGHT = 310, 225
 MOST_LINES: Final = 7
@@ -292,6 +294,7 @@ def draw(
     backends: Sequence[str],
     is_log: bool = False,
     suffix: str = "",
+    published: Sequence[Source] = (),
 ) -> Markup:
     """Draws one panel as a figure of the page."""
     with svg.style():
@@ -305,10 +308,14 @@ def draw(
             is_log=is_log,
             look_=look.PAGE,
         )
+        shown = published if quantity is EFFICIENCY else ()
+        sizes = [int(n) for n in frame["num_replicas"][frame["mode"] == mode]]
+        references.draw(axes, shown, ScalingMode(mode), sizes)
         scale = ", logarithmic" if is_log else ""
         return svg.inline(
             figure,
             slug=f"{quantity.slug}-{mode}{'-log' if is_log else ''}{suffix}",
             title=f"{quantity.name}, {mode} scaling{scale}",
-            description=describe(frame, quantity, mode),
+            description=describe(frame, quantity, mode)
+            + references.describe(shown, ScalingMode(mode), sizes),
         )

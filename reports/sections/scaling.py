@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from reports import page
-from reports.figures import data, quantities
+from reports.figures import data, quantities, references
 from reports.figures import scaling as drawing
 from results import scaling_laws
 
@@ -40,6 +40,7 @@ def _views(view: View) -> list[dict[str, Any]]:
                     backends=backends,
                     is_log=is_log,
                     suffix=f"-{number}" if number else "",
+                    published=view.references,
                 )
                 for number, backends in enumerate(panels)
                 for mode in modes
@@ -63,4 +64,6 @@ def render(view: View) -> Markup:
         scales=SCALES,
         laws=laws,
         csv=data.of_rows(view.frame, "scaling"),
+        references=view.references,
+        reference_marks=references.marks(view.references),
     )

@@ -206,7 +206,7 @@ def built(monkeypatch: pytest.MonkeyPatch, page: str) -> list[Store]:
     """The studies whose page was built; each gives the page above, in no time."""
     studies: list[Store] = []
 
-    def build_report(store: Store) -> str:
+    def build_report(store: Store, _references: Any = ()) -> str:
         studies.append(store)
         return page
 
