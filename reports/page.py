@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import importlib.resources
 import math
 from typing import Any
@@ -13,6 +15,8 @@ from markupsafe import Markup
 from reports import formats
 
 RADIUS = 4.5
+MOST_LINKS = 24
+"""Trials of one case to which a table links; all are in the table of trials."""
 NOTHING = Markup("")
 """Of a section that has nothing to say: it is left out."""
 
@@ -42,6 +46,10 @@ SHAPES = (
     _cross(0),
     _cross(45),
     _polygon([72 * k for k in range(5)], [RADIUS * 1.1] * 5),
+    _polygon([60 * k for k in range(6)], [RADIUS * 1.1] * 6),
+    _polygon(
+        [36 * k for k in range(10)], [RADIUS * (1.3, 0.55)[k % 2] for k in range(10)]
+    ),
 )
 
 
@@ -51,6 +59,12 @@ def swatch(series: int) -> Markup:
         '<svg class="swatch" viewBox="-6 -6 12 12" aria-hidden="true" '
         f'fill="var(--series-{int(series)})">{SHAPES[series]}</svg>'
     )
+
+
+def _read(name: str) -> str:
+    """Returns a file of ours that is part of every page."""
+    path = importlib.resources.files("reports") / "templates" / name
+    return path.read_text(encoding="utf-8").strip()
 
 
 @functools.cache
@@ -63,12 +77,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
-    style = importlib.resources.files("reports") / "templates" / "style.css"
+    script = f"\n{_read('report.js')}\n"
+    digest = hashlib.sha256(script.encode()).digest()
     environment.globals.update(
         formats=formats,
         swatch=swatch,
         ABSENT=formats.ABSENT,
-        style=Markup(style.read_text(encoding="utf-8").strip()),  # noqa: S704  # ours
+        MOST_LINKS=MOST_LINKS,
+        style=Markup(f"{_read('style.css')}\n{_read('figures.css')}"),  # noqa: S704  # ours
+        script=Markup(script.strip("\n")),  # noqa: S704  # ours
+        script_hash=base64.b64encode(digest).decode("ascii"),
     )
     return environment
 

@@ -3,21 +3,53 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import TYPE_CHECKING
 
-from results import explain, scaling
-from results.records import Control
+from reports import reference_points
+from results import explain, points, scaling
+from results.records import Control, Order
 from results.study import load_study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from reports.reference_points import Source
     from results.explain import Explained
+    from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.store import Store
     from results.study import Case, Study
 
-NUM_SERIES = 8
+NUM_SERIES = 10
 """Number of distinct colours and markers; the style sheet defines as many of each."""
+
+SERIES_OF_BACKEND = {
+    "in_graph": 0,
+    "tf_mirrored": 1,
+    "multi_worker": 2,
+    "tf_multi_worker": 3,
+    "multi_worker_in_graph": 4,
+    "async": 5,
+    "single": 6,
+    "tf_parameter_server": 7,
+    "horovod": 8,
+    "tpu": 9,
+}
+"""Colour and marker of each backend of the catalogue, the same in every study."""
+
+
+def series_of(backend: str) -> int:
+    """Returns the index of a backend's colour and marker; it depends on the name only.
+
+    A backend outside the catalogue shares those of another one.
+    """
+    known = SERIES_OF_BACKEND.get(backend)
+    # Not hash(): it differs from process to process.
+    return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,14 +61,20 @@ class View:
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
+      frame: What the figures draw: ``results.frame.points_frame``.
+      recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
+      references: Published figures to show beside those of the study.
     """
 
     study: Study
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
+    frame: pd.DataFrame
+    recorded: tuple[RecordedLoss, ...]
     store: Store
+    references: tuple[Source, ...] = ()
 
     @property
     def rate_unit(self) -> str:
@@ -58,6 +96,17 @@ class View:
                 ),
             )
         )
+
+    @property
+    def repetition(self) -> str:
+        """What a repetition is called: a relay has generations."""
+        is_relay = self.study.plan.measuring.order is Order.RELAY
+        return "generation" if is_relay else "repetition"
+
+    @property
+    def repetitions(self) -> str:
+        """The plural of ``repetition``."""
+        return f"{self.repetition}s"
 
     @property
     def is_anything_measured(self) -> bool:
@@ -86,7 +135,7 @@ class View:
 
     def series(self, backend: str) -> int:
         """Returns the index of a backend's colour and marker."""
-        return self.study.backends.index(backend) % NUM_SERIES
+        return series_of(backend)
 
     def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
         """Returns one curve, replicas ascending."""
@@ -102,17 +151,29 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
-def view_store(store: Store) -> View:
+def view_store(store: Store, references: Sequence[str] = ()) -> View:
     """Reads a store once and computes the data that sections share.
 
+    Args:
+      store: The study.
+      references: Files of published figures, as ``reference_points.choose`` takes them.
+
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
     """
     study = load_study(store)
+    measured = scaling.points(study)
+    compared = scaling.comparisons(study)
+    explained = explain.explain(study)
+    recorded = points.recorded_losses(measured, explained)
     return View(
         study=study,
-        points=scaling.points(study),
-        comparisons=scaling.comparisons(study),
-        explained=explain.explain(study),
+        points=measured,
+        comparisons=compared,
+        explained=explained,
+        frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
+        recorded=recorded,
         store=store,
+        references=reference_points.choose(references, study.plan),
     )

@@ -196,12 +196,32 @@ def resume(
     type=click.Path(path_type=Path),
     help="The HTML file.  [default: report/index.html in the study]",
 )
+@click.option(
+    "--references",
+    multiple=True,
+    metavar="FILE|nvidia|mlperf|none",
+    help="Published figures to show beside the study's; give it again for more files."
+    "  [default: all that are included, for studies on GPUs]",
+)
 @json_option
-def report(study: str, *, runs_dir: Path, output: Path | None, is_json: bool) -> int:
+def report(
+    study: str,
+    *,
+    runs_dir: Path,
+    output: Path | None,
+    references: tuple[str, ...],
+    is_json: bool,
+) -> int:
     """Builds the HTML report of a study from its records."""
     from harness.cli import commands
 
-    return commands.report(study, runs_dir=runs_dir, output=output, is_json=is_json)
+    return commands.report(
+        study,
+        runs_dir=runs_dir,
+        output=output,
+        is_json=is_json,
+        references=references,
+    )
 
 
 @cli.command()

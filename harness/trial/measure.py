@@ -122,6 +122,7 @@ def measure_trial(
     channel: turns.TurnChannel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
     measure_peak: Callable[[str], tuple[float, str]] | None = None,
+    before_warmup: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs one trial in this process and writes all observations.
 
@@ -139,6 +140,8 @@ def measure_trial(
       count_traces: How many functions TensorFlow has traced so far.
       measure_peak: Takes a number type; returns the peak rate of this process's
         devices in floating-point operations per second, and how it was measured.
+      before_warmup: Called between the first step and the others, with the program in
+        memory: what it does is in no figure, and warm-up steps follow.
 
     Raises:
       ValueError: The program's batch sizes differ from the spec's.
@@ -178,6 +181,7 @@ def measure_trial(
         is_alone=is_alone,
     )
     writer.enter(Phase.WARMUP)
+    before_warmup()
     _warm_up(program, steps, spec.num_warmup_steps - 1, channel)
     if measure_peak is not None and program.flops_per_example:
         peak, method = measure_peak(program.compute_dtype)

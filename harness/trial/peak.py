@@ -1,48 +1,40 @@
 """The highest rate of floating-point operations that this process's devices reach.
 
-Measured as the fastest of several products of two square matrices, in the number type
-that the program computes in, on the cores and threads (or GPUs) of the trial: what
-model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling Language
-Modeling with Pathways", 2022, appendix B, with a measured peak, not the vendor's).
+Measured as the fastest of several runs of products of two square matrices, in the
+number type that the program computes in, on the cores and threads (or GPUs) of the
+trial: what model FLOP utilisation is relative to (Chowdhery et al., "PaLM: Scaling
+Language Modeling with Pathways", 2022, appendix B, with a measured peak).
 """
 
 from __future__ import annotations
 
-import time
 from typing import Final
 
-METHOD: Final = "fastest of {count} products of {size} x {size} matrices in {dtype}"
-_SIZES: Final = {"CPU": 1024, "GPU": 8192}
-_COUNT: Final = 8
+from harness.trial import matrix_product
+
+METHOD: Final = (
+    "fastest of {count} runs of products of {size} x {size} matrices, {dtype}"
+)
+_CPU_SIZE: Final = 512
+_COUNT: Final = 3
+_RUN_SEC: Final = 0.05
 
 
 def measure_peak(dtype: str, num_gpus: int = 0) -> tuple[float, str]:
     """Returns floating-point operations per second, and how they were measured.
 
-    Runs outside of every timed window; takes about 0.2 s per device.
+    Runs outside of every timed window; takes about 0.3 s per device.
 
     Args:
       dtype: Number type of the operands, such as ``float32``.
       num_gpus: GPUs of this process, one after the other; 0 for its CPU cores.
     """
-    import tensorflow as tf
-
-    kind = "GPU" if num_gpus else "CPU"
-    size = _SIZES[kind]
+    devices = [f"GPU:{index}" for index in range(num_gpus)] or ["CPU:0"]
+    size = matrix_product.TRIAL_SIZE if num_gpus else _CPU_SIZE
     total = 0.0
-    for index in range(max(num_gpus, 1)):
-        with tf.device(f"{kind}:{index}"):
-            matrix = tf.cast(tf.random.stateless_normal((size, size), (1, 2)), dtype)
-            fastest = min(_seconds(matrix) for _ in range(_COUNT + 1))
-        total += 2 * size**3 / fastest
-    return total, METHOD.format(count=_COUNT + 1, size=size, dtype=dtype)
-
-
-def _seconds(matrix: object) -> float:
-    import tensorflow as tf
-
-    start = time.perf_counter()
-    product = tf.linalg.matmul(matrix, matrix)
-    # Reading one number waits for the product.
-    float(product[0, 0])
-    return time.perf_counter() - start
+    for device in devices:
+        multiply = matrix_product.make_kernel(device, size, dtype)
+        multiply()  # starts threads, raises the clock
+        fastest = max(matrix_product.rate(multiply, _RUN_SEC) for _ in range(_COUNT))
+        total += fastest * 2 * size**3
+    return total, METHOD.format(count=_COUNT, size=size, dtype=dtype)

@@ -14,6 +14,8 @@ which all processes of a machine share.
 - ``first_step_done``: ``time_to_first_step_sec``, ``is_alone``.
 - ``peak``: ``flops_per_sec``, ``method``. Of the devices of this process; before the
   window, and only where the floating-point operations of an example were counted.
+- ``gpu_canary``: ``tflops`` of a matrix product on each GPU of the process, before the
+  warm-up steps; ``reason`` where there is none.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
@@ -180,6 +182,7 @@ class RankLog:
       time_to_first_step_sec: None before the first step is done.
       is_start_alone: Whether no other trial started beside this one until then.
       peak: Fields of the ``peak`` line, empty if the peak was not measured.
+      gpu_tflops: Rates of a matrix product on the GPUs of the process.
       memory: Fields of the ``memory`` line, empty before the window has ended.
       window_metrics: Fields of the ``window_metric`` lines.
       collectives: The backend's description of the collectives in a step.
@@ -198,6 +201,7 @@ class RankLog:
     time_to_first_step_sec: float | None = None
     is_start_alone: bool = True
     peak: dict[str, Any] = dataclasses.field(default_factory=dict)
+    gpu_tflops: list[float] = dataclasses.field(default_factory=list)
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     collectives: str = ""
@@ -271,6 +275,8 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
     elif kind == "first_step_done":
         log.time_to_first_step_sec = fields["time_to_first_step_sec"]
         log.is_start_alone = fields.get("is_alone", True)
+    elif kind == "gpu_canary":
+        log.gpu_tflops = [float(value) for value in fields["tflops"]]
     elif kind == "explain":
         log.collectives = fields["collectives"]
     elif kind == "done":

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent, gpu_probe, measure, peak
+from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
@@ -205,6 +205,9 @@ def measure_spec(
         measure_peak=functools.partial(peak.measure_peak, num_gpus=len(given))
         if has_peak
         else None,
+        before_warmup=functools.partial(
+            matrix_product.write_tflops, writer, [f"GPU:{i}" for i in range(len(given))]
+        ),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import page, reproduce
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -17,6 +17,6 @@ SLUG = "summary"
 
 def render(view: View) -> Markup:
     """Renders the table of points."""
-    if not view.study.cases:
+    if not any(point.throughput for point in view.points):
         return page.NOTHING
-    return page.render("summary", view=view)
+    return page.render("summary", view=view, reproduce=reproduce)
