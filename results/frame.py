@@ -10,9 +10,12 @@ import pandas as pd
 
 from results import scaling, study
 from results.gpu_record import joules_per_example
+from results.points import points_frame
 
 if TYPE_CHECKING:
     from results.store import Store
+
+__all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
 
 TRIAL_COLUMNS = (
     "trial_id",
@@ -30,6 +33,8 @@ TRIAL_COLUMNS = (
     "repetition_index",
     "seed",
     "budget",
+    "control",
+    "revision",
     "status",
     "failure_phase",
     "reason",
@@ -78,6 +83,7 @@ def _row(entry: study.Entry) -> dict[str, Any]:
         "status": entry.state,
         "reason": entry.reason,
         "budget": None if spec.budget is None else str(spec.budget),
+        "control": spec.control.value,
     }
     trial = entry.trial
     if trial is not None and trial.env is not None:
@@ -118,8 +124,9 @@ def trials_frame(store: Store) -> pd.DataFrame:
     not in the plan has one row without a mode. Figures of trials that are not ok are
     empty, and so is ``joules_per_example`` where no GPU counts energy. Quality figures
     are in columns ``quality_<name>``, rates of the measured window in
-    ``window_<name>``. ``budget`` is empty except for quality runs, which are separate
-    cases.
+    ``window_<name>``. Quality runs (``budget``), controls (``control``) and cases of
+    other code (``revision``) are rows too, so that a mean over rows mixes them: the
+    figures of the report are in ``points_frame``.
 
     Raises:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
