@@ -164,7 +164,9 @@ def _compare(
         ),
     ]
     html = comparison.build(found, links=links)
-    return Pair(**names, address=address, text=comparison.headline(found)), html
+    return Pair(
+        **names, address=address, text=comparison.headline(found, **names)
+    ), html
 
 
 def _index(

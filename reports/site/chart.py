@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup, escape
 
+from reports import formats
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -22,7 +24,9 @@ LINE_HEIGHT: Final = 15
 FONT_SIZE: Final = 12
 MOST_LINEAR: Final = 16
 """Replicas up to which the axis is linear; beyond, doublings are equally far apart."""
-NUM_TICKS: Final = 4
+NUM_TICKS: Final = 5
+INSET: Final = 12
+"""Between the edges of the panel and the first and last place: no mark is clipped."""
 _DASHES: Final = ("", "5 3", "2 3", "7 3 2 3")
 _LONGEST_LABEL: Final = 8
 
@@ -70,7 +74,7 @@ class Frame:
       low: Lower end of the vertical axis.
       high: Upper end.
       x_label: Below the horizontal axis.
-      write: Writes a value of the vertical axis.
+      write: Writes the value of a tick of the vertical axis.
       is_log: Whether the horizontal axis is logarithmic.
     """
 
@@ -88,7 +92,8 @@ class Frame:
             return (LEFT + WIDTH - RIGHT) / 2
         if self.is_log:
             value, first, last = math.log(value), math.log(first), math.log(last)
-        return LEFT + (WIDTH - LEFT - RIGHT) * (value - first) / (last - first)
+        width = WIDTH - LEFT - RIGHT - 2 * INSET
+        return LEFT + INSET + width * (value - first) / (last - first)
 
     def up(self, value: float) -> float:
         """Returns the vertical position of a value, within the panel."""
@@ -109,6 +114,11 @@ def of_replicas(
         write=write,
         is_log=numbers[-1] > MOST_LINEAR,
     )
+
+
+def plain(value: float) -> str:
+    """Writes the value of a tick without zeros that say nothing."""
+    return f"{value:,.10g}".replace(",", formats.THIN_SPACE)
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -16,7 +16,7 @@ from results import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from markupsafe import Markup
 
@@ -112,8 +112,14 @@ def _others(study: Study, shared: set[str]) -> tuple[str, ...]:
     return tuple(case.label for case in study.cases if case.case_id not in shared)
 
 
-def headline(compared: Compared) -> str:
-    """Returns what the ratios say, in at most three sentences."""
+def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
+    """Returns what the ratios say, in at most three sentences.
+
+    Args:
+      compared: The comparison.
+      first: How the first study is called.
+      second: How the second one is called.
+    """
     rows = compared.table.rows
     if compared.reasons:
         return (
@@ -125,16 +131,19 @@ def headline(compared: Compared) -> str:
     what = compared.table.metric.name.replace("_", " ")
     if not holding:
         return (
-            f"No difference in {what} holds between A and B in {cases}: each interval "
-            "includes 1, or does not when all are looked at together."
+            f"Whether {what} differs between {first} and {second} is inconclusive in "
+            f"{'the' if len(rows) == 1 else 'all'} {cases}: no difference holds when "
+            "all are looked at together (Holm, 5 %)."
         )
     parts = []
     for is_more, word in ((True, "higher"), (False, "lower")):
         chosen = [row for row in holding if (_value(row) > 1) == is_more]
         if chosen:
-            parts.append(f"{_range(chosen)} {word} in {len(chosen)} of {cases}")
+            than = "" if parts else f" than in {second}"
+            where = f"{len(chosen)} of {cases}"
+            parts.append(f"{_range(chosen)} {word}{than} in {where}")
     rest = len(rows) - len(holding)
-    text = f"In A, {what} is {', and '.join(parts)}."
+    text = f"In {first}, {what} is {', and '.join(parts)}."
     if rest:
         text += f" In {rest} the difference is inconclusive."
     return text
@@ -236,8 +245,9 @@ def _drawn(compared: Compared, name: str) -> _Drawn | None:
         [int(dot.x) for dot in dots],
         [dot.value if dot.high is None else dot.high for dot in dots]
         + ([1.0] if is_efficiency else []),
-        write=formats.percent if is_efficiency else formats.significant,
+        write=formats.percent if is_efficiency else chart.plain,
     )
+    write = formats.percent if is_efficiency else formats.significant
     unit = compared.first.example_unit
     slug = "efficiency" if is_efficiency else "throughput"
     panels = tuple(
@@ -248,7 +258,7 @@ def _drawn(compared: Compared, name: str) -> _Drawn | None:
                 panel,
                 slug=f"{slug}-{index}",
                 title=f"{name}, {backend}, {mode.value} scaling",
-                description=_described(panel, frame),
+                description=_described(panel, write),
                 level=1.0 if is_efficiency else None,
             ),
         )
@@ -287,9 +297,9 @@ def _dot(point: Point, *, is_efficiency: bool) -> chart.Dot | None:
     )
 
 
-def _described(lines: Sequence[chart.Line], frame: chart.Frame) -> str:
+def _described(lines: Sequence[chart.Line], write: Callable[[float], str]) -> str:
     return "; ".join(
         f"{line.label}: "
-        + ", ".join(f"{frame.write(dot.value)} at {dot.x:g}" for dot in line.dots)
+        + ", ".join(f"{write(dot.value)} at {dot.x:g}" for dot in line.dots)
         for line in lines
     )

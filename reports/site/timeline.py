@@ -133,7 +133,7 @@ def _draw(
         low=around[0],
         high=around[-1],
         x_label="studies, in order of time (month-day)",
-        write=formats.significant,
+        write=chart.plain,
     )
     lines = []
     changes = []

@@ -95,14 +95,21 @@ def test_markdown_fits_a_pull_request(good: Store) -> None:
     assert exports.MOST_LINES >= len(lines)
 
 
-def test_markdown_of_a_large_study_has_at_most_forty_lines(make: Any) -> None:
+def test_markdown_of_a_large_study_has_at_most_forty_lines(
+    make: Any, synthetic: Any
+) -> None:
     """The largest cases are kept, and what is left out is said."""
-    large = make(replicas=tuple(range(1, 13)), repeats=2, num_measured_steps=2)
+    large = make(
+        modes=(synthetic.WEAK,),
+        replicas=tuple(range(1, 25)),
+        repeats=2,
+        num_measured_steps=2,
+    )
     text = exports.as_markdown(large)
 
     assert exports.MOST_LINES >= len(text.splitlines())
     assert "30 more cases: `python -m harness report STUDY --format csv`." in text
-    assert re.search(r"\| in_graph \| weak \| 12 \(oversub", text)
+    assert re.search(r"\| in_graph \| weak \| 24 \(oversub", text)
 
 
 def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:

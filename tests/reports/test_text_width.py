@@ -73,4 +73,4 @@ def test_a_wide_terminal_has_every_column(store: Store) -> None:
 
     assert text.COLUMNS == text.columns_that_fit(view_store(store), console)
     assert "have no room" not in printed
-    assert "of best" in rows[1]
+    assert any("of best" in line for line in rows)

@@ -28,8 +28,8 @@ def compared(first: Store, second: Store) -> Compared:
 def test_the_headline_says_how_much_in_how_many_cases(compared: Compared) -> None:
     """30 % in the cases of one backend; the other is inconclusive."""
     expected = (
-        "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher in 3 of 6 shared"
-        " cases. In 3 the difference is inconclusive."
+        "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
+        " shared cases. In 3 the difference is inconclusive."
     )
 
     assert expected == comparison.headline(compared)
