@@ -172,7 +172,6 @@ def _compare(
 def _index(
     cards: Sequence[Card], pairs: Sequence[Pair], studies: Sequence[Study]
 ) -> str:
-    newest_first = sorted(cards, key=lambda card: card.date, reverse=True)
     choices = {
         "workload": _values(card.workloads for card in cards),
         "backend": _values(card.backends for card in cards),
@@ -183,7 +182,7 @@ def _index(
         title="Scaling studies",
         site_style=assets.text("site.css"),
         script=assets.text("site.js"),
-        cards=newest_first,
+        cards=[*reversed(cards)],
         choices=choices,
         facts=", ".join(
             [

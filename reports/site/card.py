@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 WORKLOAD_NAMES: Final = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
 NO_MACHINE: Final = "machine not recorded"
-_DATE_LENGTH: Final = len("2026-01-01")
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 
 
@@ -51,7 +50,7 @@ class Card:
       workloads: Names of its workload; a tuple, as backends and machines.
       backends: Its backends.
       machines: Its machines, in words.
-      date: When it was planned.
+      created_at: When it was planned.
       trials: How many trials are ok, in words.
       verdict: One or more sentences.
       sparks: Of the fastest backend, one per scaling mode.
@@ -64,11 +63,26 @@ class Card:
     workloads: tuple[str, ...]
     backends: tuple[str, ...]
     machines: tuple[str, ...]
-    date: str
+    created_at: str
     trials: str
     verdict: str
     sparks: tuple[Spark, ...]
     efficiency: float
+
+    @property
+    def date(self) -> str:
+        """The day on which it was planned."""
+        return day(self.created_at)
+
+
+def day(time: str) -> str:
+    """Returns the day of a recorded time."""
+    return time[: len("2026-01-01")]
+
+
+def minute(time: str) -> str:
+    """Returns day and minute of a recorded time."""
+    return time[: len("2026-01-01T00:00")].replace("T", " ")
 
 
 def slugs(names: Sequence[str]) -> list[str]:
@@ -113,7 +127,7 @@ def make_card(view: View, slug: str) -> Card:
         workloads=workloads,
         backends=study.backends,
         machines=machines(view),
-        date=study.plan.created_at[:_DATE_LENGTH],
+        created_at=study.plan.created_at,
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
         verdict=judged.headline,
         sparks=tuple(spark for spark, _ in found),

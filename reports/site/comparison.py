@@ -6,7 +6,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports import formats, judgement, page
-from reports.site import assets, chart
+from reports.site import assets, chart, ratio_bar
+from reports.site.card import minute
 from results import (
     compare,
     errors,
@@ -167,6 +168,7 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
       compared: The comparison.
       links: Text and address of pages that are linked at the top.
     """
+    reach = ratio_bar.reach(row.difference.ratio for row in compared.table.rows)
     return (
         str(
             page.render(
@@ -175,7 +177,8 @@ def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
                 site_style=assets.text("site.css"),
                 compared=compared,
                 headline=headline(compared),
-                rows=list(_rows(compared.table)),
+                rows=list(_rows(compared.table, reach)),
+                reach=ratio_bar.ends(reach),
                 notes=judgement.comparison_notes(compared.table),
                 figures=_figures(compared),
                 links=links,
@@ -198,17 +201,18 @@ def _side(letter: str, study: Study) -> dict[str, str]:
     return {
         "letter": letter,
         "study": study.plan.study,
-        "planned": study.plan.created_at,
+        "planned": minute(study.plan.created_at),
         "trials": f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
     }
 
 
-def _rows(table: RatioTable) -> Iterator[dict[str, object]]:
+def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
     for row in table.rows:
         estimate = row.difference.ratio
         yield {
             "name": row.name,
             "ratio": estimate,
+            "bar": ratio_bar.draw(estimate, reach),
             "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
             "p_value": row.difference.p_value,
             "text": _conclusion(row),

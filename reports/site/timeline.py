@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from reports import formats
 from reports.site import chart
+from reports.site.card import day, minute
 from results import change_points
 from results.history import history
 
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from results.study import Study
 
 MOST_CHARTS: Final = 40
-_DATE_LENGTH: Final = len("2026-01-01")
 _FEWEST: Final = 2
 _NUM_COLORS: Final = 8
 
@@ -31,6 +31,7 @@ class CaseHistory:
 
     Attributes:
       title: Workload, preset and case.
+      unit: Of its throughput.
       drawing: Its chart.
       rows: Of the table: date, study, commit, throughput, interval, machine, change.
       machines: The machine classes: letter and words.
@@ -38,6 +39,7 @@ class CaseHistory:
     """
 
     title: str
+    unit: str
     drawing: Markup
     rows: tuple[tuple[str, ...], ...]
     machines: tuple[tuple[str, str], ...]
@@ -101,6 +103,7 @@ def _case(segments: Sequence[Series], index: int) -> CaseHistory:
     title = f"{first.workload} {first.preset}, {first.case}"
     return CaseHistory(
         title=title,
+        unit=seen[0][0].throughput.unit,
         drawing=_draw(seen, len(ordered), slug=f"history-{index}", title=title),
         rows=tuple(_row(observation, place) for observation, place in seen),
         machines=tuple(
@@ -127,12 +130,12 @@ def _draw(
     around = chart.ticks(min(ends), max(ends))
     frame = chart.Frame(
         places=tuple(
-            (float(place), observation.date[5:_DATE_LENGTH])
-            for place, (observation, _) in enumerate(seen)
+            (float(place), label)
+            for place, label in enumerate(_labels([of.date for of, _ in seen]))
         ),
         low=around[0],
         high=around[-1],
-        x_label="studies, in order of time (month-day)",
+        x_label="studies, in order of time",
         write=chart.plain,
     )
     lines = []
@@ -161,6 +164,15 @@ def _draw(
         marks=changes,
         levels=_levels(seen, number),
     )
+
+
+def _labels(dates: Sequence[str]) -> list[str]:
+    """Returns what tells dates apart: days of a year, or minutes of one day."""
+    is_one_day = len({day(date) for date in dates}) == 1
+    part = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
+    if not is_one_day:
+        part = slice(len("2026-"), len("2026-01-01"))
+    return [date[part] for date in dates]
 
 
 def _dot(x: int, seen: Observation) -> chart.Dot:
@@ -194,7 +206,7 @@ def _row(seen: Observation, machine: int) -> tuple[str, ...]:
         )
     change = "" if seen.change is None else f"{100 * (seen.change - 1):+.1f} %"
     return (
-        seen.date[:_DATE_LENGTH],
+        minute(seen.date),
         seen.study,
         seen.commit or formats.ABSENT,
         f"{formats.significant(throughput.value)} {throughput.unit}",

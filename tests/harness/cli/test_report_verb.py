@@ -104,7 +104,7 @@ def test_two_studies_are_compared_in_a_page(
 @pytest.mark.parametrize(
     ("form", "expected"),
     [
-        ("text", r"what differs \(A / B\)\n    nothing that is recorded\n"),
+        ("text", r"what differs \(A / B\)\n  nothing that is recorded\n"),
         (
             "markdown",
             r"\A### A a, B b\n\n\*\*Whether throughput differs between A and B",
