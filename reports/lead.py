@@ -36,10 +36,10 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
     known = [
         curve for curve in curves if any(of.efficiency is not None for of in curve)
     ]
-    return tuple(max(known, key=_speed, default=()))
+    return tuple(max(known, key=_size_and_throughput)) if known else ()
 
 
-def _speed(curve: list[Point]) -> tuple[int, float]:
+def _size_and_throughput(curve: list[Point]) -> tuple[int, float]:
     last = curve[-1]
     assert last.throughput is not None
     return last.num_replicas, last.throughput.value

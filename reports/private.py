@@ -66,7 +66,7 @@ def visible_text(page: str) -> str:
 
 
 def find(where: str, text: str, names: Iterable[str] | None = None) -> Iterator[Shown]:
-    """Yields what may be private in a text, each thing once.
+    """Yields what may be private in a string, each thing once.
 
     Args:
       where: Named in what is found.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import rich.box
@@ -9,7 +10,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from reports import formats, verdict
+from reports import formats, narrow, verdict
 from reports.sections import learning, lost_time, seeds
 from reports.view import View, view_store
 
@@ -42,7 +43,6 @@ COLUMNS = (
 )
 DROPPED_FIRST = ("of best", "ok", "rate", "speedup")
 """Columns that a narrow terminal lacks, in this order; a number is never cut."""
-_WIDEST = 10_000
 _LEFT = {"backend", "mode"}
 
 
@@ -115,15 +115,8 @@ def columns_that_fit(view: View, console: rich.console.Console) -> tuple[str, ..
     columns = [
         name for name in COLUMNS if name != "of best" or view.has_several_baselines
     ]
-    for name in DROPPED_FIRST:
-        options = console.options.update(max_width=_WIDEST)
-        table = summary_table(view, columns)
-        needed = console.measure(table, options=options).maximum
-        if needed <= console.width:
-            break
-        if name in columns:
-            columns.remove(name)
-    return tuple(columns)
+    make_table = functools.partial(summary_table, view)
+    return narrow.columns_that_fit(columns, DROPPED_FIRST, make_table, console)
 
 
 def quality_lines(view: View) -> list[str]:

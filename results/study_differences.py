@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Final
 
-from results import study_match
+from results import study_match, variables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,23 +82,30 @@ def of_studies(first: Study, second: Study) -> tuple[StudyDifference, ...]:
 def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     """Returns why no ratio of two studies can be judged, one line each; often none.
 
-    A machine fingerprint that differs is explained by the facts behind it.
+    A machine fingerprint that differs is explained by the facts behind it. That of
+    studies which differ in the version of this package alone is no reason: the code is
+    what is compared.
 
     Raises:
       ResultsError: The workloads differ, or no case is in both.
     """
     reasons = study_match.differences(first, second)
-    if not any(reason.startswith(study_match.FINGERPRINT) for reason in reasons):
+    others = tuple(
+        text for text in reasons if not text.startswith(study_match.FINGERPRINT)
+    )
+    if others == reasons:
         return reasons
-    facts = [
-        found.text
-        for found in of_studies(first, second)
-        if found.group in (MACHINE, SOFTWARE) and found.name != _OWN_PACKAGE
-    ]
-    if not facts:  # of what the fingerprint has, not everything is recorded
-        return reasons
-    others = [text for text in reasons if not text.startswith(study_match.FINGERPRINT)]
-    return (f"the machines differ: {', '.join(facts)}", *others)
+    found = of_studies(first, second)
+    facts = [of.text for of in found if _is_of_machine(of)]
+    if facts:
+        return (f"the machines differ: {', '.join(facts)}", *others)
+    is_own_version = any(of.name == _OWN_PACKAGE for of in found)
+    return others if is_own_version else reasons
+
+
+def _is_of_machine(found: StudyDifference) -> bool:
+    """Whether a fact is part of a fingerprint."""
+    return found.group in (MACHINE, SOFTWARE) or found.name in variables.IDENTITY
 
 
 def _listed(values: set[str]) -> str:

@@ -148,7 +148,7 @@ cli.add_command(reporting_verbs.list_)
 
 
 @cli.command()
-@click.argument("study", type=reporting_verbs.STUDY)
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @json_option
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
@@ -159,7 +159,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("study", type=reporting_verbs.STUDY)
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @_retry_option
 @_keep_option
@@ -204,7 +204,7 @@ cli.add_command(reporting_verbs.report)
 
 
 @cli.command()
-@click.argument("study", type=reporting_verbs.STUDY)
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @json_option
 def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:

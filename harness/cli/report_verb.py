@@ -30,7 +30,7 @@ _TWO = 2
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What ``report`` was asked for; see the options."""
+    """What is requested of ``report``; see the options."""
 
     studies: tuple[str, ...]
     runs_dir: Path
@@ -53,7 +53,7 @@ class Request:
 
 
 def report(request: Request) -> int:
-    """Writes or prints what was asked for; corrupt records are named and left out.
+    """Writes or prints what is requested; corrupt records are named and left out.
 
     Raises:
       MatchStudyError: Two studies are not comparable.
@@ -145,9 +145,8 @@ def _compared(request: Request, stores: Sequence[Store]) -> Compared:
     first, second = (load_study(store) for store in stores)
     metric = gate_metrics.metric_of(request.metric)
     found = comparison.compare_studies(first, second, metric)
-    judging.check_comparable(
-        *request.studies, found.reasons, request.is_different_allowed
-    )
+    name, other = request.studies
+    judging.check_comparable(name, other, found.reasons, request.is_different_allowed)
     return found
 
 

@@ -3,41 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from harness.cli import exit_codes
 from harness.cli.sweep_options import json_option, runs_dir_option
 
-if TYPE_CHECKING:
-    from click.shell_completion import CompletionItem
-
 FORMATS = ("html", "text", "markdown", "json", "csv", "badge", "tensorboard")
 
 
-class StudyType(click.ParamType):
-    """A study by name or path; a shell completes the names."""
-
-    name = "study"
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        """Returns the studies below ``--runs-dir`` whose names begin like this."""
-        from click.shell_completion import CompletionItem
-
-        del param
-        runs_dir = Path(ctx.params.get("runs_dir") or "runs")
-        try:
-            plans = sorted(runs_dir.glob("*/plan.json"))
-        except OSError:  # nothing to complete; the verb itself says what is wrong
-            return []
-        names = [path.parent.name for path in plans]
-        return [CompletionItem(name) for name in names if name.startswith(incomplete)]
-
-
-STUDY = StudyType()
+def complete_study(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[str]:
+    """Returns the studies below ``--runs-dir`` whose names begin like this."""
+    del param
+    runs_dir = Path(ctx.params.get("runs_dir") or "runs")
+    try:
+        plans = sorted(runs_dir.glob("*/plan.json"))
+    except OSError:  # nothing to complete; the verb itself says what is wrong
+        return []
+    names = [path.parent.name for path in plans]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 @click.command("list")
@@ -62,7 +49,11 @@ def list_(what: str | None, *, runs_dir: Path, is_json: bool) -> int:
 
 @click.command()
 @click.argument(
-    "studies", nargs=-1, required=True, metavar="STUDY [STUDY]...", type=STUDY
+    "studies",
+    nargs=-1,
+    required=True,
+    metavar="STUDY [STUDY]...",
+    shell_complete=complete_study,
 )
 @runs_dir_option
 @click.option(
@@ -111,7 +102,9 @@ def report(**settings: Any) -> int:
 
 
 @click.command()
-@click.argument("studies", nargs=-1, metavar="[STUDY]...", type=STUDY)
+@click.argument(
+    "studies", nargs=-1, metavar="[STUDY]...", shell_complete=complete_study
+)
 @runs_dir_option
 @click.option("--markdown", "is_markdown", is_flag=True, help="Print Markdown tables.")
 @json_option

@@ -92,7 +92,7 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
         second=second,
         table=table,
         differences=study_differences.of_studies(first, second),
-        reasons=study_differences.why_not_comparable(first, second),
+        reasons=table.differences,
         only_first=_others(first, here),
         only_second=_others(second, there),
     )
@@ -136,7 +136,7 @@ def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> st
             f"{'the' if len(rows) == 1 else 'all'} {cases}: no difference holds when "
             "all are looked at together (Holm, 5 %)."
         )
-    parts = []
+    parts: list[str] = []
     for is_more, word in ((True, "higher"), (False, "lower")):
         chosen = [row for row in holding if (_value(row) > 1) == is_more]
         if chosen:
@@ -212,7 +212,7 @@ def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
         yield {
             "name": row.name,
             "ratio": estimate,
-            "bar": ratio_bar.draw(estimate, reach),
+            "bar": ratio_bar.draw(estimate, reach, is_marked=row.difference.holds),
             "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
             "p_value": row.difference.p_value,
             "text": _conclusion(row),

@@ -32,7 +32,7 @@ def ends(right: float) -> tuple[str, str]:
     return f"{1 / right:.2g}", f"{right:g}"
 
 
-def draw(estimate: Estimate, right: float) -> Markup:
+def draw(estimate: Estimate, right: float, *, is_marked: bool) -> Markup:
     """Returns the ratio as an ``<svg>`` element, hidden from screen readers.
 
     The cells beside it have its numbers.
@@ -40,12 +40,12 @@ def draw(estimate: Estimate, right: float) -> Markup:
     Args:
       estimate: The ratio.
       right: The ratio at the right end of the axis.
+      is_marked: Whether it stands out from ratios that are inconclusive.
     """
     middle = HEIGHT / 2
     one = f"M{WIDTH / 2} 0V{HEIGHT}"
     parts = [f'<path d="{one}" stroke="var(--muted)" stroke-dasharray="2 2"/>']
-    # Accent where the interval excludes 1; else as muted text.
-    color = "var(--accent)" if estimate.excludes(1.0) else "var(--muted)"
+    color = "var(--accent)" if is_marked else "var(--muted)"
     if estimate.low is not None and estimate.high is not None:
         low, high = _across(estimate.low, right), _across(estimate.high, right)
         parts.append(

@@ -186,7 +186,7 @@ def _levels(
     seen: Sequence[tuple[Observation, int]], number: int
 ) -> list[tuple[float, float, float, int]]:
     """Returns the geometric mean of every segment: from, to, value, colour."""
-    found = []
+    found: list[tuple[float, float, float, int]] = []
     for machine in range(number):
         own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
         starts = [i for i, (_, of) in enumerate(own) if i == 0 or of.change is not None]

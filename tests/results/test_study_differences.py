@@ -57,7 +57,7 @@ def test_equal_studies_differ_in_nothing(make: Any) -> None:
     assert {} == texts(first, second)
 
 
-def test_machine_software_code_and_settings_are_told_apart(make: Any) -> None:
+def test_each_difference_is_in_its_group(make: Any) -> None:
     """Each fact with both values, and the workload's version."""
     first = make(
         "a",
@@ -105,6 +105,33 @@ def test_a_fingerprint_without_a_recorded_fact_is_shown_itself(make: Any) -> Non
     (reason,) = study_differences.why_not_comparable(first, second)
 
     assert reason.startswith("machine fingerprint: 5f0c")
+
+
+def test_a_variable_that_moves_performance_is_of_the_machine(make: Any) -> None:
+    """It is part of the fingerprint, so it explains one that differs."""
+    first = make("a", {})
+    second = make(
+        "b",
+        {"environment_variables": {"MALLOC_ARENA_MAX": "1"}},
+        fingerprints=("00" * 10,),
+    )
+
+    assert (
+        "the machines differ: MALLOC_ARENA_MAX not recorded / 1",
+    ) == study_differences.why_not_comparable(first, second)
+
+
+def test_another_version_of_this_package_is_what_is_compared(make: Any) -> None:
+    """It changes the fingerprint, and is a difference, but no reason to refuse."""
+    first = make("a", {"packages": {"replicator-harness": "0.1.0"}})
+    second = make(
+        "b",
+        {"packages": {"replicator-harness": "0.2.0"}},
+        fingerprints=("00" * 10,),
+    )
+
+    assert () == study_differences.why_not_comparable(first, second)
+    assert {"code: replicator-harness": "0.1.0 / 0.2.0"} == texts(first, second)
 
 
 def test_studies_without_a_case_in_common_are_refused(make: Any) -> None:

@@ -84,7 +84,7 @@ def test_event_files_go_to_a_directory(
 def test_two_studies_are_compared_in_a_page(
     harness: Any, make_study: Any, tmp_path: Path
 ) -> None:
-    """Beside the report of the first, or where it was asked for."""
+    """Beside the report of the first, or where it is requested."""
     make_study("a")
     make_study("b")
     code, out, err = harness("report", "a", "b")
@@ -194,12 +194,12 @@ def test_three_studies_are_listed_in_other_formats(
 BAD = [
     (("a", "b", "c"), r"3 studies need a site; name its directory with -o, such as"),
     (("a", "b", "c", "-o", "x.html"), r"3 studies need a site; name its directory"),
-    (("a", "--format=tensorboard"), r"--format tensorboard writes several files; na"),
-    (("a", "b", "--format=badge"), r"--format badge is for one study, not for 2; nam"),
+    (("a", "--format=tensorboard"), r"--format tensorboard writes several files; name"),
+    (("a", "b", "--format=badge"), r"--format badge is for one study, not for 2; name"),
     (("a", "--json", "--format=csv"), r"--json is for the report of one study and ex"),
     (("a", "b", "--json"), r"--json is for the report of one study and excludes"),
     (("a", "b", "--metric=speed"), r"unknown metric 'speed'; allowed are throughput"),
-    (("a", "a"), r"both studies are 'a' with the same trials, which has no differen"),
+    (("a", "a"), r"both studies are 'a' with the same trials, which has no difference"),
     (("a", "a", "-o", "site"), r"study 'runs/a' is given twice; name each study once"),
     (("a", "b", "-o", "pipe.html"), r"cannot write 'pipe.html': it is not a regular"),
     (("a", "--format=csv", "-o", "file/x"), r"cannot write 'file/x': .*; choose a fil"),

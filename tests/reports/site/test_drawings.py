@@ -124,10 +124,11 @@ def test_the_axis_of_ratios_is_centred_on_one(
     assert ends == ratio_bar.ends(found)
 
 
-def test_ratios_that_exclude_one_are_marked() -> None:
+def test_ratios_that_hold_stand_out() -> None:
     """Muted otherwise; an interval without end stops at the edge."""
-    differs = str(ratio_bar.draw(estimate(1.2, 1.1, 1.3), 1.5))
-    unclear = str(ratio_bar.draw(estimate(1.2, 0.0, float("inf")), 1.5))
+    differs = str(ratio_bar.draw(estimate(1.2, 1.1, 1.3), 1.5, is_marked=True))
+    endless = estimate(1.2, 0.0, float("inf"))
+    unclear = str(ratio_bar.draw(endless, 1.5, is_marked=False))
 
     assert "var(--accent)" in differs
     assert "var(--accent)" not in unclear
