@@ -92,7 +92,7 @@ def scalar(tag: str, value: float, *, step: int, wall_time: float) -> bytes:
 
 
 def text(tag: str, content: str, *, wall_time: float) -> bytes:
-    """Returns the record of a string, which TensorBoard shows as Markdown, at step 0."""
+    """Returns the record of a string, which TensorBoard shows as Markdown; step 0."""
     plugin = _message(1, _message(1, b"text"))
     tensor = _key(1, _VARINT) + _varint(_DT_STRING)
     tensor += _message(2, b"") + _message(8, content.encode())
