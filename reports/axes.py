@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from reports import names
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -30,7 +32,7 @@ def titles(axes: Iterable[Axis]) -> dict[Axis, str]:
     found = {}
     for axis in distinct:
         same = [other for other in distinct if other[0] == axis[0]]
-        found[axis] = axis[0]
+        found[axis] = names.metric(axis[0])
         if len(same) > 1:
             found[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
     return found

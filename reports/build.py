@@ -5,7 +5,7 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import names, page
 from reports.sections import SECTIONS
 from reports.view import view_store
 from results import atomic, errors
@@ -26,7 +26,10 @@ def build_report(store: Store) -> str:
         for section in SECTIONS
         if (body := section.render(view))
     ]
-    return str(page.render("page", view=view, sections=sections)) + "\n"
+    document = page.render(
+        "page", view=view, sections=sections, title=names.title(view), names=names
+    )
+    return f"{document}\n"
 
 
 def write_report(store: Store, path: pathlib.Path | None = None) -> pathlib.Path:

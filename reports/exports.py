@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from markupsafe import escape
 
-from reports import formats, markdown, verdict
+from reports import brief, formats, markdown, marks, trust, verdict
 from reports.lead import lead_point
+from reports.marks import Level
 from reports.view import view_store
 from results import frame
 from results.summary import summarize
@@ -16,7 +17,6 @@ from results.summary import summarize
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from reports.verdict import Verdict
     from reports.view import View
     from results.scaling import Point
     from results.statistics import Estimate
@@ -43,16 +43,23 @@ def as_json(store: Store) -> str:
     view = view_store(store)
     data = {
         "report_version": REPORT_VERSION,
-        "verdict": verdict_data(verdict.judge(view)),
+        "verdict": verdict_data(view),
         **summarize(view.study),
     }
     return json.dumps(data, indent=2)
 
 
-def verdict_data(judged: Verdict) -> dict[str, Any]:
-    """Returns a verdict as plain data."""
+def verdict_data(view: View) -> dict[str, Any]:
+    """Returns the verdict on a study as plain data."""
+    judged, shown = verdict.judge(view), brief.judge(view)
     return {
-        "headline": judged.headline,
+        "headline": shown.text,
+        "level": shown.level.value,
+        "next_step": shown.next_step,
+        "marks": [
+            {"name": mark.name, "level": mark.level.value, "reason": mark.reason}
+            for mark in marks.of_view(view)
+        ],
         "findings": [
             {
                 "label": finding.label,
@@ -94,14 +101,14 @@ def as_markdown(store: Store) -> str:
     """
     view = view_store(store)
     judged = verdict.judge(view)
-    left, right, _ = badge_parts(view, judged)
+    left, right, _ = badge_parts(view)
     measured = [point for point in view.points if point.throughput is not None]
     lines = [
         f"### {markdown.escaped(view.study.plan.study)}",
         "",
         f"`{left}: {right}`",
         "",
-        f"**{markdown.escaped(judged.headline)}**",
+        f"**{markdown.escaped(brief.judge(view).text)}**",
         "",
     ]
     if measured:
@@ -156,13 +163,13 @@ def _cell(estimate: Estimate | None, write: Callable[[float], str]) -> str:
     return f"{text} ({write(estimate.low)} to {write(estimate.high)})"
 
 
-def badge_parts(view: View, judged: Verdict) -> tuple[str, str, str]:
+def badge_parts(view: View) -> tuple[str, str, str]:
     """Returns both texts of a badge, and the colour of the second.
 
     Green says that the whole interval meets the efficiency target of the study (80 % by
-    default), red that it is below, amber that this is inconclusive.
+    default), red that it is below, amber that this is inconclusive or not reliable.
     """
-    point = lead_point(view) if judged.findings else None
+    point = None if trust.why_unfit(view) else lead_point(view)
     if point is None or point.efficiency is None:
         return "scaling", NO_VERDICT, _NONE
     efficiency = point.efficiency
@@ -175,6 +182,8 @@ def badge_parts(view: View, judged: Verdict) -> tuple[str, str, str]:
     if efficiency.low is not None and efficiency.high is not None:
         low, high = 100 * efficiency.low, 100 * efficiency.high
         right += f" ({low:.0f} to {high:.0f})"
+    if marks.worst(marks.of_view(view)) is Level.BAD:
+        right, color = f"{right}, not reliable", _UNSURE
     return f"{point.mode.value} scaling efficiency", right, color
 
 
@@ -189,7 +198,7 @@ def as_badge(store: Store) -> str:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     view = view_store(store)
-    left, right, color = badge_parts(view, verdict.judge(view))
+    left, right, color = badge_parts(view)
     first, second = (
         round(_CHARACTER * len(text)) + 2 * _PADDING for text in (left, right)
     )

@@ -42,6 +42,10 @@ SHAPES = (
     _cross(0),
     _cross(45),
     _polygon([72 * k for k in range(5)], [RADIUS * 1.1] * 5),
+    _polygon([60 * k for k in range(6)], [RADIUS * 1.1] * 6),
+    _polygon(
+        [36 * k for k in range(10)], [RADIUS * (1.3, 0.55)[k % 2] for k in range(10)]
+    ),
 )
 
 

@@ -37,8 +37,8 @@ MUTED = "#040506"
 GRID = "#070809"
 PAPER = "#0a0b0c"
 SERIES = tuple(f"#0d0e{index:02x}" for index in range(NUM_SERIES))
-MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p")
-DASHES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
+MARKERS = ("o", "s", "D", "^", "v", "P", "X", "p", "h", "*")
+DASHES = ("-", "--", "-.", ":", "-", "--", "-.", ":", "-", "--")
 VARIABLES = {
     INK: "currentColor",
     MUTED: "var(--muted)",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Final
 
-from reports import event_file, verdict
+from reports import brief, event_file, verdict
 from reports.site.card import slugs
 from reports.view import view_store
 from results import atomic, errors
@@ -48,7 +48,9 @@ def _of_study(view: View) -> dict[str, bytes]:
     plan = view.study.plan
     wall_time = _seconds(plan.created_at)
     judged = verdict.judge(view)
-    words = "\n\n".join([judged.headline, *(f"- {of}" for of in judged.unknowns)])
+    words = "\n\n".join(
+        [brief.judge(view).text, *(f"- {of}" for of in judged.unknowns)]
+    )
     runs: list[tuple[str, list[bytes]]] = [
         ("verdict", [event_file.text("verdict", words, wall_time=wall_time)])
     ]

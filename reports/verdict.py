@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports import formats, input_bound, trust
 from reports.finding import Finding
+from reports.marks import QUIET_FRACTION
 from reports.view import modes_text
 from results.records import Order, ScalingMode
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
 
 NUM_KEY_FINDINGS = 4
 INCONCLUSIVE = "inconclusive"
-
-QUIET_FRACTION = 0.05
-"""A trial is disturbed if other processes used more than this fraction of CPU time."""
 
 NOUN = {ScalingMode.WEAK: "weak scaling", ScalingMode.STRONG: "strong scaling"}
 
@@ -184,7 +182,7 @@ def _leader(points: list[Point]) -> Point:
     )
 
 
-def _findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
+def findings_of_leader(view: View) -> tuple[list[Point], list[Comparison]]:
     """Returns how the leader scales, and how it compares with the others there."""
     scaled = _scaled(view)
     if not scaled:
@@ -292,7 +290,7 @@ def judge(view: View) -> Verdict:
     findings += [_comparison_finding(item) for item in _compared(view)]
     of_input = input_bound.findings(view)
     findings += of_input
-    points, compared = _findings_of_leader(view)
+    points, compared = findings_of_leader(view)
     key_findings = [_scaling_finding(point, target) for point in points]
     key_findings += [_comparison_finding(item) for item in compared]
     in_headline = findings[:1]

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from typing import TYPE_CHECKING
 
-from results import explain, scaling
-from results.records import Control
+from results import explain, recorded_loss, scaling
+from results.records import Control, Order
 from results.study import load_study
 
 if TYPE_CHECKING:
     from results.explain import Explained
+    from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.store import Store
     from results.study import Case, Study
 
-NUM_SERIES = 8
+NUM_SERIES = 10
 """Number of distinct colours and markers; the style sheet defines as many of each."""
+
+SERIES_OF_BACKEND = {
+    "in_graph": 0,
+    "tf_mirrored": 1,
+    "multi_worker": 2,
+    "tf_multi_worker": 3,
+    "multi_worker_in_graph": 4,
+    "async": 5,
+    "single": 6,
+    "tf_parameter_server": 7,
+    "horovod": 8,
+    "tpu": 9,
+}
+"""Colour and marker of each backend of the catalogue, the same in every study."""
+
+
+def series_of(backend: str) -> int:
+    """Returns the index of a backend's colour and marker; it depends on the name only.
+
+    A backend outside the catalogue shares those of another one.
+    """
+    known = SERIES_OF_BACKEND.get(backend)
+    # Not hash(): it differs from process to process.
+    return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +55,7 @@ class View:
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
+      recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
     """
 
@@ -36,6 +63,7 @@ class View:
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
+    recorded: tuple[RecordedLoss, ...]
     store: Store
 
     @property
@@ -58,6 +86,17 @@ class View:
                 ),
             )
         )
+
+    @property
+    def repetition(self) -> str:
+        """What a repetition is called: a relay has generations."""
+        is_relay = self.study.plan.measuring.order is Order.RELAY
+        return "generation" if is_relay else "repetition"
+
+    @property
+    def repetitions(self) -> str:
+        """The plural of ``repetition``."""
+        return f"{self.repetition}s"
 
     @property
     def is_anything_measured(self) -> bool:
@@ -86,7 +125,7 @@ class View:
 
     def series(self, backend: str) -> int:
         """Returns the index of a backend's colour and marker."""
-        return self.study.backends.index(backend) % NUM_SERIES
+        return series_of(backend)
 
     def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
         """Returns one curve, replicas ascending."""
@@ -109,10 +148,18 @@ def view_store(store: Store) -> View:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = load_study(store)
+    points = scaling.points(study)
+    explained = explain.explain(study)
+    with_controls = {item.case.case_id for item in explained if item.lost is not None}
     return View(
         study=study,
-        points=scaling.points(study),
+        points=points,
         comparisons=scaling.comparisons(study),
-        explained=explain.explain(study),
+        explained=explained,
+        recorded=tuple(
+            item
+            for item in recorded_loss.of_points(points)
+            if item.case.case_id not in with_controls
+        ),
         store=store,
     )

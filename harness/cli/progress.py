@@ -6,14 +6,21 @@ All of it goes to stderr; stdout is for data.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, TextIO
+import time
+from typing import TYPE_CHECKING, Final, TextIO
 
 from harness.planning.estimate import format_duration
 from results.records import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from harness.run.listener import Progress
     from results.records import PlannedTrial, StatusRecord, TrialResult
+
+
+PLAIN_PERIOD_SEC: Final = 30.0
+"""In a log, a trial that runs alone says at most this often what it does."""
 
 
 def describe_trial(trial: PlannedTrial) -> str:
@@ -48,11 +55,24 @@ def describe_end(status: StatusRecord, result: TrialResult | None) -> str:
     return text
 
 
+def left_text(left_sec: float) -> str:
+    """Says how much time is left, or by how much an estimate was too short."""
+    if left_sec >= 0:
+        return f"{format_duration(left_sec)} left"
+    return f"{format_duration(-left_sec)} over the estimate"
+
+
 class PlainProgress:
     """Prints one line per event, for logs and pipes."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._stream = sys.stderr if stream is None else stream
+        self._clock = clock
+        self._last_sec = clock()
         self._num_trials = 0
         self._number = 0
         self._is_in_rounds = False
@@ -67,7 +87,7 @@ class PlainProgress:
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """Prints the trial and the time remaining."""
         self._number += 1
-        left = "" if eta_sec is None else f" ({format_duration(eta_sec)} left)"
+        left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
         self.note(f"[{self._number}/{self._num_trials}] {describe_trial(trial)}{left}")
 
     def stage(self, text: str, eta_sec: float | None) -> None:
@@ -76,8 +96,14 @@ class PlainProgress:
         if is_round and self._is_in_rounds:
             return
         self._is_in_rounds = is_round
-        left = "" if eta_sec is None else f" ({format_duration(eta_sec)} left)"
+        left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
         self.note(f"{text}{left}")
+
+    def phase(self, text: str, eta_sec: float | None) -> None:
+        """Prints what a trial does now, unless something was printed just before."""
+        if self._clock() - self._last_sec >= PLAIN_PERIOD_SEC:
+            left = "" if eta_sec is None else f" ({left_text(eta_sec)})"
+            self.note(f"[{self._number}/{self._num_trials}]   {text}{left}")
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None
@@ -94,11 +120,30 @@ class PlainProgress:
 
     def note(self, text: str) -> None:
         """Prints the line."""
+        self._last_sec = self._clock()
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def end(self) -> None:
         """Does nothing."""
+
+
+class TimeLeft:
+    """A time left that counts down by itself between two estimates."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._end_sec: float | None = None
+
+    def set(self, eta_sec: float | None) -> None:
+        """Sets a new estimate; None if there is none."""
+        self._end_sec = None if eta_sec is None else self._clock() + eta_sec
+
+    def __str__(self) -> str:
+        """What is left now, or by how much the estimate was too short."""
+        if self._end_sec is None:
+            return ""
+        return left_text(self._end_sec - self._clock())
 
 
 class RichProgress:
@@ -116,11 +161,14 @@ class RichProgress:
         from rich.progress import Progress as Bar
 
         self._console = Console(stderr=True, highlight=False)
+        self._left = TimeLeft()
+        self._trial = ""
         self._bar = Bar(
             SpinnerColumn(),
             MofNCompleteColumn(),
             BarColumn(bar_width=24),
-            TextColumn("{task.fields[eta]}"),
+            # Formatted at every redraw, so that the time left moves.
+            TextColumn("{task.fields[left]}"),
             TimeElapsedColumn(),
             TextColumn("{task.description}", markup=False),
             console=self._console,
@@ -128,7 +176,7 @@ class RichProgress:
             # The default, four redraws per second, takes time from the replicas' cores.
             refresh_per_second=1,
         )
-        self._task = self._bar.add_task("", total=None, eta="")
+        self._task = self._bar.add_task("", total=None, left=self._left)
 
     def begin(self, num_trials: int, num_finished: int) -> None:
         """Shows the bar."""
@@ -137,15 +185,20 @@ class RichProgress:
 
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
         """Shows the trial beside the bar."""
-        eta = "" if eta_sec is None else f"{format_duration(eta_sec)} left"
-        self._bar.update(
-            self._task, description=describe_trial(trial), eta=eta, refresh=True
-        )
+        self._trial = describe_trial(trial)
+        self._show(self._trial, eta_sec)
 
     def stage(self, text: str, eta_sec: float | None) -> None:
         """Shows what a relay does now beside the bar."""
-        eta = "" if eta_sec is None else f"{format_duration(eta_sec)} left"
-        self._bar.update(self._task, description=text, eta=eta, refresh=True)
+        self._show(text, eta_sec)
+
+    def phase(self, text: str, eta_sec: float | None) -> None:
+        """Shows what a trial does now beside its name."""
+        self._show(f"{self._trial}: {text}", eta_sec)
+
+    def _show(self, text: str, eta_sec: float | None) -> None:
+        self._left.set(eta_sec)
+        self._bar.update(self._task, description=text, refresh=True)
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None

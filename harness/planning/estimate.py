@@ -42,13 +42,28 @@ class Durations:
 
     def __init__(self) -> None:
         self._by_key: dict[_Key, list[float]] = {}
+        self._rates: dict[_Key, list[float]] = {}
         self.num_trials = 0
 
-    def add(self, spec: TrialSpec, duration_sec: float) -> None:
-        """Adds one finished trial."""
+    def add(
+        self,
+        spec: TrialSpec,
+        duration_sec: float,
+        examples_per_sec: float | None = None,
+    ) -> None:
+        """Adds one finished trial.
+
+        Args:
+          spec: What it ran.
+          duration_sec: What it took as a whole.
+          examples_per_sec: Its throughput, if it was measured.
+        """
         self.num_trials += 1
         for key in _keys(spec):
             self._by_key.setdefault(key, []).append(duration_sec)
+        if examples_per_sec:
+            for key in _rate_keys(spec):
+                self._rates.setdefault(key, []).append(examples_per_sec)
 
     def guess(self, spec: TrialSpec) -> float | None:
         """Returns the median of the most similar trials, or None without any."""
@@ -62,8 +77,29 @@ class Durations:
         total = 0.0
         for spec in specs:
             guess = self.guess(spec)
-            total += assumed_sec(spec) if guess is None else guess
+            total += self.assumed_sec(spec) if guess is None else guess
         return total
+
+    def assumed_sec(self, spec: TrialSpec) -> float:
+        """Returns what a trial is assumed to take where there is no earlier one.
+
+        A quality run takes its budget too: in seconds, or at the throughput of trials
+        of the same case.
+        """
+        budget = spec.budget
+        if budget is None:
+            return ASSUMED_TRIAL_SEC
+        if budget.unit is BudgetUnit.SECONDS:
+            return ASSUMED_TRIAL_SEC + budget.amount
+        num_examples = budget.amount
+        if budget.unit is BudgetUnit.STEPS:
+            num_examples *= spec.global_batch_size
+        rates = next(
+            (self._rates[key] for key in _rate_keys(spec) if key in self._rates), None
+        )
+        if rates is None:
+            return ASSUMED_TRIAL_SEC
+        return ASSUMED_TRIAL_SEC + num_examples / statistics.median(rates)
 
 
 def _keys(spec: TrialSpec) -> list[_Key]:
@@ -82,6 +118,17 @@ def _keys(spec: TrialSpec) -> list[_Key]:
         (*size, replicas),
         size,
     ]
+
+
+def _rate_keys(spec: TrialSpec) -> list[_Key]:
+    """Returns the keys by which trials are equally fast, most specific first.
+
+    A quality run is as fast as a trial without a budget.
+    """
+    fields = spec.model_dump(mode="json")
+    kind = tuple(str(fields[n]) for n in ("workload", "preset", "data", "device"))
+    case = tuple(str(fields[n]) for n in ("backend", "num_replicas"))
+    return [(*kind, *case, str(spec.global_batch_size)), (*kind, *case), kind]
 
 
 def read_durations(runs_dir: Path) -> Durations:
@@ -114,7 +161,7 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
         guess = durations.guess(trial.spec)
         if guess is None:
             num_assumed += 1
-            guess = assumed_sec(trial.spec)
+            guess = durations.assumed_sec(trial.spec)
         total += guess
     if not num_assumed:
         basis = "from earlier trials like these"
@@ -128,19 +175,6 @@ def estimate(trials: Sequence[PlannedTrial], durations: Durations) -> Estimate:
             f" {ASSUMED_TRIAL_SEC:g} s"
         )
     return Estimate(total_sec=total, basis=basis)
-
-
-def assumed_sec(spec: TrialSpec) -> float:
-    """Returns what a trial is assumed to take where there is no earlier one."""
-    return ASSUMED_TRIAL_SEC + _budget_sec(spec)
-
-
-def _budget_sec(spec: TrialSpec) -> float:
-    """Time of a quality run beyond that of a trial, where its budget is in seconds."""
-    budget = spec.budget
-    if budget is None or budget.unit is not BudgetUnit.SECONDS:
-        return 0.0
-    return budget.amount
 
 
 def format_duration(seconds: float) -> str:

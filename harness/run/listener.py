@@ -15,10 +15,16 @@ class Progress(Protocol):
         """The sweep starts; ``num_finished`` of ``num_trials`` are already done."""
 
     def trial_started(self, trial: PlannedTrial, eta_sec: float | None) -> None:
-        """A trial starts; ``eta_sec`` is the time to the end of the sweep."""
+        """A trial starts; ``eta_sec`` is the time to the end of the sweep.
+
+        It is negative where the sweep takes longer than was estimated.
+        """
 
     def stage(self, text: str, eta_sec: float | None) -> None:
         """A relay does something else now; ``eta_sec`` as in ``trial_started``."""
+
+    def phase(self, text: str, eta_sec: float | None) -> None:
+        """A trial that runs alone does something else; ``eta_sec`` as above."""
 
     def trial_ended(
         self, trial: PlannedTrial, status: StatusRecord, result: TrialResult | None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import Interrupted
 from harness.planning import defaults
+from harness.run import phase_watch
 from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import run_trial
 from results.records import Order, TrialStatus
@@ -101,8 +102,12 @@ def run_trials(
     progress.begin(len(trials), len(trials) - len(missing))
 
     def end(trial: PlannedTrial, status: StatusRecord) -> None:
-        durations.add(trial.spec, status.duration_sec)
-        progress.trial_ended(trial, status, store.read_trial(trial.trial_id).result)
+        result = store.read_trial(trial.trial_id).result
+        rate = None
+        if result is not None and status.status is TrialStatus.OK:
+            rate = result.examples_per_sec  # others have none: all turns may be void
+        durations.add(trial.spec, status.duration_sec, rate)
+        progress.trial_ended(trial, status, result)
 
     try:
         while missing:
@@ -113,14 +118,35 @@ def run_trials(
                     store, together, later, settings, progress, durations
                 )
             else:
-                specs = [trial.spec for trial in missing]
-                progress.trial_started(together[0], durations.remaining_sec(specs))
-                statuses = [run_trial(store, together[0], settings)]
+                statuses = [
+                    _run_alone(store, together[0], later, settings, progress, durations)
+                ]
             for trial, status in zip(together, statuses, strict=True):
                 end(trial, status)
             missing = later
     finally:
         progress.end()
+
+
+def _run_alone(
+    store: Store,
+    trial: PlannedTrial,
+    later: Sequence[PlannedTrial],
+    settings: RunSettings,
+    progress: Progress,
+    durations: Durations,
+) -> StatusRecord:
+    own_sec = durations.remaining_sec([trial.spec])
+    later_sec = durations.remaining_sec(other.spec for other in later)
+    progress.trial_started(trial, own_sec + later_sec)
+    started = time.monotonic()
+
+    def show(text: str) -> None:
+        # Below 0, the estimate was too short; it is shown, and does not stand still.
+        progress.phase(text, own_sec - (time.monotonic() - started) + later_sec)
+
+    with phase_watch.PhaseWatch(store.trial_dir(trial.trial_id), show):
+        return run_trial(store, trial, settings)
 
 
 def _next_together(missing: Sequence[PlannedTrial]) -> list[PlannedTrial]:
@@ -160,17 +186,20 @@ def _run_generation(
         {trial.spec.repetition_index for trial in later if _is_in_relay(trial)}
     )
     alone = [trial.spec for trial in later if not _is_in_relay(trial)]
+    assumed_sec = durations.remaining_sec(trial.spec for trial in trials)
     label = f"generation {generation.index + 1} of {plan.repeats}"
     started = time.monotonic()
 
     def stage(text: str, left_sec: float | None) -> None:
-        eta_sec = None
+        passed_sec = time.monotonic() - started
+        whole_sec = duration_sec
+        if whole_sec is None:
+            # Before the first round, nothing is known but what such trials took.
+            whole_sec = assumed_sec if left_sec is None else passed_sec + left_sec
+        if left_sec is None:
+            left_sec = whole_sec - passed_sec
         rest_sec = durations.remaining_sec(alone)
-        if left_sec is None and duration_sec is not None:
-            left_sec = max(duration_sec - (time.monotonic() - started), 0.0)
-        if left_sec is not None:
-            per_generation = duration_sec or (time.monotonic() - started + left_sec)
-            eta_sec = left_sec + num_later * per_generation + rest_sec
+        eta_sec = left_sec + num_later * whole_sec + rest_sec
         progress.stage(f"{label}: {text}", eta_sec)
 
     return run_generation(store, generation, settings, stage)

@@ -36,18 +36,16 @@ def _row(view: View, comparison: Comparison) -> rows.Row:
 
 def render(view: View) -> Markup:
     """Renders the forest plot and its description."""
-    if not view.study.cases:
-        return page.NOTHING
     measured = [item for item in view.comparisons if item.ratio is not None]
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
-    figure = None
-    if measured:
-        figure = rows.draw_estimates(
-            [_row(view, item) for item in measured],
-            slug="forest",
-            title="Throughput ratios of backends",
-            description=" ".join(verdict.compare_text(item) for item in measured),
-            axis_label="ratio of throughput (1 = equally fast)",
-            reference=1.0,
-        )
+    if not measured:
+        return page.NOTHING
+    figure = rows.draw_estimates(
+        [_row(view, item) for item in measured],
+        slug="forest",
+        title="Throughput ratios of backends",
+        description=" ".join(verdict.compare_text(item) for item in measured),
+        axis_label="ratio of throughput (1 = equally fast)",
+        reference=1.0,
+    )
     return page.render("backends", view=view, figure=figure, texts=texts)

@@ -91,6 +91,8 @@ def tabulate(counts: dict[str, tuple[CaseCounts, ...]]) -> list[Row]:
 def render(view: View) -> Markup:
     """Renders one table: a row per figure, a column per case."""
     counts = collect(view)
+    if not counts:
+        return page.NOTHING
     columns = {
         found.case.case_id: found for cases in counts.values() for found in cases
     }

@@ -169,6 +169,8 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
 
 def render(view: View) -> Markup:
     """Renders two or three panels per metric, a table of the runs, and all seeds."""
+    if not view.study.quality_runs:
+        return page.NOTHING
     everything = collect(view)
     found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]

@@ -1,4 +1,4 @@
-"""Where the time of a step went: its parts, from the controls of a relay."""
+"""Where the time of a step went: from controls, else from what turns record."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from markupsafe import Markup
-
 from reports import formats, input_bound, page
 from reports.figures import waterfall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from markupsafe import Markup
+
     from reports.view import View
     from results.explain import Explained
     from results.lost_time import LostTime, Part
+    from results.recorded_loss import RecordedLoss
 
 TITLE = "Where the time went"
 SLUG = "lost-time"
 
+MOST_FIGURES = 8
+
 NAMES = {
     "alone": "one replica alone",
+    "ideal": "ideal: one replica, scaled",
+    "computing": "more CPU time",
+    "core_wait": "waiting for a core",
     "contention": "contention",
     "exposed_communication": "exposed communication",
     "input": "input",
@@ -33,13 +39,17 @@ NAMES = {
 }
 MEANINGS = {
     "alone": "the work itself, measured with one replica",
+    "ideal": "the step of the baseline, times the examples per replica relative to it",
+    "computing": "the same examples take more CPU time: shared caches and memory "
+    "bandwidth, smaller batches, the work of collectives",
+    "core_wait": "threads that could run have no core",
     "contention": "programs that never communicate are slower beside each other: "
     "memory bandwidth, caches, clocks",
     "exposed_communication": "what the step waits for collectives",
     "input": "what the step waits for its batches",
     "imbalance": "what the slowest process takes longer than the fastest",
     "update": "the optimizer",
-    "unexplained": "what no control takes away",
+    "unexplained": "what no other part has",
     "step": "all of it",
 }
 
@@ -57,7 +67,7 @@ class Shown:
       input_bound: What the input pipelines take alone; empty if not measured.
     """
 
-    item: Explained
+    item: Explained | RecordedLoss
     name: str
     figure: Markup | None
     rows: tuple[tuple[str, Part, str], ...] = ()
@@ -95,12 +105,12 @@ def _input_text(lost: LostTime) -> str:
     return input_bound.statement(lost.input_bound, writer(lost))
 
 
-def name_of(item: Explained) -> str:
+def name_of(item: Explained | RecordedLoss) -> str:
     """Names a case by backend and replicas."""
     return f"{item.case.spec.backend} x{item.case.spec.num_replicas}"
 
 
-def _draw(view: View, item: Explained, lost: LostTime, number: int) -> Markup:
+def _draw(view: View, backend: str, name: str, lost: LostTime, slug: str) -> Markup:
     parts = [part for part in lost.parts if part.value_sec is not None] + [lost.step]
     write = writer(lost)
     bars = [
@@ -110,45 +120,68 @@ def _draw(view: View, item: Explained, lost: LostTime, number: int) -> Markup:
             low=None if part.low_sec is None else 1000 * part.low_sec,
             high=None if part.high_sec is None else 1000 * part.high_sec,
             text=with_interval(part, write),
-            is_loss=part.name not in ("alone", "step"),
+            is_loss=part.name not in ("alone", "ideal", "step"),
             is_total=part.name == "step",
         )
         for part in parts
     ]
     return waterfall.draw(
         bars,
-        series=view.series(item.case.spec.backend),
-        slug=f"lost-time-{number}",
-        title=f"Where the time of a step of {name_of(item)} went",
+        series=view.series(backend),
+        slug=slug,
+        title=f"Where the time of a step of {name} went",
         description="; ".join(f"{bar.label} {bar.text} ms" for bar in bars) + ".",
         axis_label="ms per step",
     )
 
 
 def render(view: View) -> Markup:
-    """Renders a waterfall and a table per case; nothing without controls."""
-    if not view.explained:
-        return Markup()
-    shown = []
-    for number, item in enumerate(view.explained):
-        lost = item.lost
-        if lost is None:
-            shown.append(Shown(item=item, name=name_of(item), figure=None))
-            continue
-        shown.append(
-            Shown(
-                item=item,
-                name=name_of(item),
-                figure=_draw(view, item, lost, number),
-                rows=tuple(
-                    (NAMES[part.name], part, MEANINGS[part.name])
-                    for part in (*lost.parts, lost.step)
-                ),
-                write=writer(lost),
-                input_bound=_input_text(lost),
-            )
-        )
-    return page.render("lost_time", view=view, shown=shown)
+    """Renders a waterfall and a table per case; nothing where nothing is known."""
+    explained = [
+        _show(view, item, name_of(item), f"lost-time-{number}")
+        for number, item in enumerate(view.explained)
+    ]
+    recorded = [
+        _show(view, item, f"{name_of(item)}, {item.mode.value}", f"recorded-{number}")
+        for number, item in enumerate(_largest(view.recorded))
+    ]
+    if not explained and not recorded:
+        return page.NOTHING
+    return page.render(
+        "lost_time",
+        view=view,
+        explained=explained,
+        recorded=recorded,
+        all_recorded=[item for item in view.recorded if item.lost is not None],
+        names=NAMES,
+    )
+
+
+def _largest(items: tuple[RecordedLoss, ...]) -> list[RecordedLoss]:
+    """Returns those at the most replicas of each backend and mode; a table has all."""
+    found: dict[tuple[str, str], RecordedLoss] = {}
+    for item in items:
+        if item.lost is not None and not item.case.is_oversubscribed:
+            # Replicas ascend, so the last one wins.
+            found[item.case.spec.backend, item.mode.value] = item
+    return list(found.values())[:MOST_FIGURES]
+
+
+def _show(view: View, item: Explained | RecordedLoss, name: str, slug: str) -> Shown:
+    lost = item.lost
+    if lost is None:
+        return Shown(item=item, name=name, figure=None)
+    return Shown(
+        item=item,
+        name=name,
+        figure=_draw(view, item.case.spec.backend, name, lost, slug),
+        rows=tuple(
+            (NAMES[part.name], part, MEANINGS[part.name])
+            for part in (*lost.parts, lost.step)
+        ),
+        write=writer(lost),
+        input_bound=_input_text(lost),
+    )
 
 
 def lines(view: View) -> list[str]:

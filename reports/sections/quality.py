@@ -101,6 +101,8 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
 def render(view: View) -> Markup:
     """Renders one figure per metric, with each trial's own interval below."""
     everything = collect(view)
+    if not everything:
+        return page.NOTHING
     found = dict(list(everything.items())[: axes.MOST_FIGURES])
     all_axes = [axes.axis_of(cases[0].trials[0][1]) for cases in found.values()]
     figures = [

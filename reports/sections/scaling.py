@@ -27,7 +27,7 @@ LEADS = {
 
 def render(view: View) -> Markup:
     """Renders one figure per quantity, one panel per scaling mode."""
-    if not view.study.cases:
+    if not view.is_anything_measured or not view.study.cases:
         return page.NOTHING
     figures = [
         {
@@ -36,7 +36,6 @@ def render(view: View) -> Markup:
             "panels": [drawing.draw(quantity, view, mode) for mode in view.study.modes],
         }
         for quantity in drawing.QUANTITIES
-        if view.is_anything_measured
     ]
     laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
     return page.render("scaling", view=view, figures=figures, laws=laws)

@@ -77,6 +77,8 @@ def render(view: View) -> Markup:
                     is_from_zero=True,
                 )
             )
+    if not panels:
+        return page.NOTHING
     rows_of_table = [
         (case, found.get("first-step"), found.get("memory"))
         for case in view.measured_cases

@@ -116,5 +116,7 @@ def render(view: View) -> Markup:
                 is_logarithmic=True,
             )
         )
+    if not panels:
+        return page.NOTHING
     table = [(case, steps, quartiles(steps)) for case, steps in measured]
     return page.render("steps", view=view, panels=panels, table=table)

@@ -17,6 +17,6 @@ SLUG = "summary"
 
 def render(view: View) -> Markup:
     """Renders the table of points."""
-    if not view.study.cases:
+    if not any(point.throughput for point in view.points):
         return page.NOTHING
     return page.render("summary", view=view)

@@ -6,10 +6,9 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Final
 
-from reports import formats, verdict
+from reports import brief, formats, names, trust
 from reports.lead import lead_curve
 from reports.site import sparkline
-from results.history import machine_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from reports.view import View
     from results.records import Environment, ScalingMode
 
-WORKLOAD_NAMES: Final = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
 NO_MACHINE: Final = "machine not recorded"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
 
@@ -52,7 +50,7 @@ class Card:
       machines: Its machines, in words.
       created_at: When it was planned.
       trials: How many trials are ok, in words.
-      verdict: One or more sentences.
+      verdict: That of the study's first screen, at most 45 words.
       sparks: Of the fastest backend, one per scaling mode.
       efficiency: What sorting goes by; negative where there is none.
     """
@@ -103,21 +101,15 @@ def slugs(names: Sequence[str]) -> list[str]:
     return found
 
 
-def workload_name(name: str) -> str:
-    """Returns how a workload is called in text."""
-    return WORKLOAD_NAMES.get(name, name)
-
-
 def make_card(view: View, slug: str) -> Card:
     """Returns the card of a study."""
     study = view.study
     specs = [entry.spec for entry in study.planned]
-    workloads = tuple(dict.fromkeys(workload_name(spec.workload) for spec in specs))
+    workloads = tuple(dict.fromkeys(names.workload(spec.workload) for spec in specs))
     presets = dict.fromkeys(spec.preset for spec in specs)
     num_ok = sum(entry.is_ok for entry in study.planned)
-    judged = verdict.judge(view)
     # Where the machine disturbed too much for a verdict, no figure stands out.
-    modes = study.modes if judged.findings else ()
+    modes = () if trust.why_unfit(view) else study.modes
     sparks = [_spark(view, mode) for mode in modes]
     found = [spark for spark in sparks if spark is not None]
     return Card(
@@ -129,15 +121,21 @@ def make_card(view: View, slug: str) -> Card:
         machines=machines(view),
         created_at=study.plan.created_at,
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
-        verdict=judged.headline,
+        verdict=brief.judge(view).text,
         sparks=tuple(spark for spark, _ in found),
         efficiency=max((value for _, value in found), default=-1.0),
     )
 
 
 def machines(view: View) -> tuple[str, ...]:
-    """Returns the machines of a study in words, without repetition."""
-    return tuple(dict.fromkeys(map(machine_name, _environments(view)))) or (NO_MACHINE,)
+    """Returns the machines of a study in words, one per processor."""
+    by_processor: dict[str, Environment] = {}
+    for env in _environments(view):
+        known = by_processor.get(env.cpu_model)
+        # Trials have different numbers of GPUs: the most are the machine's.
+        if known is None or len(env.gpus) > len(known.gpus):
+            by_processor[env.cpu_model] = env
+    return tuple(map(names.machine, by_processor.values())) or (NO_MACHINE,)
 
 
 def _environments(view: View) -> Iterable[Environment]:

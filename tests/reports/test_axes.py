@@ -35,7 +35,7 @@ def score(**changes: Any) -> QualityMetric:
 def test_one_protocol_is_one_axis() -> None:
     """Equal protocols and n share the axis, which has the plain name."""
     assert axes.axis_of(score()) == axes.axis_of(score(value=9.0, low=8.0, high=10.0))
-    assert ["fid"] == list(axes.titles([axes.axis_of(score())] * 2).values())
+    assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2).values())
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_another_n_or_extractor_is_another_axis(changes: dict[str, Any]) -> None
     titles = list(axes.titles(both).values())
     sentence = axes.explain(both[0], both)
 
-    assert ["fid (protocol 1 of 2)", "fid (protocol 2 of 2)"] == titles
+    assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles
     assert PROTOCOL in sentence
     difference = (
         "here n = 500, there n = 50000."
@@ -92,6 +92,6 @@ def test_the_report_draws_protocols_apart(
     view = view_store(store)
 
     for part in (quality.render(view), learning.render(view)):
-        assert 1 == part.count("<h3>fid (protocol 1 of 2)</h3>")
-        assert 1 == part.count("<h3>fid (protocol 2 of 2)</h3>")
+        assert 1 == part.count("<h3>FID (protocol 1 of 2)</h3>")
+        assert 1 == part.count("<h3>FID (protocol 2 of 2)</h3>")
         assert "here extractor digits aaaa, there extractor digits cccc." in part

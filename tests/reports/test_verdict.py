@@ -11,8 +11,8 @@ import pytest
 import rich.console
 
 from reports import build, formats, text, verdict, view
+from reports.sections import findings as verdict_section
 from reports.sections import machine, quality, startup
-from reports.sections import verdict as verdict_section
 from results.records import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
@@ -109,14 +109,14 @@ def test_empty_plan_is_reported_too(tmp_path: pathlib.Path, complete: Store) -> 
 
 
 def test_one_backend_in_one_mode(tmp_path: pathlib.Path, synthetic: Any) -> None:
-    """No comparison, no strong scaling, and the page says what could be added."""
+    """No comparison and no weak scaling: their section vanishes."""
     shape = synthetic.Shape(backends=("in_graph",), modes=(STRONG,))
     store = synthetic.make_store(tmp_path, shape)
     headline, findings, _ = _judge(store)
 
     assert headline.startswith("in_graph reaches 1.")
     assert "weak" not in findings
-    assert "there is nothing to compare" in _build(store)
+    assert 'id="backends"' not in _build(store)
 
 
 def test_one_size_alone(tmp_path: pathlib.Path, synthetic: Any) -> None:
@@ -253,7 +253,7 @@ def test_missing_quality_and_memory_are_not_drawn(
     seen = view.view_store(store)
     beginning = startup.render(seen)
 
-    assert "No quality was recorded" in quality.render(seen)
+    assert quality.render(seen) == ""
     assert 'id="memory-title"' not in beginning
     assert 'id="first-step-title"' in beginning
 

@@ -186,7 +186,7 @@ def test_three_studies_are_listed_in_other_formats(
     code, out, _ = harness("report", "a", "b", "c", "--format", form)
 
     assert exit_codes.OK == code
-    assert 3 == out.count("in_graph reaches" if form != "markdown" else "% (weak, 2")
+    assert 3 == out.count("in_graph keeps" if form != "markdown" else "% (weak, 2")
     if form == "json":
         assert ["a", "b", "c"] == [row["study"] for row in json.loads(out)]
 

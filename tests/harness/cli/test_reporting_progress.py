@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pty
+import queue
 import re
 import sys
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,17 @@ import pytest
 
 from harness.cli import progress
 from harness.planning import estimate
-from harness.run import aggregate
+from harness.run import aggregate, phase_watch, sweep
 from harness.run.launch import TrialExit
-from results.records import Failure, Phase, StatusRecord, TrialStatus
+from harness.run.trial_runner import RunSettings
+from results.records import (
+    Budget,
+    BudgetUnit,
+    Failure,
+    Phase,
+    StatusRecord,
+    TrialStatus,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,6 +59,124 @@ def test_guesses_come_from_the_most_similar_trials(make_spec: Any) -> None:
     assert 10.0 == durations.guess(make_spec(num_replicas=1, backend="tf_mirrored"))
     assert 20.0 == durations.guess(make_spec(num_replicas=4))
     assert durations.guess(make_spec(preset="paper")) is None
+
+
+def test_a_quality_run_is_estimated_from_the_throughput_of_timed_trials(
+    make_spec: Any,
+) -> None:
+    """No quality run was finished yet, but its case was measured at 10 examples/s."""
+    durations = estimate.Durations()
+    durations.add(make_spec(num_replicas=2, global_batch_size=8), 20.0, 10.0)
+    durations.add(make_spec(num_replicas=1, global_batch_size=4), 20.0, 2.0)
+
+    def run_of(unit: BudgetUnit, amount: int) -> Any:
+        budget = Budget(unit=unit, amount=amount, num_evaluations=2)
+        return make_spec(num_replicas=2, global_batch_size=8, budget=budget)
+
+    examples = run_of(BudgetUnit.EXAMPLES, 4000)
+    assert durations.guess(examples) is None
+    assert 30.0 + 400.0 == durations.remaining_sec([examples])
+    assert 30.0 + 80.0 == durations.remaining_sec([run_of(BudgetUnit.STEPS, 100)])
+    assert 30.0 + 50.0 == durations.remaining_sec([run_of(BudgetUnit.SECONDS, 50)])
+
+
+def test_the_time_left_moves_between_two_events() -> None:
+    """It counts down, and says by how much an estimate was too short."""
+    now = [100.0]
+    left = progress.TimeLeft(clock=lambda: now[0])
+    shown = [str(left)]
+    left.set(200.0)
+    for now[0] in (100.0, 120.0, 312.0):
+        shown.append(str(left))
+
+    assert shown == ["", "3 min 20 s left", "3 min 00 s left", "12 s over the estimate"]
+
+
+def test_a_log_says_now_and_then_what_a_long_trial_does(small_plan: Plan) -> None:
+    """At most every 30 s, with its phase and the time left."""
+    now, stream = [0.0], io.StringIO()
+    shown = progress.PlainProgress(stream, clock=lambda: now[0])
+    shown.begin(8, 0)
+    shown.trial_started(small_plan.trials[0], 100.0)
+    for now[0] in (2.0, 29.0, 31.0, 33.0, 62.0):
+        shown.phase("training", 100.0 - now[0])
+    lines = stream.getvalue().splitlines()[2:]
+
+    assert lines == [
+        "[1/8]   training (1 min 09 s left)",
+        "[1/8]   training (38 s left)",
+    ]
+
+
+def test_the_phase_of_a_running_trial_is_read_from_its_rank_file(
+    tmp_path: Path,
+) -> None:
+    """Only complete lines count; a missing file is a trial that starts."""
+    reader = phase_watch.PhaseReader(tmp_path)
+    shown = [reader.look()]
+    path = tmp_path / "rank_0.jsonl"
+    with path.open("a") as file:
+        for text in (
+            '{"kind": "phase", "phase": "first_step", "ns": 1}\n',
+            '{"kind": "step", "phase": "x", "index": 0}\n{"kind": "phase", "pha',
+            'se": "train", "ns": 2}\n',
+            '{"kind": "point"}\n{"kind": "phase", "phase": "no such"}\n',
+        ):
+            file.write(text)
+            file.flush()
+            shown.append(reader.look())
+
+    assert shown == [
+        "starting",
+        "tracing the first step",
+        "tracing the first step",
+        "training",
+        "training, 1 evaluated",
+    ]
+    assert set(phase_watch.WORDS) == set(Phase)
+
+
+def test_a_relay_has_a_time_left_before_its_first_round(
+    small_plan: Plan, store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing was measured before: what trials usually take, quality runs included."""
+    relayed, alone = small_plan.trials[:2], small_plan.trials[2:]
+    shown: list[float | None] = []
+
+    class Listener(progress.PlainProgress):
+        def stage(self, _text: str, eta_sec: float | None) -> None:
+            shown.append(eta_sec)
+
+    def generation(*args: Any) -> list[StatusRecord]:
+        args[-1]("starting", None)
+        args[-1]("round 1", 40.0)
+        return []
+
+    monkeypatch.setattr(sweep, "run_generation", generation)
+    sweep._run_generation(
+        store,
+        relayed,
+        alone,
+        RunSettings(timeout_sec=60.0),
+        Listener(io.StringIO()),
+        estimate.Durations(),
+    )
+
+    assert len(small_plan.trials) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
+        shown[0], abs=1
+    )
+    assert 40 + len(alone) * estimate.ASSUMED_TRIAL_SEC == pytest.approx(
+        shown[1], abs=1
+    )
+
+
+def test_a_trial_that_runs_alone_shows_its_phase_until_it_ends(tmp_path: Path) -> None:
+    """The thread that looks ends with the block."""
+    shown = queue.Queue[str]()
+    with phase_watch.PhaseWatch(tmp_path, shown.put, period_sec=0.001) as watch:
+        assert "starting" == shown.get(timeout=10)
+
+    assert not watch.is_watching
 
 
 def test_a_partly_known_plan_says_what_is_assumed(small_plan: Plan) -> None:

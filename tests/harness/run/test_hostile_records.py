@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import launch
-from reports.figures import curves, profiles, rows, scaling
+from reports.figures import curves, ecdf, heat, hero, law, profiles, rows, scaling
 from results import identity
 from results.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records import TrialSpec
@@ -263,7 +263,7 @@ def draw_once(patch: pytest.MonkeyPatch, drawn: dict[bytes, Any]) -> None:
 
         return drawing
 
-    for place in (rows, curves, profiles, scaling):
+    for place in (rows, curves, profiles, scaling, hero, ecdf, heat, law):
         for name in ("draw", "draw_estimates", "draw_distributions"):
             if hasattr(place, name):
                 patch.setattr(place, name, once(getattr(place, name)))

@@ -86,5 +86,5 @@ def elsewhere(make_study: Any) -> Store:
         "elsewhere",
         day=3,
         fingerprints=("00" * 10,),
-        env={"machine_state": STATE, "cpu_model": "Another CPU"},
+        env={"machine_state": STATE, "cpu_model": "Other X9"},
     )

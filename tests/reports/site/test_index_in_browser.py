@@ -125,7 +125,7 @@ def compared(first: Store, second: Store) -> str:
 def test_studies_are_filtered_and_sorted(index: str, evaluate: Any) -> None:
     """By what a reader chooses; the number that is shown is said."""
     steps = (
-        '[shown(), choose("machine", "Another CPU, 2 cores"), choose("machine", ""),'
+        '[shown(), choose("machine", "2 cores of an Other X9"), choose("machine", ""),'
         ' choose("order", "name"), choose("order", "date"), choose("backend",'
         ' "tf_mirrored")]'
     )

@@ -126,7 +126,7 @@ def test_the_index_reads_without_its_script(index: str) -> None:
     assert '<form class="filter" hidden>' in plain
     assert 4 == plain.count("<li data-workload=")
     assert " hidden" not in plain.split('<ol class="studies">')[1].split("</ol>")[0]
-    assert "Nothing was measured: none of 24 planned trials is ok." in plain
+    assert "Nothing was measured: ValueError: &lt;script&gt;" in plain
     assert 6 == plain.count('<svg class="spark"')
     assert re.search(
         r'aria-label="Efficiency of in_graph, weak scaling: 100.% at 1', plain
@@ -140,7 +140,7 @@ def test_the_newest_study_is_first_and_all_can_be_chosen(index: str) -> None:
 
     assert ["elsewhere", "after", "before"] == names[1:]
     assert options.count("ResNet-50") == options.count("in_graph") == 1
-    assert "Another CPU, 2 cores" in options
+    assert "2 cores of an Other X9" in options
 
 
 def test_hostile_names_are_shown_as_text(index: str) -> None:
@@ -171,7 +171,7 @@ def test_history_keeps_machines_apart(index: str) -> None:
     assert "M1: 2 studies: no change points, which take at least 8 on one" in history
     assert "M2: 1 study: no change points" in history
     assert ">M1</text>" in history
-    assert "Another CPU, 2 cores" in history
+    assert "Other X9, 2 cores" in history
     assert "4 cases left out" not in history
     assert "6 cases left out" in history
 

@@ -1,0 +1,84 @@
+"""A backend looks the same in every study."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import reports
+from replicator import catalog
+from reports import page, svg, view
+
+if TYPE_CHECKING:
+    from results.store import Store
+
+LEAST_CONTRAST = 3.0
+STYLE = pathlib.Path(reports.__file__).parent / "templates" / "style.css"
+
+
+def _luminance(color: str) -> float:
+    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [
+        c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts
+    ]
+    return sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def _contrast(first: str, second: str) -> float:
+    bright, dark = sorted((_luminance(first), _luminance(second)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+def _store(path: pathlib.Path, synthetic: Any, *backends: str) -> Store:
+    shape = synthetic.Shape(backends=backends, replicas=(1, 2), repeats=1)
+    return synthetic.make_store(path, shape)
+
+
+def test_the_colour_of_a_backend_does_not_depend_on_the_others(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """First, second or alone: the same colour and marker."""
+    both = view.view_store(_store(tmp_path / "a", synthetic, "in_graph", "tf_mirrored"))
+    other = view.view_store(
+        _store(tmp_path / "b", synthetic, "tf_mirrored", "in_graph")
+    )
+    alone = view.view_store(_store(tmp_path / "c", synthetic, "tf_mirrored"))
+
+    assert both.series("in_graph") == other.series("in_graph")
+    assert (
+        both.series("tf_mirrored")
+        == other.series("tf_mirrored")
+        == alone.series("tf_mirrored")
+    )
+
+
+def test_every_backend_of_the_catalogue_has_its_own() -> None:
+    """No two of them share a colour or a marker."""
+    assert set(catalog.BACKENDS) == set(view.SERIES_OF_BACKEND)
+    assert sorted(view.SERIES_OF_BACKEND.values()) == list(range(view.NUM_SERIES))
+    assert len(set(svg.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
+
+
+def test_an_unknown_backend_has_one_too() -> None:
+    """The same in every process."""
+    assert view.series_of("mine") == 1
+    assert 0 <= view.series_of("") < view.NUM_SERIES
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_marks_stand_out_from_the_paper(scheme: int) -> None:
+    """Every colour has at least 3:1, in both schemes."""
+    found = re.findall(r"--([\w-]+): (#[0-9a-f]{6});", STYLE.read_text())
+    number = len(found) // 2
+    colors = dict(found[scheme * number : (scheme + 1) * number])
+    shown = [f"series-{index}" for index in range(view.NUM_SERIES)]
+    shown += ["muted", "good", "bad", "warn", "accent"]
+
+    assert not {
+        name: ratio
+        for name in shown
+        if (ratio := _contrast(colors[name], colors["paper"])) < LEAST_CONTRAST
+    }

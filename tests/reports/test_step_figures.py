@@ -1,0 +1,98 @@
+"""Figures of step times, and of laws: what they draw, and when they vanish."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from relay_study import RelayShape, make_store
+
+from reports.figures import heat
+from reports.sections import laws, lost_time, variation
+from reports.view import view_store
+
+if TYPE_CHECKING:
+    import pathlib
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s", " ", text)
+
+
+def test_cells_are_relative_to_the_median_and_binned() -> None:
+    """A slow process is a slow row; a slow moment is a slow column."""
+    times = np.ones((3, 100))
+    times[1] = 1.2
+    times[:, 96:99] = 2.0
+    cells = heat.binned([list(row) for row in times])
+
+    assert cells.shape == (3, 34)
+    assert cells[0, 0] == pytest.approx(1.0)
+    assert cells[1, 0] == pytest.approx(1.2)
+    assert cells[0, 32] == pytest.approx(2.0)
+
+
+def test_processes_of_unequal_length_use_the_steps_that_all_have() -> None:
+    """A process that was killed has fewer."""
+    assert heat.binned([[1.0] * 7, [1.0] * 5]).shape == (2, 5)
+
+
+def test_a_slow_process_is_named_in_the_description() -> None:
+    """For readers who do not see it."""
+    drawn = heat.draw(
+        [[1.0] * 20, [1.5] * 20, [1.0] * 20], series=0, name="case", slug="x"
+    )
+
+    assert "process 1 is the slowest with 1.50 of the median" in drawn
+
+
+def test_each_backend_has_its_fewest_and_most_replicas(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """At the most, one for each scaling mode; seven lines in all."""
+    shape = synthetic.Shape(backends=("in_graph", "tf_mirrored", "single"))
+    shown = _plain(variation.render(view_store(synthetic.make_store(tmp_path, shape))))
+
+    assert "Distribution of step times" in shown
+    assert shown.count(": median ") == variation.MOST_LINES
+    assert "in_graph x1, batch 8: median" in shown
+
+
+def test_a_case_of_several_processes_has_a_heat_map(tmp_path: pathlib.Path) -> None:
+    """Those of one process have none."""
+    several = make_store(tmp_path / "several", RelayShape(num_ranks=2, controls=()))
+    one = make_store(tmp_path / "one", RelayShape(controls=()))
+
+    assert "Step time by process and step" in variation.render(view_store(several))
+    assert "Step time by process" not in variation.render(view_store(one))
+
+
+def test_six_numbers_of_replicas_have_a_law_with_a_band(
+    tmp_path: pathlib.Path, synthetic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fewer have none: the section vanishes."""
+    few = view_store(synthetic.make_store(tmp_path / "few"))
+    shape = RelayShape(replicas=(1, 2, 3, 4, 5, 6), controls=())
+    many = view_store(make_store(tmp_path / "many", shape))
+    monkeypatch.setattr(
+        type(many.points[0].case), "is_oversubscribed", property(lambda _: False)
+    )
+    many = view_store(many.store)
+    shown = _plain(laws.render(many))
+
+    assert laws.render(few) == ""
+    assert "Laws of throughput, in_graph, weak" in shown
+    assert "Amdahl: sigma" in shown
+    assert re.search(r"held out: (in|out)side the prediction", shown)
+
+
+def test_a_study_without_controls_and_cpu_time_explains_no_loss(
+    tmp_path: pathlib.Path,
+) -> None:
+    """The section vanishes rather than guess."""
+    view = view_store(make_store(tmp_path, RelayShape(controls=())))
+
+    assert [item.lost for item in view.recorded] == [None]
+    assert lost_time.render(view) == ""

@@ -1,0 +1,132 @@
+"""What turns record about the loss of a case adds up to its step."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from relay_study import RelayShape, make_store
+
+from results import recorded_loss, scaling
+from results.records import Control, ScalingMode
+from results.study import load_study
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from results.recorded_loss import RecordedLoss
+    from results.study import Study
+
+CPU_OF_ALONE, CPU_PER_REPLICA, WAIT = 0.048, 0.055, 0.002
+"""Seconds per step: of one replica, and of each of two."""
+
+
+@pytest.fixture
+def study(tmp_path: pathlib.Path) -> Study:
+    """A step of 50 ms alone and 60 ms at two replicas, without controls."""
+    shape = RelayShape(controls=(), noise=0.0, noise_of_processes=0.0)
+    return load_study(make_store(tmp_path, shape))
+
+
+def _with_turns(study: Study, *, has_wait: bool = True) -> Study:
+    """Gives every turn the CPU time and the wait of the case."""
+
+    def change(entry: Any) -> Any:
+        spec, result = entry.spec, entry.result
+        is_alone = spec.num_replicas == 1
+        cpu = CPU_OF_ALONE if is_alone else spec.num_replicas * CPU_PER_REPLICA
+        wait = 0.0 if is_alone else spec.num_replicas * WAIT
+        turns = tuple(
+            turn.model_copy(
+                update={
+                    "user_sec": 0.75 * cpu * turn.num_steps,
+                    "system_sec": 0.25 * cpu * turn.num_steps,
+                    "run_delay_sec": wait * turn.num_steps if has_wait else None,
+                }
+            )
+            for turn in result.turns
+        )
+        changed = result.model_copy(update={"turns": turns})
+        trial = dataclasses.replace(entry.trial, result=changed)
+        return dataclasses.replace(entry, trial=trial)
+
+    return dataclasses.replace(study, entries=tuple(map(change, study.entries)))
+
+
+def _only(study: Study) -> RecordedLoss:
+    (found,) = recorded_loss.of_points(scaling.points(study))
+    return found
+
+
+def test_the_parts_are_those_that_the_turns_were_given(study: Study) -> None:
+    """Also in seconds: they are not logarithms, so they add up."""
+    found = _only(_with_turns(study))
+    assert found.lost is not None
+    lost = found.lost
+    values = {part.name: part.value_sec for part in lost.parts}
+
+    assert found.mode is ScalingMode.WEAK
+    assert list(values) == list(recorded_loss.PARTS)
+    assert sum(values.values()) == pytest.approx(lost.step.value_sec)
+    # The rounds of the study are slower and faster by some per cent, CPU time is not.
+    assert values["computing"] == pytest.approx(CPU_PER_REPLICA - CPU_OF_ALONE)
+    assert values["core_wait"] == pytest.approx(WAIT)
+    ratio = lost.step.value_sec / values["ideal"]
+    assert ratio == pytest.approx(60 / 50, rel=1e-6)
+    assert lost.num_generations == 4
+    assert lost.part("core_wait").holds(WAIT) or lost.part("core_wait").low_sec
+
+
+def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study: Study) -> None:
+    """It is not taken for zero."""
+    found = _only(_with_turns(study, has_wait=False))
+    assert found.lost is not None
+    part = found.lost.part("core_wait")
+
+    assert part.value_sec is None
+    assert part.reason == recorded_loss.NO_CORE_WAIT
+    values = [part.value_sec or 0.0 for part in found.lost.parts]
+    assert sum(values) == pytest.approx(found.lost.step.value_sec)
+
+
+def test_turns_without_cpu_time_explain_nothing(study: Study) -> None:
+    """Records of a version that did not measure it."""
+    found = _only(study)
+
+    assert found.lost is None
+    assert found.reason == recorded_loss.NO_CPU_TIME
+
+
+def test_no_round_in_common_explains_nothing(tmp_path: pathlib.Path) -> None:
+    """A case and its baseline are compared within rounds only."""
+    shape = RelayShape(controls=(Control.NOSYNC,), generations=2)
+    study = _with_turns(load_study(make_store(tmp_path, shape)))
+    (point,) = [p for p in scaling.points(study) if not p.is_baseline]
+    assert point.baseline is not None
+
+    def void(entry: Any) -> Any:
+        turns = tuple(
+            turn.model_copy(update={"void_reason": "disturbed"})
+            for turn in entry.result.turns
+        )
+        changed = entry.result.model_copy(update={"turns": turns})
+        return dataclasses.replace(
+            entry, trial=dataclasses.replace(entry.trial, result=changed)
+        )
+
+    baseline = dataclasses.replace(
+        point.baseline, entries=tuple(map(void, point.baseline.entries))
+    )
+    (found,) = recorded_loss.of_points([dataclasses.replace(point, baseline=baseline)])
+
+    assert found.reason == recorded_loss.NO_COMMON_ROUND
+
+
+def test_trials_in_sequence_record_no_turns(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """Nothing to split, and nothing is invented."""
+    study = load_study(synthetic.make_store(tmp_path))
+
+    assert recorded_loss.of_points(scaling.points(study)) == ()
