@@ -10,7 +10,7 @@ import rich.console
 import rich.table
 import rich.text
 
-from reports import formats, narrow, verdict
+from reports import brief, formats, narrow, verdict
 from reports.sections import learning, lost_time, seeds
 from reports.view import View, view_store
 
@@ -190,9 +190,10 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     view = view_store(store)
     judged = verdict.judge(view)
     console.print()
-    console.print(rich.text.Text(judged.headline, style="bold"))
-    for finding in judged.others:
-        console.print(rich.text.Text(finding.sentence))
+    console.print(rich.text.Text(brief.judge(view).text, style="bold"))
+    if judged.findings:
+        sentences = [judged.headline, *(of.sentence for of in judged.others)]
+        console.print(rich.text.Text("\n".join(sentences)))
     console.print()
     columns = columns_that_fit(view, console)
     console.print(summary_table(view, columns))
