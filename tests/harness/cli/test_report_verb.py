@@ -49,7 +49,8 @@ def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "text",
-            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .*in_graph reaches 1.*N: replicas; \[value, value\]",
+            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .*in_graph reaches 1.*N: replicas;"
+            r" \[value, value\]",
         ),
         ("markdown", r"\A### a\n\n`weak scaling efficiency: \d+ % at 2 replicas"),
         ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
