@@ -49,8 +49,7 @@ def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "text",
-            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .*in_graph reaches 1.*N: replicas;"
-            r" \[value, value\]",
+            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .* reaches 1.*N: rep.*; \[value",
         ),
         ("markdown", r"\A### a\n\n`weak scaling efficiency: \d+ % at 2 replicas"),
         ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
