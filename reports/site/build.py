@@ -109,8 +109,9 @@ def write_site(
 def with_link(html: str, text: str, address: str) -> str:
     """Returns a page with a link above its content."""
     assert html.count(_BODY) == 1
+    # Within the padding of the page: its first screen stays where it was.
     nav = (
-        '<nav aria-label="Site" class="site"><ul>'
+        '<nav aria-label="Site" style="margin:-1.6rem 0 0.1rem"><ul>'
         f'<li><a href="{address}">{text}</a></li></ul></nav>'
     )
     return html.replace(_BODY, f"{_BODY}\n{nav}")
