@@ -82,7 +82,8 @@ def report(request: Request) -> int:
 
 
 def _check(request: Request) -> None:
-    if request.is_json and (request.form or len(request.studies) > 1):
+    is_list = request.is_private_checked
+    if request.is_json and not is_list and (request.form or len(request.studies) > 1):
         raise StudyError(
             "--json is for the report of one study and excludes --format; use"
             " --format json"
@@ -95,7 +96,7 @@ def _check(request: Request) -> None:
         raise StudyError(
             f"--format badge is for one study, not for {len(request.studies)}; name one"
         )
-    is_page = request.form in (None, "html") and not request.is_private_checked
+    is_page = request.form in (None, "html") and not is_list
     if len(request.studies) > _TWO and is_page and not request.is_site:
         raise StudyError(
             f"{len(request.studies)} studies need a site; name its directory with -o,"

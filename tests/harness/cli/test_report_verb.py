@@ -242,7 +242,7 @@ def test_what_may_be_private_is_listed_and_nothing_written(
     before = written()
     one = harness("report", "a", "--check-private")
     both = harness("report", "a", "b", "-o", "site", "--check-private", "--format=html")
-    data = harness("report", "a", "--check-private", "--json")
+    data = harness("report", "a", "b", "-o", "site", "--check-private", "--json")
     clean = harness("report", "a", "--check-private", "--format=markdown")
 
     code, out, _ = one
@@ -250,7 +250,9 @@ def test_what_may_be_private_is_listed_and_nothing_written(
     assert "index.html: home folder: /home/jane\n" in out
     assert "studies/a/index.html: home folder: /home/jane\n" in both[1]
     assert "studies/b/index.html: home folder: /home/jane\n" in both[1]
-    assert "home folder" == json.loads(data[1])[0]["kind"]
+    assert ["studies/a/index.html", "studies/b/index.html"] == [
+        shown["where"] for shown in json.loads(data[1])
+    ]
     assert (exit_codes.OK, "nothing that looks private would be shown\n") == clean[:2]
     assert before == written()
 
