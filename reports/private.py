@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _NOT_SHOWN = re.compile(r"<(style|script)\b.*?</\1>", re.DOTALL)
 _TAG = re.compile(r"<[^>]*>")
 # Folders that every machine has: what lies below them says nothing about its owner.
-_COMMON = "bin|boot|dev|etc|lib|lib64|proc|run|sbin|sys|tmp|usr"
+# Home folders are found as such.
+_COMMON = "home|Users|bin|boot|dev|etc|lib|lib64|proc|run|sbin|sys|tmp|usr"
 PATTERNS: Final[Mapping[str, re.Pattern[str]]] = {
     "home folder": re.compile(
         r"(?:/home|/Users)/[^\s/:;,\"']+|[A-Z]:\\Users\\[^\s\\]+"
