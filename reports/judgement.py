@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
+from reports import markdown
 from results.judge import Verdict
 
 if TYPE_CHECKING:
@@ -121,9 +122,11 @@ def gate_markdown(gate: Gate) -> str:
     """Writes a gate for a pull request."""
     confidence = f"{1 - 2 * gate.alpha:.0%} interval"
     columns = ("case", f"{gate.metric.worse} by", confidence, "n", "verdict")
-    notes = [f"- {_escaped(note)}" for note in _notes(gate)]
-    table = _markdown_table(columns, _rows(gate))
-    return "\n".join([f"**{_escaped(headline(gate))}**", "", *table, "", *notes])
+    notes = [f"- {markdown.escaped(note)}" for note in _notes(gate)]
+    table = markdown.table(columns, _rows(gate))
+    return "\n".join(
+        [f"**{markdown.escaped(headline(gate))}**", "", *table, "", *notes]
+    )
 
 
 def gate_github(gate: Gate) -> str:
@@ -233,7 +236,8 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _comparison_notes(comparison: RatioTable) -> list[str]:
+def comparison_notes(comparison: RatioTable) -> list[str]:
+    """Returns what a reader of the ratios has to know, one line each."""
     notes = []
     if comparison.is_weaker:
         notes.append(WEAKER)
@@ -274,15 +278,15 @@ _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 def comparison_text(comparison: RatioTable) -> str:
     """Writes a comparison for a terminal."""
     rows = [_comparison_row(row) for row in comparison.rows]
-    lines = [*_table(_COMPARISON_COLUMNS, rows), *_comparison_notes(comparison)]
+    lines = [*_table(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
     return "\n".join(lines)
 
 
 def comparison_markdown(comparison: RatioTable) -> str:
     """Writes a comparison for a document."""
     rows = [_comparison_row(row) for row in comparison.rows]
-    notes = [f"- {_escaped(note)}" for note in _comparison_notes(comparison)]
-    return "\n".join([*_markdown_table(_COMPARISON_COLUMNS, rows), "", *notes])
+    notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
+    return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
 
 
 def comparison_json(comparison: RatioTable) -> str:
@@ -318,12 +322,3 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in (columns, *rows)
     ]
-
-
-def _markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = (columns, ["---"] * len(columns), *rows)
-    return [f"| {' | '.join(map(_escaped, row))} |" for row in lines]
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")

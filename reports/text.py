@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import rich.box
@@ -9,12 +10,12 @@ import rich.console
 import rich.table
 import rich.text
 
-from reports import formats, verdict
+from reports import brief, formats, narrow, verdict
 from reports.sections import learning, lost_time, seeds
 from reports.view import View, view_store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from results.records import QualityMetric
     from results.scaling import Point
@@ -30,7 +31,22 @@ def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
     return f"\n{formats.interval(estimate.low, estimate.high, write)}"
 
 
-def _cells(point: Point, *, is_best_shown: bool) -> tuple[str, ...]:
+COLUMNS = (
+    "backend",
+    "mode",
+    "N",
+    "rate",
+    "speedup",
+    "efficiency",
+    "of best",
+    "ok",
+)
+DROPPED_FIRST = ("of best", "ok", "rate", "speedup")
+"""Columns that a narrow terminal lacks, in this order; a number is never cut."""
+_LEFT = {"backend", "mode"}
+
+
+def _cells(point: Point) -> dict[str, str]:
     throughput = speedup = efficiency = formats.ABSENT
     if point.is_crossed_out:
         throughput = "crossed out"
@@ -48,52 +64,61 @@ def _cells(point: Point, *, is_best_shown: bool) -> tuple[str, ...]:
     if point.efficiency_of_best is not None:
         of_best = formats.percent(point.efficiency_of_best.value)
         of_best += _interval(point.efficiency_of_best, _percent_digits)
-    replicas = f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}"
-    return (
-        point.backend,
-        point.mode.value,
-        replicas,
-        throughput,
-        speedup,
-        efficiency,
-        *([of_best] if is_best_shown else []),
-        f"{len(point.trial_ids)}/{len(point.case.entries)}",
-    )
+    return {
+        "backend": point.backend,
+        "mode": point.mode.value,
+        "N": f"{point.num_replicas}{' *' if point.is_oversubscribed else ''}",
+        "rate": throughput,
+        "speedup": speedup,
+        "efficiency": efficiency,
+        "of best": of_best,
+        "ok": f"{len(point.trial_ids)}/{len(point.case.entries)}",
+    }
 
 
 def _percent_digits(value: float) -> str:
     return f"{100 * value:.0f}"
 
 
-def summary_table(view: View) -> rich.table.Table:
-    """Returns the table of points: one row per case and scaling mode."""
+def summary_table(view: View, columns: Sequence[str] = COLUMNS) -> rich.table.Table:
+    """Returns the table of points: one row per case and scaling mode.
+
+    Args:
+      view: The study.
+      columns: Names from ``COLUMNS``, in order.
+    """
     table = rich.table.Table(
         title=rich.text.Text(view.study.plan.study),
         title_justify="left",
         box=rich.box.HORIZONTALS,  # the narrowest style with rules between the modes
         padding=(0, 1, 0, 0),
     )
-    columns = [
-        ("backend", "left"),
-        ("mode", "left"),
-        ("N", "right"),
-        (view.rate_unit, "right"),
-        ("speedup", "right"),
-        ("efficiency", "right"),
-        *([("of best", "right")] if view.has_several_baselines else []),
-        ("ok", "right"),
-    ]
-    for name, justify in columns:
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for name in columns:
+        table.add_column(
+            view.rate_unit if name == "rate" else name,
+            justify="left" if name in _LEFT else "right",
+            # Only a name may be wrapped, and only where nothing else helps.
+            no_wrap=name != "backend",
+            overflow="fold" if name == "backend" else "ellipsis",
+        )
     previous = None
     for point in view.points:
         if previous is not None and previous.mode is not point.mode:
             table.add_section()
         # Text, not str: a name in brackets must not be parsed as markup.
-        cells = _cells(point, is_best_shown=view.has_several_baselines)
-        table.add_row(*(rich.text.Text(cell) for cell in cells))
+        cells = _cells(point)
+        table.add_row(*(rich.text.Text(cells[name]) for name in columns))
         previous = point
     return table
+
+
+def columns_that_fit(view: View, console: rich.console.Console) -> tuple[str, ...]:
+    """Returns the columns of the summary table that a terminal has room for."""
+    columns = [
+        name for name in COLUMNS if name != "of best" or view.has_several_baselines
+    ]
+    make_table = functools.partial(summary_table, view)
+    return narrow.columns_that_fit(columns, DROPPED_FIRST, make_table, console)
 
 
 def quality_lines(view: View) -> list[str]:
@@ -143,6 +168,21 @@ def _name(case: Case, entry: Entry | None = None) -> str:
     return f"{name}, repetition {entry.spec.repetition_index},"
 
 
+def _notes(view: View, columns: Sequence[str], width: int) -> Iterator[str]:
+    """Yields what the table needs to be understood."""
+    if view.is_oversubscription_present:
+        yield "* oversubscribed: more replicas than cores"
+    yield "N: replicas; [value, value]: 95 % interval"
+    if "of best" in columns:
+        yield "of best: efficiency against the fastest backend's baseline"
+    dropped = [name for name in COLUMNS if name not in columns]
+    if not view.has_several_baselines:
+        dropped.remove("of best")
+    if dropped:
+        names = ", ".join(view.rate_unit if of == "rate" else of for of in dropped)
+        yield f"{width} columns have no room for: {names}"
+
+
 def print_summary(store: Store, console: rich.console.Console) -> None:
     """Prints the verdict, the table and the limits of the study.
 
@@ -152,18 +192,15 @@ def print_summary(store: Store, console: rich.console.Console) -> None:
     view = view_store(store)
     judged = verdict.judge(view)
     console.print()
-    console.print(rich.text.Text(judged.headline, style="bold"))
-    for finding in judged.others:
-        console.print(rich.text.Text(finding.sentence))
+    console.print(rich.text.Text(brief.judge(view).text, style="bold"))
+    if judged.findings:
+        sentences = [judged.headline, *(of.sentence for of in judged.others)]
+        console.print(rich.text.Text("\n".join(sentences)))
     console.print()
-    console.print(summary_table(view))
-    if view.is_oversubscription_present:
-        console.print("* oversubscribed: more replicas than cores", style="dim")
-    note = "N: replicas; [value, value]: 95 % interval"
-    console.print(note, style="dim", markup=False)
-    if view.has_several_baselines:
-        note = "of best: efficiency against the fastest backend's baseline"
-        console.print(note, style="dim")
+    columns = columns_that_fit(view, console)
+    console.print(summary_table(view, columns))
+    for note in _notes(view, columns, console.width):
+        console.print(rich.text.Text(note, style="dim"))
     for number, line in enumerate(lost_time.lines(view)):
         if not number:
             title = "\nwhere the time went, ms per step"

@@ -37,7 +37,16 @@ def sync_directory(path: pathlib.Path) -> None:
 
 
 def write_text(path: pathlib.Path, text: str) -> None:
-    """Writes ``text`` as UTF-8: temporary file, fsync, rename, fsync of the folder.
+    """Writes ``text`` as UTF-8; see ``write_bytes``.
+
+    Raises:
+      OSError: The folder is missing or cannot be written.
+    """
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: pathlib.Path, content: bytes) -> None:
+    """Writes ``content``: temporary file, fsync, rename, fsync of the folder.
 
     Raises:
       OSError: The folder is missing or cannot be written.
@@ -47,8 +56,8 @@ def write_text(path: pathlib.Path, text: str) -> None:
     )
     temporary = pathlib.Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
         # mkstemp makes private files; records are as readable as any other file.

@@ -15,6 +15,7 @@ from results import (
     gate_metrics,
     generations,
     simultaneous,
+    study_differences,
     study_match,
     two_groups,
 )
@@ -114,7 +115,7 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
         rows=_rows(simultaneous.of_set(tested), sides),
         is_weaker=True,
         settings=tuple(dict.fromkeys(settings)),
-        differences=study_match.differences(first, second),
+        differences=study_differences.why_not_comparable(first, second),
     )
 
 

@@ -62,6 +62,7 @@ class Series:
       workload: Its name.
       preset: Its preset.
       case: Backend, replicas and batch, in words.
+      case_key: Digest of all that the case is; equal on all machines.
       machine: The machine class, a digest.
       machine_name: CPU, cores and GPUs, in words.
       observations: In order of time.
@@ -70,6 +71,7 @@ class Series:
     workload: str
     preset: str
     case: str
+    case_key: str
     machine: str
     machine_name: str
     observations: tuple[Observation, ...]
@@ -118,7 +120,8 @@ def machine_class(env: Environment) -> str:
     )
 
 
-def _machine_name(env: Environment) -> str:
+def machine_name(env: Environment) -> str:
+    """Returns a machine in words: its processor, cores and GPUs."""
     cores = f"{env.placement.num_available_cores} cores"
     return ", ".join([env.cpu_model, cores, *sorted(set(env.gpus))])
 
@@ -137,7 +140,7 @@ def history(studies: Iterable[Study]) -> History:
             env = _environments(case)[0]
             key = (*_key(case), machine_class(env))
             found.setdefault(key, []).append(_observe(study, case))
-            names[key] = _machine_name(env)
+            names[key] = machine_name(env)
     series = [
         _make_series(key, names[key], observations)
         for key, observations in sorted(found.items())
@@ -198,12 +201,13 @@ def _commit(env: Environment) -> str:
 def _make_series(
     key: tuple[str, ...], machine_name: str, observations: Sequence[Observation]
 ) -> Series:
-    workload, preset, case, _, machine = key
+    workload, preset, case, case_key, machine = key
     ordered = sorted(observations, key=lambda found: (found.date, found.study))
     return Series(
         workload=workload,
         preset=preset,
         case=case,
+        case_key=case_key,
         machine=machine,
         machine_name=machine_name,
         observations=tuple(_with_changes(ordered)),

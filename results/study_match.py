@@ -34,6 +34,9 @@ SETTINGS = (
 )
 """Fields of a spec that two studies may differ in, since this may be the comparison."""
 
+FINGERPRINT = "machine fingerprint"
+"""Begins the line of two studies that ran on different machines."""
+
 _PLACEMENT_FIELDS = (
     "cores_per_replica",
     "num_intra_op_threads",
@@ -151,7 +154,7 @@ def differences(
 
 def _machine_difference(here: set[str], there: set[str]) -> Iterator[str]:
     if here != there:
-        yield f"machine fingerprint: {_listed(here)} / {_listed(there)}"
+        yield f"{FINGERPRINT}: {_listed(here)} / {_listed(there)}"
 
 
 def _case_differences(both: Sequence[tuple[Case, Case]]) -> Iterator[str]:

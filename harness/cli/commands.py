@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, gpu_readiness, progress, running, study_status
+from harness.cli import exit_codes, gpu_readiness, progress, running
 from harness.errors import DoesNotFitError, StudyError
 from harness.machine import gpu_choice, topology
 from harness.placement import gpu_threads
@@ -272,35 +272,6 @@ def _check_readable(store: Store) -> None:
 
 def _is_any_finished(store: Store) -> bool:
     return any(trial.status is not None for trial in store.trials())
-
-
-def report(
-    study: str,
-    *,
-    runs_dir: Path,
-    output: Path | None,
-    is_json: bool,
-    references: Sequence[str] = (),
-) -> int:
-    """Builds the report; corrupt records are named and left out.
-
-    Raises:
-      ResultsError: There is no such study, or the output cannot be written.
-    """
-    from reports import build
-
-    store = Store.open(study_module.find_study(study, runs_dir))
-    store.read_plan()
-    path = output or store.report_path
-    if path.is_dir():
-        path /= "index.html"
-    build.write_report(store, path, references=references)
-    if is_json:
-        running.print_summary(store, is_json=True)
-        running.note(f"report: {path}")
-    else:
-        click.echo(str(path))
-    return study_status.name_problems(store)
 
 
 def _missing(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
-from reports import formats
+from reports import formats, narrow
 from results import change_points
 from results.errors import ResultsError
 from results.history import as_data, history
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from rich.table import Table
+
     from results.history import History, Observation, Series
     from results.study import Study
 
 _PIPE_WIDTH = 140
 _DATE_LENGTH = len("2026-01-01T00:00")
 _COLUMNS = ("date", "study", "commit", "throughput", "95 % interval", "n", "change")
+_DROPPED_FIRST = ("n", "commit", "95 % interval", "date")
 
 
 def show_history(
@@ -126,22 +130,33 @@ def _cells(seen: Observation) -> tuple[str, ...]:
     )
 
 
-def _print(found: History) -> None:
+def _table(series: Series, columns: Sequence[str]) -> Table:
     import rich.box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    table = Table(box=rich.box.SIMPLE_HEAD)
+    for name in columns:
+        # A name may be wrapped where nothing else helps, a number never.
+        table.add_column(name, no_wrap=name not in ("study", "change"))
+    for seen in series.observations:
+        cells = dict(zip(_COLUMNS, _cells(seen), strict=True))
+        # Text, since names of studies can contain markup.
+        table.add_row(*(Text(cells[name]) for name in columns))
+    return table
+
+
+def _print(found: History) -> None:
+    from rich.console import Console
 
     # A pipe has no width: choose one in which no cell is wrapped.
     width = None if sys.stdout.isatty() else _PIPE_WIDTH
     console = Console(width=width, highlight=False)
     for series in found.series:
         click.echo(one_line(_title(series)))
-        table = Table(*_COLUMNS, box=rich.box.SIMPLE_HEAD)
-        for seen in series.observations:
-            # Text, since names of studies can contain markup.
-            table.add_row(*map(Text, _cells(seen)))
-        console.print(table)
+        make_table = functools.partial(_table, series)
+        columns = narrow.columns_that_fit(_COLUMNS, _DROPPED_FIRST, make_table, console)
+        console.print(make_table(columns))
         click.echo(f"{_conclusion(series)}\n")
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, reporting_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
 from harness.cli.parsing import make_request
@@ -29,9 +28,14 @@ from harness.errors import HarnessError, Interrupted, UnfitMachineError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 
 MAX_RELAY_SEC = 3600.0
+SCRIPT = "replicator-harness"
+"""The command that installing the package makes: shells complete commands by name."""
+COMPLETION = "_REPLICATOR_HARNESS_COMPLETE"
+"""The variable by which a shell asks click for completions."""
 
 
 class _Group(click.Group):
@@ -40,6 +44,19 @@ class _Group(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
         return list(self.commands)
+
+
+def _show_version(ctx: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if not is_asked or ctx.resilient_parsing:
+        return
+    import importlib.metadata
+
+    try:
+        version = importlib.metadata.version(SCRIPT)
+    except importlib.metadata.PackageNotFoundError:
+        version = "unknown: the package is not installed; run 'make setup'"
+    click.echo(f"{SCRIPT} {version}")
+    ctx.exit()
 
 
 @click.group(
@@ -51,6 +68,14 @@ class _Group(click.Group):
         " 5 nothing measured, 6 machine unfit, 70 internal error, 130 interrupted (run"
         " the same command to resume)."
     ),
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Print the version and exit.",
 )
 def cli() -> None:
     """Measures how a training step scales over replicas, and records the evidence."""
@@ -119,23 +144,11 @@ def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -
     )
 
 
-@cli.command("list")
-@click.argument(
-    "what",
-    type=click.Choice(["workloads", "backends", "presets"]),
-    required=False,
-)
-@json_option
-def list_(what: str | None, *, is_json: bool) -> int:
-    """Lists workloads, backends and presets."""
-    from harness.cli import listing
-
-    click.echo(listing.listing_json(what) if is_json else listing.listing_text(what))
-    return exit_codes.OK
+cli.add_command(reporting_verbs.list_)
 
 
 @cli.command()
-@click.argument("study")
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @json_option
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
@@ -146,7 +159,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 
 @cli.command()
-@click.argument("study")
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @_retry_option
 @_keep_option
@@ -187,45 +200,11 @@ def resume(
     )
 
 
-@cli.command()
-@click.argument("study")
-@runs_dir_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path),
-    help="The HTML file.  [default: report/index.html in the study]",
-)
-@click.option(
-    "--references",
-    multiple=True,
-    metavar="FILE|nvidia|mlperf|none",
-    help="Published figures to show beside the study's; give it again for more files."
-    "  [default: all that are included, for studies on GPUs]",
-)
-@json_option
-def report(
-    study: str,
-    *,
-    runs_dir: Path,
-    output: Path | None,
-    references: tuple[str, ...],
-    is_json: bool,
-) -> int:
-    """Builds the HTML report of a study from its records."""
-    from harness.cli import commands
-
-    return commands.report(
-        study,
-        runs_dir=runs_dir,
-        output=output,
-        is_json=is_json,
-        references=references,
-    )
+cli.add_command(reporting_verbs.report)
 
 
 @cli.command()
-@click.argument("study")
+@click.argument("study", shell_complete=reporting_verbs.complete_study)
 @runs_dir_option
 @json_option
 def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
@@ -238,23 +217,7 @@ def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
     return verify_verb.verify(study, runs_dir=runs_dir, is_json=is_json)
 
 
-@cli.command()
-@click.argument("studies", nargs=-1, metavar="[STUDY]...")
-@runs_dir_option
-@click.option("--markdown", "is_markdown", is_flag=True, help="Print Markdown tables.")
-@json_option
-def history(
-    studies: tuple[str, ...], *, runs_dir: Path, is_markdown: bool, is_json: bool
-) -> int:
-    """Shows how cases changed from study to study, one table per machine class.
-
-    Without names, of all studies in the runs directory.
-    """
-    from harness.cli import history_verb
-
-    return history_verb.show_history(
-        studies, runs_dir=runs_dir, is_json=is_json, is_markdown=is_markdown
-    )
+cli.add_command(reporting_verbs.history)
 
 
 @cli.command()
@@ -306,9 +269,15 @@ def main(
     try:
         arguments = list(sys.argv[1:] if argv is None else argv)
         check_arguments(arguments)
+        is_completing = COMPLETION in os.environ
+        if not arguments and not is_completing:
+            # Code 0 would tell a script that something was done.
+            click.echo(cli.get_help(click.Context(cli, info_name="python -m harness")))
+            return exit_codes.USAGE
         code = cli.main(
             arguments,
-            prog_name="python -m harness",
+            prog_name=SCRIPT if is_completing else "python -m harness",
+            complete_var=COMPLETION,
             standalone_mode=False,
             obj=run_overrides or {},
         )

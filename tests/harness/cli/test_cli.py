@@ -138,14 +138,6 @@ def test_an_empty_study_name_is_one_line(harness: Any, verb: str) -> None:
     assert re.search(r"^error: study '' is empty", err)
 
 
-def test_no_verb_is_a_usage_error(harness: Any) -> None:
-    """Exit 0 would say that something was done."""
-    code, out, err = harness()
-
-    assert (exit_codes.USAGE, "") == (code, out)
-    assert re.search(r"error: Missing command", err)
-
-
 def test_every_verb_has_help() -> None:
     """Each option that is not obvious says what it is for."""
     runner = click.testing.CliRunner()

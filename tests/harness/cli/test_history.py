@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
+from reports import formats
 from results.change_points import FEWEST
 
 if TYPE_CHECKING:
@@ -82,6 +83,26 @@ def test_few_studies_say_how_many_it_takes(harness: Any) -> None:
         "2 studies: no change points, which take at least 8 of this case on this"
         " machine class"
     )
+
+
+@pytest.mark.usefixtures("runs")
+@pytest.mark.parametrize("width", [120, 80, 60])
+def test_a_narrow_terminal_lacks_columns_and_no_digit(
+    harness: Any, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Every figure is there in whole, and every line fits."""
+    _, data, _ = harness("history", "--json")
+    monkeypatch.setattr("harness.cli.history_verb._PIPE_WIDTH", width)
+    _, out, _ = harness("history")
+    rows = [line for line in out.splitlines() if "day-" in line]
+
+    assert 40 == len(rows)
+    assert all(len(line) <= width for line in rows)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in out
+    for series in json.loads(data)["series"]:
+        for seen in series["observations"]:
+            text = formats.significant(seen["throughput"]["value"])
+            assert any(seen["study"] in row and f" {text} " in row for row in rows)
 
 
 def test_an_unreadable_study_is_named_and_left_out(runs: Path, harness: Any) -> None:

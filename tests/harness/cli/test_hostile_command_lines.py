@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.cli.reporting_verbs import FORMATS
 from results.limits import MAX_TRIALS
 
 if TYPE_CHECKING:
@@ -101,14 +102,22 @@ REQUEST: dict[str, Any] = {
     "--no-evaluate": None,
     "--json": None,
 }
+LISTS = ("workloads", "presets", "studies")
 STUDY: dict[str, Any] = {"--runs-dir": paths, "--json": None}
 VERBS: dict[str, dict[str, Any]] = {
     "plan": REQUEST,
     "sweep": {**REQUEST, "--retry": texts, "--keep-checkpoints": None},
     "status": STUDY,
-    "report": {**STUDY, "-o": paths},
+    "report": {
+        **STUDY,
+        "-o": paths,
+        "--format": st.sampled_from(FORMATS) | texts,
+        "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
+        "--allow-different": None,
+        "--check-private": None,
+    },
     "resume": {**STUDY, "--timeout": numbers, "--data-dir": paths, "--retry": texts},
-    "list": {"--json": None},
+    "list": {"--json": None, "--runs-dir": paths},
 }
 
 
@@ -122,7 +131,7 @@ def command_lines(draw: Any) -> list[str]:
     if VERBS[verb] is REQUEST or verb == "sweep":
         line += ["--workload=resnet50", "--preset=smoke"]
     elif verb == "list":
-        line += draw(st.lists(st.sampled_from(("workloads", "presets")) | texts))[:2]
+        line += draw(st.lists(st.sampled_from(LISTS) | texts))[:2]
     else:
         line.append(draw(st.just("s") | paths))
     chosen = draw(st.lists(st.sampled_from(sorted(VERBS[verb])), max_size=5))

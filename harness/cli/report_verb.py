@@ -1,0 +1,280 @@
+"""The verb ``report``: a page of one study, of two, or a site; and other formats."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli import exit_codes, judging, running, study_status
+from harness.cli.arguments import one_line
+from harness.errors import StudyError
+from harness.planning import study as study_module
+from results import atomic, gate_metrics
+from results.errors import WriteStoreError
+from results.store import Store
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from reports.site.comparison import Compared
+
+_PAGES = {".html", ".htm"}
+_TWO = 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What is requested of ``report``; see the options."""
+
+    studies: tuple[str, ...]
+    runs_dir: Path
+    output: Path | None
+    form: str | None
+    metric: str
+    references: tuple[str, ...]
+    is_different_allowed: bool
+    is_private_checked: bool
+    is_json: bool
+
+    @property
+    def is_site(self) -> bool:
+        """Whether several studies go to a directory."""
+        return (
+            len(self.studies) > 1
+            and self.form in (None, "html")
+            and self.output is not None
+            and self.output.suffix.lower() not in _PAGES
+        )
+
+
+def report(request: Request) -> int:
+    """Writes or prints what is requested; corrupt records are named and left out.
+
+    Raises:
+      MatchStudyError: Two studies are not comparable.
+      ResultsError: A study cannot be read, or the output cannot be written.
+      StudyError: The options exclude each other.
+    """
+    _check(request)
+    stores = [
+        Store.open(study_module.find_study(name, request.runs_dir))
+        for name in request.studies
+    ]
+    for store in stores:
+        store.read_plan()
+    if request.is_private_checked:
+        return _check_private(request, stores)
+    if request.form == "tensorboard":
+        _write_events(request, stores)
+        code = exit_codes.OK
+    elif request.form in (None, "html"):
+        code = _write_pages(request, stores)
+    else:
+        text, code = _text(request, stores)
+        _emit(request, text)
+    problems = [study_status.name_problems(store) for store in stores]
+    return max([code, *problems])
+
+
+def _check(request: Request) -> None:
+    is_list = request.is_private_checked
+    if request.is_json and not is_list and (request.form or len(request.studies) > 1):
+        raise StudyError(
+            "--json is for the report of one study and excludes --format; use"
+            " --format json"
+        )
+    if request.references and (
+        len(request.studies) > 1 or request.form not in (None, "html")
+    ):
+        raise StudyError(
+            f"--references {request.references[0]!r} is for the page of one study;"
+            " leave it out"
+        )
+    if request.form == "tensorboard" and request.output is None:
+        raise StudyError(
+            "--format tensorboard writes several files; name their directory with -o"
+        )
+    if request.form == "badge" and len(request.studies) > 1:
+        raise StudyError(
+            f"--format badge is for one study, not for {len(request.studies)}; name one"
+        )
+    is_page = request.form in (None, "html") and not is_list
+    if len(request.studies) > _TWO and is_page and not request.is_site:
+        raise StudyError(
+            f"{len(request.studies)} studies need a site; name its directory with -o,"
+            " such as -o site"
+        )
+
+
+def _write_pages(request: Request, stores: Sequence[Store]) -> int:
+    from reports import build
+    from reports.site import build as site
+    from reports.site import comparison
+    from reports.site.card import slugs
+
+    metric = gate_metrics.metric_of(request.metric)
+    if request.is_site:
+        assert request.output is not None
+        click.echo(str(site.write_site(stores, request.output, metric)))
+        return exit_codes.OK
+    if len(stores) == 1:
+        path = request.output or stores[0].report_path
+        if path.is_dir():
+            path /= "index.html"
+        build.write_report(stores[0], path, references=request.references)
+        if request.is_json:
+            running.print_summary(stores[0], is_json=True)
+            running.note(f"report: {path}")
+        else:
+            click.echo(str(path))
+        return exit_codes.OK
+    compared = _compared(request, stores)
+    default = f"compared-with-{slugs([compared.second.plan.study])[0]}.html"
+    path = request.output or stores[0].report_path.with_name(default)
+    _write(path, comparison.build(compared).encode())
+    click.echo(str(path))
+    return _code(compared)
+
+
+def _compared(request: Request, stores: Sequence[Store]) -> Compared:
+    """Compares two studies; refuses what is not comparable.
+
+    Raises:
+      MatchStudyError: Names what differs.
+      ResultsError: They have nothing in common.
+    """
+    from reports.site import comparison
+
+    first, second = (load_study(store) for store in stores)
+    metric = gate_metrics.metric_of(request.metric)
+    found = comparison.compare_studies(first, second, metric)
+    name, other = request.studies
+    judging.check_comparable(name, other, found.reasons, request.is_different_allowed)
+    return found
+
+
+def _code(compared: Compared) -> int:
+    return exit_codes.INCONCLUSIVE if compared.reasons else exit_codes.OK
+
+
+def _text(request: Request, stores: Sequence[Store]) -> tuple[str, int]:
+    """Returns what is printed, and the exit code."""
+    from reports import exports
+    from reports.site import compared_text, table
+
+    form = request.form
+    if form == "csv":
+        return exports.as_csv(stores), exit_codes.OK
+    if len(stores) == 1:
+        if form == "text":
+            return _terminal(request, stores[0]), exit_codes.OK
+        write = {
+            "markdown": exports.as_markdown,
+            "json": exports.as_json,
+            "badge": exports.as_badge,
+        }[str(form)]
+        return write(stores[0]), exit_codes.OK
+    if len(stores) == _TWO:
+        compared = _compared(request, stores)
+        return compared_text.WRITERS[str(form)](compared), _code(compared)
+    return table.WRITERS[str(form)](stores), exit_codes.OK
+
+
+def _terminal(request: Request, store: Store) -> str:
+    from io import StringIO
+
+    from rich.console import Console
+
+    from reports import text
+
+    stream = StringIO()
+    is_terminal = request.output is None and sys.stdout.isatty()
+    width = Console().width if is_terminal else running.PIPE_WIDTH
+    console = Console(
+        file=stream, width=width, highlight=False, force_terminal=is_terminal
+    )
+    text.print_summary(store, console)
+    return stream.getvalue().strip("\n")
+
+
+def _emit(request: Request, text: str) -> None:
+    if request.output is None:
+        click.echo(text)
+        return
+    _write(request.output, f"{text}\n".encode())
+    click.echo(str(request.output))
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file that is new or a regular one.
+
+    Raises:
+      WriteStoreError: It is neither, or cannot be written.
+    """
+    if path.exists() and not path.is_file():
+        raise WriteStoreError(
+            f"cannot write {str(path)!r}: it is not a regular file, and would be"
+            " replaced by one; choose another"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic.write_bytes(path, content)
+    except OSError as error:
+        raise WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; choose a file in"
+            " a folder that this user can write to"
+        ) from error
+
+
+def _write_events(request: Request, stores: Sequence[Store]) -> None:
+    from reports import tensorboard
+
+    assert request.output is not None
+    folder = request.output
+    paths = tensorboard.write_event_files(stores, folder)
+    running.note(f"{len(paths)} event files; 'tensorboard --logdir' shows them")
+    click.echo(str(folder))
+
+
+def _check_private(request: Request, stores: Sequence[Store]) -> int:
+    """Prints what the output would show that may be private; writes nothing."""
+    from reports import private
+
+    found = [
+        shown
+        for where, text in _outputs(request, stores)
+        for shown in private.find(where, text)
+    ]
+    if request.is_json:
+        click.echo(json.dumps([dataclasses.asdict(shown) for shown in found], indent=2))
+    else:
+        for shown in found:
+            click.echo(one_line(f"{shown.where}: {shown.kind}: {shown.text}"))
+        if not found:
+            click.echo("nothing that looks private would be shown")
+    return exit_codes.SOME_TRIALS_FAILED if found else exit_codes.OK
+
+
+def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, str]]:
+    """Returns the text that a reader would see, by page."""
+    from reports import build, private
+    from reports.site import build as site
+    from reports.site import comparison
+
+    if request.form not in (None, "html", "tensorboard"):
+        return [(str(request.form), _text(request, stores)[0])]
+    metric = gate_metrics.metric_of(request.metric)
+    pages: Sequence[tuple[str, str]]
+    if len(stores) == 1:
+        pages = [("index.html", build.build_report(stores[0], request.references))]
+    elif len(stores) == _TWO and not request.is_site:
+        pages = [("comparison", comparison.build(_compared(request, stores)))]
+    else:
+        pages = list(site.pages(stores, metric))
+    return [(where, private.visible_text(html)) for where, html in pages]

@@ -1,0 +1,90 @@
+"""``list studies``: the studies of a directory, from plans and statuses alone."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from harness.cli import exit_codes
+from harness.cli.arguments import one_line
+from results import record_file
+from results.errors import ResultsError
+from results.records import StatusRecord, TrialStatus
+from results.store import PLAN_NAME, Store
+from results.texts import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from results.records import PlannedTrial
+
+_DATE_LENGTH = len("2026-01-01 00:00")
+
+
+def show(runs_dir: Path, *, is_json: bool) -> int:
+    """Prints the studies of a directory, oldest first; returns the exit code.
+
+    One that cannot be read is named on stderr, and the exit code is then 2.
+    """
+    found = [_read(path.parent) for path in sorted(runs_dir.glob(f"*/{PLAN_NAME}"))]
+    rows = [row for row in found if row is not None]
+    code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
+    rows.sort(key=lambda row: (row["created_at"], row["name"]))
+    if is_json:
+        click.echo(json.dumps({"studies": rows}, indent=2))
+        return code
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        click.echo(printable(f"{row['name']:<{width}}  {_remark(row)}"))
+    if not found:
+        click.echo(f"no study in {str(runs_dir)!r}", err=True)
+    return code
+
+
+def _read(root: Path) -> dict[str, Any] | None:
+    try:
+        return _row(Store.open(root))
+    except ResultsError as error:
+        click.echo(one_line(f"error: {error}"), err=True)
+        return None
+
+
+def _row(store: Store) -> dict[str, Any]:
+    plan = store.read_plan()
+    specs = [trial.spec for trial in plan.trials]
+    return {
+        # What the verbs take: the folder, which may have been renamed.
+        "name": store.root.name,
+        "study": plan.study,
+        "created_at": plan.created_at,
+        "workloads": list(dict.fromkeys(spec.workload for spec in specs)),
+        "presets": list(dict.fromkeys(spec.preset for spec in specs)),
+        "backends": list(dict.fromkeys(spec.backend for spec in specs)),
+        "replicas": sorted({spec.num_replicas for spec in specs}),
+        "num_trials": len(plan.trials),
+        "num_ok": _num_ok(store, plan.trials),
+    }
+
+
+def _num_ok(store: Store, trials: Iterable[PlannedTrial]) -> int:
+    records = (
+        record_file.read(
+            store.trial_dir(trial.trial_id) / "status.json", "status", StatusRecord
+        )
+        for trial in trials
+    )
+    return sum(
+        record is not None and record.status is TrialStatus.OK for record in records
+    )
+
+
+def _remark(row: dict[str, Any]) -> str:
+    date = row["created_at"][:_DATE_LENGTH].replace("T", " ")
+    replicas = ",".join(map(str, row["replicas"]))
+    return (
+        f"{date}  {row['num_ok']}/{row['num_trials']} ok  {','.join(row['workloads'])}"
+        f" {','.join(row['presets'])}, x{replicas}, {','.join(row['backends'])}"
+    )

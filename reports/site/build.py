@@ -1,0 +1,204 @@
+"""Writes a site of several studies: relative links, no scripts that load anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from typing import TYPE_CHECKING, Final
+
+from reports import build, formats, page
+from reports.site import assets, comparison
+from reports.site.card import make_card, slugs
+from reports.site.timeline import histories
+from reports.view import view_store
+from results import atomic, errors
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from reports.site.card import Card
+    from reports.view import View
+    from results.gate_metrics import Metric
+    from results.store import Store
+    from results.study import Study
+
+INDEX: Final = "index.html"
+_BODY: Final = "<body>"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Pair:
+    """Two studies of one workload, one after the other.
+
+    Attributes:
+      first: Name of the later one.
+      second: Name of the earlier one.
+      address: Of their page; empty if they are not comparable.
+      text: What the comparison says, or why there is none.
+    """
+
+    first: str
+    second: str
+    address: str
+    text: str
+
+
+def pages(stores: Sequence[Store], metric: Metric) -> Iterator[tuple[str, str]]:
+    """Yields the path of every page below the site's folder, and its HTML.
+
+    The same studies give the same bytes, in whatever order they are named.
+
+    Args:
+      stores: The studies.
+      metric: What pairs of them are compared by.
+
+    Raises:
+      ResultsError: A plan is missing, unreadable or contradictory, or a study is given
+        twice.
+    """
+    _check_different(stores)
+    loaded = [(store, view_store(store)) for store in stores]
+    # By what the records say: a name of a folder can be anything.
+    loaded.sort(key=lambda pair: _order(pair[1]))
+    names = slugs([view.study.plan.study for _, view in loaded])
+    cards = []
+    for (store, view), slug in zip(loaded, names, strict=True):
+        cards.append(make_card(view, slug))
+        html = with_link(build.build_report(store), "All studies", f"../../{INDEX}")
+        yield f"studies/{slug}/{INDEX}", html
+    views = dict(zip(names, (view for _, view in loaded), strict=True))
+    compared: list[Pair] = []
+    for later, earlier in _neighbours(views):
+        pair, html = _compare(later, earlier, views, metric)
+        compared.append(pair)
+        if html:
+            yield pair.address, html
+    yield INDEX, _index(cards, compared, [view.study for view in views.values()])
+
+
+def write_site(
+    stores: Sequence[Store], folder: pathlib.Path, metric: Metric
+) -> pathlib.Path:
+    """Writes the site and returns the path of its index.
+
+    Raises:
+      ResultsError: A study cannot be read; nothing was written.
+      WriteStoreError: ``folder`` is not a folder that can be written to.
+    """
+    written = list(pages(stores, metric))
+    if folder.exists() and not folder.is_dir():
+        raise errors.WriteStoreError(
+            f"cannot write site {str(folder)!r}: it is not a directory; choose a "
+            "directory"
+        )
+    for name, html in written:
+        path = folder / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic.write_text(path, html)
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write page {str(path)!r}: {error.strerror or error}; choose a "
+                "directory that this user can write to"
+            ) from error
+    return folder / INDEX
+
+
+def with_link(html: str, text: str, address: str) -> str:
+    """Returns a page with a link above its content."""
+    assert html.count(_BODY) == 1
+    # Within the padding of the page: its first screen stays where it was.
+    nav = (
+        '<nav aria-label="Site" style="margin:-1.6rem 0 0.1rem"><ul>'
+        f'<li><a href="{address}">{text}</a></li></ul></nav>'
+    )
+    return html.replace(_BODY, f"{_BODY}\n{nav}")
+
+
+def _check_different(stores: Sequence[Store]) -> None:
+    seen: dict[pathlib.Path, Store] = {}
+    for store in stores:
+        root = store.root.resolve()
+        if root in seen:
+            raise errors.ResultsError(
+                f"study {str(store.root)!r} is given twice; name each study once"
+            )
+        seen[root] = store
+
+
+def _order(view: View) -> tuple[str, str, str]:
+    plan = view.study.plan
+    ids = sorted(trial.trial_id for trial in plan.trials)
+    return plan.created_at, plan.study, "".join(ids[:1])
+
+
+def _neighbours(views: Mapping[str, View]) -> Iterator[tuple[str, str]]:
+    """Yields each study with the one before it of the same workload and preset."""
+    kinds: dict[tuple[str, str], list[str]] = {}
+    for slug, view in views.items():
+        if view.study.planned:
+            spec = view.study.planned[0].spec
+            kinds.setdefault((spec.workload, spec.preset), []).append(slug)
+    for names in kinds.values():
+        yield from ((later, earlier) for earlier, later in itertools.pairwise(names))
+
+
+def _compare(
+    later: str, earlier: str, views: Mapping[str, View], metric: Metric
+) -> tuple[Pair, str]:
+    first, second = views[later].study, views[earlier].study
+    names = {"first": first.plan.study, "second": second.plan.study}
+    try:
+        found = comparison.compare_studies(first, second, metric)
+    except errors.ResultsError as error:
+        return Pair(**names, address="", text=str(error)), ""
+    if found.reasons:
+        return Pair(**names, address="", text="; ".join(found.reasons)), ""
+    address = f"compare/{later}-and-{earlier}.html"
+    links = [
+        ("All studies", f"../{INDEX}"),
+        *(
+            (f"{letter}: {views[slug].study.plan.study}", f"../studies/{slug}/{INDEX}")
+            for letter, slug in (("A", later), ("B", earlier))
+        ),
+    ]
+    html = comparison.build(found, links=links)
+    return Pair(
+        **names, address=address, text=comparison.headline(found, **names)
+    ), html
+
+
+def _index(
+    cards: Sequence[Card], pairs: Sequence[Pair], studies: Sequence[Study]
+) -> str:
+    choices = {
+        "workload": _values(card.workloads for card in cards),
+        "backend": _values(card.backends for card in cards),
+        "machine": _values(card.machines for card in cards),
+    }
+    found = page.render(
+        "site",
+        title="Scaling studies",
+        site_style=assets.text("site.css"),
+        script=assets.text("site.js"),
+        cards=[*reversed(cards)],
+        choices=choices,
+        facts=", ".join(
+            [
+                formats.count(len(cards), "study", "studies"),
+                formats.count(len(choices["workload"]), "workload"),
+                formats.count(len(choices["machine"]), "machine"),
+            ]
+        ),
+        pairs=pairs,
+        history=histories(studies),
+        as_json=json.dumps,
+        links=(),
+    )
+    return f"{found}\n"
+
+
+def _values(groups: Iterator[tuple[str, ...]]) -> list[str]:
+    return sorted({value for group in groups for value in group})

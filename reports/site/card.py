@@ -1,0 +1,168 @@
+"""One study as the index shows it: what, where, the verdict, and how it scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Final
+
+from reports import brief, formats, names, trust
+from reports.lead import lead_curve
+from reports.site import sparkline
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from markupsafe import Markup
+
+    from reports.view import View
+    from results.records import Environment, ScalingMode
+
+NO_MACHINE: Final = "machine not recorded"
+_UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Spark:
+    """Efficiency of one backend in one scaling mode.
+
+    Attributes:
+      drawing: The sparkline.
+      text: The figure that it ends with.
+      note: Backend, scaling mode and replicas of that figure.
+    """
+
+    drawing: Markup
+    text: str
+    note: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Card:
+    """What the index says about a study.
+
+    Attributes:
+      slug: Its folder in the site, unique.
+      name: Of the study.
+      title: Workload and preset, in words.
+      workloads: Names of its workload; a tuple, as backends and machines.
+      backends: Its backends.
+      machines: Its machines, in words.
+      created_at: When it was planned.
+      trials: How many trials are ok, in words.
+      verdict: That of the study's first screen, at most 45 words.
+      sparks: Of the fastest backend, one per scaling mode.
+      efficiency: What sorting goes by; negative where there is none.
+    """
+
+    slug: str
+    name: str
+    title: str
+    workloads: tuple[str, ...]
+    backends: tuple[str, ...]
+    machines: tuple[str, ...]
+    created_at: str
+    trials: str
+    verdict: str
+    sparks: tuple[Spark, ...]
+    efficiency: float
+
+    @property
+    def date(self) -> str:
+        """The day on which it was planned."""
+        return day(self.created_at)
+
+
+def day(time: str) -> str:
+    """Returns the day of a recorded time."""
+    return time[: len("2026-01-01")]
+
+
+def minute(time: str) -> str:
+    """Returns day and minute of a recorded time."""
+    return time[: len("2026-01-01T00:00")].replace("T", " ")
+
+
+def slugs(names: Sequence[str]) -> list[str]:
+    """Returns a folder name for each study, unique also where letter case is ignored.
+
+    Of equal names the first keeps it and the others are numbered.
+    """
+    found: list[str] = []
+    taken: set[str] = set()
+    for name in names:
+        base = _UNUSUAL.sub("-", name).strip("-")[:80] or "study"
+        slug, number = base, 1
+        while slug.casefold() in taken:
+            number += 1
+            slug = f"{base}-{number}"
+        taken.add(slug.casefold())
+        found.append(slug)
+    return found
+
+
+def make_card(view: View, slug: str) -> Card:
+    """Returns the card of a study."""
+    study = view.study
+    specs = [entry.spec for entry in study.planned]
+    workloads = tuple(dict.fromkeys(names.workload(spec.workload) for spec in specs))
+    presets = dict.fromkeys(spec.preset for spec in specs)
+    num_ok = sum(entry.is_ok for entry in study.planned)
+    # Where the machine disturbed too much for a verdict, no figure stands out.
+    modes = () if trust.why_unfit(view) else study.modes
+    sparks = [_spark(view, mode) for mode in modes]
+    found = [spark for spark in sparks if spark is not None]
+    return Card(
+        slug=slug,
+        name=study.plan.study,
+        title=", ".join([*workloads, *(f"preset {of}" for of in presets)]),
+        workloads=workloads,
+        backends=study.backends,
+        machines=machines(view),
+        created_at=study.plan.created_at,
+        trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
+        verdict=brief.judge(view).text,
+        sparks=tuple(spark for spark, _ in found),
+        efficiency=max((value for _, value in found), default=-1.0),
+    )
+
+
+def machines(view: View) -> tuple[str, ...]:
+    """Returns the machines of a study in words, one per processor."""
+    by_processor: dict[str, Environment] = {}
+    for env in _environments(view):
+        known = by_processor.get(env.cpu_model)
+        # Trials have different numbers of GPUs: the most are the machine's.
+        if known is None or len(env.gpus) > len(known.gpus):
+            by_processor[env.cpu_model] = env
+    return tuple(map(names.machine, by_processor.values())) or (NO_MACHINE,)
+
+
+def _environments(view: View) -> Iterable[Environment]:
+    for entry in view.study.planned:
+        if entry.trial is not None and entry.trial.env is not None:
+            yield entry.trial.env
+
+
+def _spark(view: View, mode: ScalingMode) -> tuple[Spark, float] | None:
+    """Returns the sparkline of the fastest backend, and the efficiency at its end."""
+    curve = lead_curve(view, mode)
+    if not curve:
+        return None
+    values = [
+        (point.num_replicas, 1.0 if of is None else of.value)
+        for point in curve
+        for of in (point.efficiency,)
+    ]
+    backend = curve[-1].backend
+    num_replicas, last = values[-1]
+    replicas = formats.count(num_replicas, "replica")
+    label = f"Efficiency of {backend}, {mode.value} scaling: " + ", ".join(
+        f"{formats.percent(value)} at {number}" for number, value in values
+    )
+    spark = Spark(
+        drawing=sparkline.draw(values, series=view.series(backend), label=label),
+        text=formats.percent(last),
+        note=f"{mode.value}, {replicas}, {backend}",
+    )
+    return spark, last

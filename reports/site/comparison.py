@@ -1,0 +1,309 @@
+"""The page of two studies: what differs, their ratios, and both on shared axes."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports import formats, judgement, page
+from reports.site import assets, chart, ratio_bar
+from reports.site.card import minute
+from results import (
+    compare,
+    errors,
+    scaling,
+    study_differences,
+    study_match,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from markupsafe import Markup
+
+    from results.compare import RatioTable, Row
+    from results.gate_metrics import Metric
+    from results.records import ScalingMode
+    from results.scaling import Point
+    from results.study import Study
+    from results.study_differences import StudyDifference
+
+FIRST, SECOND = "A", "B"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Compared:
+    """Two studies that can be compared.
+
+    Attributes:
+      first: A, whose figures are the numerators.
+      second: B.
+      table: The ratios A / B of the cases that both have.
+      differences: In what they differ.
+      reasons: Why nothing may be concluded from the ratios; empty if it may.
+      only_first: Cases that only A measured.
+      only_second: Cases that only B measured.
+    """
+
+    first: Study
+    second: Study
+    table: RatioTable
+    differences: tuple[StudyDifference, ...]
+    reasons: tuple[str, ...]
+    only_first: tuple[str, ...]
+    only_second: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Panel:
+    """One backend in one scaling mode."""
+
+    title: str
+    drawing: Markup
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Drawn:
+    """A figure with a panel per backend and scaling mode, on the same axes."""
+
+    title: str
+    note: str
+    panels: tuple[_Panel, ...]
+
+
+def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
+    """Returns the comparison of two studies; ``reasons`` says whether it may be used.
+
+    Raises:
+      ResultsError: They are one study, their workloads differ, or no case was measured
+        in both.
+    """
+    if _is_same(first, second):
+        raise errors.ResultsError(
+            f"both studies are {first.plan.study!r} with the same trials, which has no"
+            " difference; name two studies"
+        )
+    table = compare.of_studies(first, second, metric)
+    both = study_match.pairs(first, second)
+    here = {case.case_id for case, _ in both}
+    there = {case.case_id for _, case in both}
+    return Compared(
+        first=first,
+        second=second,
+        table=table,
+        differences=study_differences.of_studies(first, second),
+        reasons=table.differences,
+        only_first=_others(first, here),
+        only_second=_others(second, there),
+    )
+
+
+def _is_same(first: Study, second: Study) -> bool:
+    def found(study: Study) -> set[tuple[str, str]]:
+        return {
+            (entry.trial_id, entry.trial.status.started_at)
+            for entry in study.planned
+            if entry.trial is not None and entry.trial.status is not None
+        }
+
+    return first.plan == second.plan and found(first) == found(second)
+
+
+def _others(study: Study, shared: set[str]) -> tuple[str, ...]:
+    return tuple(case.label for case in study.cases if case.case_id not in shared)
+
+
+def headline(compared: Compared, first: str = FIRST, second: str = SECOND) -> str:
+    """Returns what the ratios say, in at most three sentences.
+
+    Args:
+      compared: The comparison.
+      first: How the first study is called.
+      second: How the second one is called.
+    """
+    rows = compared.table.rows
+    if compared.reasons:
+        return (
+            "These two studies are not comparable, so the ratios below are shown and "
+            f"judge nothing: {'; '.join(compared.reasons)}."
+        )
+    holding = [row for row in rows if row.difference.holds]
+    cases = formats.count(len(rows), "shared case")
+    what = compared.table.metric.name.replace("_", " ")
+    if not holding:
+        return (
+            f"Whether {what} differs between {first} and {second} is inconclusive in "
+            f"{'the' if len(rows) == 1 else 'all'} {cases}: no difference holds when "
+            "all are looked at together (Holm, 5 %)."
+        )
+    parts: list[str] = []
+    for is_more, word in ((True, "higher"), (False, "lower")):
+        chosen = [row for row in holding if (_value(row) > 1) == is_more]
+        if chosen:
+            than = "" if parts else f" than in {second}"
+            where = f"{len(chosen)} of {cases}"
+            parts.append(f"{_range(chosen)} {word}{than} in {where}")
+    rest = len(rows) - len(holding)
+    text = f"In {first}, {what} is {', and '.join(parts)}."
+    if rest:
+        text += f" In {rest} the difference is inconclusive."
+    return text
+
+
+def _value(row: Row) -> float:
+    return row.difference.ratio.value
+
+
+def _range(rows: Sequence[Row]) -> str:
+    """Writes by how many percent figures differ, at least and at most."""
+    changes = sorted(abs(100 * (_value(row) - 1)) for row in rows)
+    texts = list(dict.fromkeys(f"{change:.1f}" for change in (changes[0], changes[-1])))
+    return f"{' to '.join(texts)}{formats.THIN_SPACE}%"
+
+
+def build(compared: Compared, *, links: Sequence[tuple[str, str]] = ()) -> str:
+    """Returns the page as HTML; the same records give the same bytes.
+
+    Args:
+      compared: The comparison.
+      links: Text and address of pages that are linked at the top.
+    """
+    reach = ratio_bar.reach(row.difference.ratio for row in compared.table.rows)
+    return (
+        str(
+            page.render(
+                "comparison",
+                title=f"{_name(compared.first)} and {_name(compared.second)} compared",
+                site_style=assets.text("site.css"),
+                compared=compared,
+                headline=headline(compared),
+                rows=list(_rows(compared.table, reach)),
+                reach=ratio_bar.ends(reach),
+                notes=judgement.comparison_notes(compared.table),
+                figures=_figures(compared),
+                links=links,
+                sides=[
+                    _side(FIRST, compared.first),
+                    _side(SECOND, compared.second),
+                ],
+            )
+        )
+        + "\n"
+    )
+
+
+def _name(study: Study) -> str:
+    return study.plan.study
+
+
+def _side(letter: str, study: Study) -> dict[str, str]:
+    num_ok = sum(entry.is_ok for entry in study.planned)
+    return {
+        "letter": letter,
+        "study": study.plan.study,
+        "planned": minute(study.plan.created_at),
+        "trials": f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
+    }
+
+
+def _rows(table: RatioTable, reach: float) -> Iterator[dict[str, object]]:
+    for row in table.rows:
+        estimate = row.difference.ratio
+        yield {
+            "name": row.name,
+            "ratio": estimate,
+            "bar": ratio_bar.draw(estimate, reach, is_marked=row.difference.holds),
+            "n": f"{len(row.first.ok_entries)} / {len(row.second.ok_entries)}",
+            "p_value": row.difference.p_value,
+            "text": _conclusion(row),
+        }
+
+
+def _conclusion(row: Row) -> str:
+    if row.difference.p_value is None:
+        return "no test: one side has a single generation"
+    return "differs" if row.difference.holds else "inconclusive"
+
+
+def _figures(compared: Compared) -> list[_Drawn]:
+    """Returns efficiency and throughput of both studies, on the same axes."""
+    return [
+        found
+        for name in ("Parallel efficiency", "Throughput")
+        if (found := _drawn(compared, name)) is not None
+    ]
+
+
+def _drawn(compared: Compared, name: str) -> _Drawn | None:
+    is_efficiency = name == "Parallel efficiency"
+    by_panel: dict[tuple[ScalingMode, str], list[chart.Line]] = {}
+    for place, study in enumerate((compared.first, compared.second)):
+        for key, dots in _curves(study, is_efficiency=is_efficiency).items():
+            line = chart.Line(label="AB"[place], series=place, dots=tuple(dots))
+            by_panel.setdefault(key, []).append(line)
+    lines = [line for panel in by_panel.values() for line in panel]
+    if not lines:
+        return None
+    dots = [dot for line in lines for dot in line.dots]
+    frame = chart.of_replicas(
+        [int(dot.x) for dot in dots],
+        [dot.value if dot.high is None else dot.high for dot in dots]
+        + ([1.0] if is_efficiency else []),
+        write=formats.percent if is_efficiency else chart.plain,
+    )
+    write = formats.percent if is_efficiency else formats.significant
+    unit = compared.first.example_unit
+    slug = "efficiency" if is_efficiency else "throughput"
+    panels = tuple(
+        _Panel(
+            title=f"{backend}, {mode.value} scaling",
+            drawing=chart.draw(
+                frame,
+                panel,
+                slug=f"{slug}-{index}",
+                title=f"{name}, {backend}, {mode.value} scaling",
+                description=_described(panel, write),
+                level=1.0 if is_efficiency else None,
+            ),
+        )
+        for index, ((mode, backend), panel) in enumerate(by_panel.items())
+    )
+    note = (
+        "Speedup divided by the number of replicas; dotted: ideal."
+        if is_efficiency
+        else f"{unit} per second, over all replicas."
+    )
+    return _Drawn(title=name, note=note, panels=panels)
+
+
+def _curves(
+    study: Study, *, is_efficiency: bool
+) -> dict[tuple[ScalingMode, str], list[chart.Dot]]:
+    curves: dict[tuple[ScalingMode, str], list[chart.Dot]] = {}
+    for point in scaling.points(study):
+        dot = _dot(point, is_efficiency=is_efficiency)
+        if dot is not None:
+            curves.setdefault((point.mode, point.backend), []).append(dot)
+    return curves
+
+
+def _dot(point: Point, *, is_efficiency: bool) -> chart.Dot | None:
+    estimate = point.efficiency if is_efficiency else point.throughput
+    if is_efficiency and point.is_baseline and point.throughput is not None:
+        return chart.Dot(x=point.num_replicas, value=1.0)
+    if estimate is None:
+        return None
+    return chart.Dot(
+        x=point.num_replicas,
+        value=estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+    )
+
+
+def _described(lines: Sequence[chart.Line], write: Callable[[float], str]) -> str:
+    return "; ".join(
+        f"{line.label}: "
+        + ", ".join(f"{write(dot.value)} at {dot.x:g}" for dot in line.dots)
+        for line in lines
+    )

@@ -1,0 +1,234 @@
+"""The history of a site: each case over its studies, with changes and machines."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Final
+
+from reports import formats
+from reports.site import chart
+from reports.site.card import day, minute
+from results import change_points
+from results.history import history
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from markupsafe import Markup
+
+    from results.history import Observation, Series
+    from results.study import Study
+
+MOST_CHARTS: Final = 40
+_FEWEST: Final = 2
+_NUM_COLORS: Final = 8
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CaseHistory:
+    """One case over time.
+
+    Attributes:
+      title: Workload, preset and case.
+      unit: Of its throughput.
+      drawing: Its chart.
+      rows: Of the table: date, study, commit, throughput, interval, machine, change.
+      machines: The machine classes: letter and words.
+      conclusion: How many changes, or how many studies it takes.
+    """
+
+    title: str
+    unit: str
+    drawing: Markup
+    rows: tuple[tuple[str, ...], ...]
+    machines: tuple[tuple[str, str], ...]
+    conclusion: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Histories:
+    """The history of all cases.
+
+    Attributes:
+      cases: Those with two or more studies, most studies first.
+      num_single: How many cases have one study only.
+      num_left_out: How many cases have no chart because there are too many.
+      reasons: Why cases have no place in any series, one line each.
+    """
+
+    cases: tuple[CaseHistory, ...]
+    num_single: int
+    num_left_out: int
+    reasons: tuple[str, ...]
+
+
+def histories(studies: Iterable[Study]) -> Histories:
+    """Returns the history of every case that two or more studies have."""
+    found = history(studies)
+    by_case: dict[str, list[Series]] = {}
+    for series in found.series:
+        by_case.setdefault(series.case_key, []).append(series)
+    several = [
+        segments
+        for segments in by_case.values()
+        if sum(len(of.observations) for of in segments) >= _FEWEST
+    ]
+    several.sort(key=lambda of: -sum(len(part.observations) for part in of))
+    shown = several[:MOST_CHARTS]
+    return Histories(
+        cases=tuple(_case(segments, place) for place, segments in enumerate(shown)),
+        num_single=len(by_case) - len(several),
+        num_left_out=len(several) - len(shown),
+        reasons=found.left_out,
+    )
+
+
+def _letter(place: int) -> str:
+    return f"M{place + 1}"
+
+
+def _case(segments: Sequence[Series], index: int) -> CaseHistory:
+    """Joins the segments of one case: one per machine class, in order of time."""
+    ordered = sorted(segments, key=lambda of: of.observations[0].date)
+    seen = sorted(
+        (
+            (observation, place)
+            for place, series in enumerate(ordered)
+            for observation in series.observations
+        ),
+        key=lambda pair: (pair[0].date, pair[0].study),
+    )
+    first = ordered[0]
+    title = f"{first.workload} {first.preset}, {first.case}"
+    return CaseHistory(
+        title=title,
+        unit=seen[0][0].throughput.unit,
+        drawing=_draw(seen, len(ordered), slug=f"history-{index}", title=title),
+        rows=tuple(_row(observation, place) for observation, place in seen),
+        machines=tuple(
+            (_letter(place), f"{series.machine_name} ({series.machine[:8]})")
+            for place, series in enumerate(ordered)
+        ),
+        conclusion=_conclusion(ordered),
+    )
+
+
+def _draw(
+    seen: Sequence[tuple[Observation, int]], number: int, *, slug: str, title: str
+) -> Markup:
+    ends = [
+        value
+        for observation, _ in seen
+        for value in (
+            observation.throughput.value,
+            observation.throughput.low,
+            observation.throughput.high,
+        )
+        if value is not None
+    ]
+    around = chart.ticks(min(ends), max(ends))
+    frame = chart.Frame(
+        places=tuple(
+            (float(place), label)
+            for place, label in enumerate(_labels([of.date for of, _ in seen]))
+        ),
+        low=around[0],
+        high=around[-1],
+        x_label="studies, in order of time",
+        write=chart.plain,
+    )
+    lines = []
+    changes = []
+    for machine in range(number):
+        own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
+        changes += [x - 0.5 for x, of in own if of.change is not None]
+        lines.append(
+            chart.Line(
+                label=_letter(machine) if number > 1 else "",
+                series=machine % _NUM_COLORS,
+                is_joined=False,
+                dots=tuple(_dot(x, of) for x, of in own),
+            )
+        )
+    return chart.draw(
+        frame,
+        lines,
+        slug=slug,
+        title=f"Throughput of {title} over time",
+        description="; ".join(
+            f"{of.study}: {formats.significant(of.throughput.value)} "
+            f"{of.throughput.unit}"
+            for of, _ in seen
+        ),
+        marks=changes,
+        levels=_levels(seen, number),
+    )
+
+
+def _labels(dates: Sequence[str]) -> list[str]:
+    """Returns what tells dates apart: days of a year, or minutes of one day."""
+    is_one_day = len({day(date) for date in dates}) == 1
+    part = slice(len("2026-01-01T"), len("2026-01-01T00:00"))
+    if not is_one_day:
+        part = slice(len("2026-"), len("2026-01-01"))
+    return [date[part] for date in dates]
+
+
+def _dot(x: int, seen: Observation) -> chart.Dot:
+    throughput = seen.throughput
+    return chart.Dot(
+        x=x, value=throughput.value, low=throughput.low, high=throughput.high
+    )
+
+
+def _levels(
+    seen: Sequence[tuple[Observation, int]], number: int
+) -> list[tuple[float, float, float, int]]:
+    """Returns the geometric mean of every segment: from, to, value, colour."""
+    found: list[tuple[float, float, float, int]] = []
+    for machine in range(number):
+        own = [(x, of) for x, (of, place) in enumerate(seen) if place == machine]
+        starts = [i for i, (_, of) in enumerate(own) if i == 0 or of.change is not None]
+        for start, end in zip(starts, [*starts[1:], len(own)], strict=True):
+            part = own[start:end]
+            mean = statistics.geometric_mean(of.throughput.value for _, of in part)
+            found.append((part[0][0], part[-1][0], mean, machine % _NUM_COLORS))
+    return found
+
+
+def _row(seen: Observation, machine: int) -> tuple[str, ...]:
+    throughput = seen.throughput
+    interval = formats.ABSENT
+    if throughput.low is not None and throughput.high is not None:
+        interval = formats.interval(
+            throughput.low, throughput.high, formats.significant
+        )
+    change = "" if seen.change is None else f"{100 * (seen.change - 1):+.1f} %"
+    return (
+        minute(seen.date),
+        seen.study,
+        seen.commit or formats.ABSENT,
+        f"{formats.significant(throughput.value)} {throughput.unit}",
+        interval,
+        _letter(machine),
+        change,
+    )
+
+
+def _conclusion(segments: Sequence[Series]) -> str:
+    parts = []
+    for place, series in enumerate(segments):
+        number = len(series.observations)
+        studies = formats.count(number, "study", "studies")
+        if series.num_missing:
+            text = (
+                f"{studies}: no change points, which take at least"
+                f" {change_points.FEWEST} on one machine class"
+            )
+        else:
+            changes = sum(seen.change is not None for seen in series.observations)
+            text = f"{formats.count(changes, 'change') if changes else 'no change'}"
+            text += f" in {studies}"
+        parts.append(f"{_letter(place)}: {text}" if len(segments) > 1 else text)
+    return "; ".join(parts)

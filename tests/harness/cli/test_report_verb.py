@@ -1,0 +1,281 @@
+"""``report``: formats, two studies, sites, and what a report would show."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def make_study(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a small study in ``runs``."""
+
+    def make(name: str, **fields: Any) -> Path:
+        defaults = {
+            "modes": (synthetic.WEAK,),
+            "repeats": 3,
+            "num_measured_steps": 3,
+            "is_evaluated": False,
+            "name": name,
+        }
+        shape = synthetic.Shape(**(defaults | fields))
+        root: Path = synthetic.make_store(tmp_path / "runs" / name, shape).root
+        # Another study has other trials; here they differ by when they started.
+        for path in root.glob("trials/*/status.json"):
+            status = json.loads(path.read_text())
+            path.write_text(json.dumps(status | {"started_at": f"{name} o'clock"}))
+        return root
+
+    return make
+
+
+@pytest.fixture
+def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pages of single studies have tests of their own; here they cost no time."""
+    page = "<html>\n<body>\n<p>a page of /home/jane/x</p>\n</body>\n</html>\n"
+    monkeypatch.setattr("reports.build.build_report", lambda _: page)
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        (
+            "text",
+            r"\A[\w ]+(\([\w ,]+\))?: in_graph keeps .* reaches 1.*N: rep.*; \[value",
+        ),
+        ("markdown", r"\A### a\n\n`weak scaling efficiency: \d+ % at 2 replicas"),
+        ("json", r'\A\{\n  "report_version": 1,\n  "verdict": \{\n    "headline"'),
+        ("csv", r"\Astudy,figure,quantity,kind,"),
+        ("badge", r"\A<svg xmlns="),
+    ],
+)
+def test_a_study_is_written_in_every_format(
+    harness: Any, make_study: Any, tmp_path: Path, form: str, expected: str
+) -> None:
+    """On stdout, or to a file whose path is printed."""
+    make_study("a")
+    code, out, err = harness("report", "a", "--format", form)
+    again = harness("report", "a", "--format", form, "-o", "folder/out")
+
+    assert (exit_codes.OK, "") == (code, err)
+    assert re.search(expected, out, re.DOTALL)
+    assert (exit_codes.OK, "folder/out\n", "") == again
+    assert out == (tmp_path / "folder" / "out").read_text()
+
+
+def test_event_files_go_to_a_directory(
+    harness: Any, make_study: Any, tmp_path: Path
+) -> None:
+    """How to look at them is said."""
+    make_study("a")
+    code, out, err = harness("report", "a", "--format=tensorboard", "-o", "events")
+    files = list((tmp_path / "events").rglob("events.out.tfevents.*"))
+
+    assert (exit_codes.OK, "events\n") == (code, out)
+    assert f"{len(files)} event files; 'tensorboard --logdir' shows them\n" == err
+    assert 3 == len(files)
+
+
+def test_two_studies_are_compared_in_a_page(
+    harness: Any, make_study: Any, tmp_path: Path
+) -> None:
+    """Beside the report of the first, or where it is requested."""
+    make_study("a")
+    make_study("b")
+    code, out, err = harness("report", "a", "b")
+    again = harness("report", "a", "b", "-o", "page.html")
+    page = tmp_path / "runs/a/report/compared-with-b.html"
+
+    assert (exit_codes.OK, "runs/a/report/compared-with-b.html\n", "") == (
+        code,
+        out,
+        err,
+    )
+    assert (exit_codes.OK, "page.html\n", "") == again
+    assert page.read_bytes() == (tmp_path / "page.html").read_bytes()
+    assert "on shared axes</h2>" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("form", "expected"),
+    [
+        ("text", r"what differs \(A / B\)\n  nothing that is recorded\n"),
+        (
+            "markdown",
+            r"\A### A a, B b\n\n\*\*Whether throughput differs between A and B",
+        ),
+        ("json", r'"is_comparable": true'),
+        ("csv", r"\nb,scaling,throughput"),
+    ],
+)
+def test_a_comparison_is_printed_in_other_formats(
+    harness: Any, make_study: Any, form: str, expected: str
+) -> None:
+    """For a terminal, a pull request, and programs."""
+    make_study("a")
+    make_study("b")
+    code, out, _ = harness("report", "a", "b", "--format", form)
+
+    assert exit_codes.OK == code
+    assert re.search(expected, out, re.IGNORECASE), out
+
+
+def test_what_is_not_comparable_is_refused_with_the_fact(
+    harness: Any, make_study: Any, written: Any
+) -> None:
+    """One line and exit code 2; shown on request, with exit code 3."""
+    make_study("a")
+    make_study("b", workload_version="2")
+    before = written()
+    code, out, err = harness("report", "a", "b")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert 1 == err.count("\n")
+    assert re.match(
+        r"error: 'a' and 'b' are not comparable: workload version: '1' / '2'; measure"
+        r" both on one machine .* or use --allow-different",
+        err,
+    )
+    assert before == written()
+    for options in ((), ("--format=text",)):
+        code, out, _ = harness("report", "a", "b", "--allow-different", *options)
+        assert exit_codes.INCONCLUSIVE == code
+    assert "These two studies are not comparable" in out
+    assert "code: workload version 1 / 2" in out
+
+
+def test_nothing_in_common_is_refused(harness: Any, make_study: Any) -> None:
+    """Also with --allow-different: there is no ratio to show."""
+    make_study("a", backends=("in_graph",))
+    make_study("b", backends=("tf_mirrored",))
+    code, out, err = harness("report", "a", "b", "--allow-different")
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.match(r"error: no case is in both 'a' .* and 'b' .*; compare", err)
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_a_directory_makes_a_site(
+    harness: Any, make_study: Any, tmp_path: Path
+) -> None:
+    """Two studies or more; the path of its index is printed; the same bytes again."""
+    for name in "abc":
+        make_study(name)
+    code, out, err = harness("report", "a", "b", "c", "-o", "site")
+    first = {p: p.read_bytes() for p in tmp_path.glob("site/**/*") if p.is_file()}
+    harness("report", "c", "b", "a", "-o", "site")
+    second = {p: p.read_bytes() for p in tmp_path.glob("site/**/*") if p.is_file()}
+
+    assert (exit_codes.OK, "site/index.html\n", "") == (code, out, err)
+    assert 6 == len(first)
+    assert first == second
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "json"])
+def test_three_studies_are_listed_in_other_formats(
+    harness: Any, make_study: Any, form: str
+) -> None:
+    """With the efficiency or the verdict of each."""
+    for name in "abc":
+        make_study(name)
+    code, out, _ = harness("report", "a", "b", "c", "--format", form)
+
+    assert exit_codes.OK == code
+    assert 3 == out.count("in_graph keeps " if form != "markdown" else "% (weak, 2")
+    if form == "json":
+        assert ["a", "b", "c"] == [row["study"] for row in json.loads(out)]
+
+
+BAD = [
+    (("a", "b", "c"), r"3 studies need a site; name its directory with -o, such as"),
+    (("a", "b", "c", "-o", "x.html"), r"3 studies need a site; name its directory"),
+    (("a", "--format=tensorboard"), r"--format tensorboard writes several files; name"),
+    (("a", "b", "--format=badge"), r"--format badge is for one study, not for 2; name"),
+    (("a", "--json", "--format=csv"), r"--json is for the report of one study and ex"),
+    (("a", "b", "--json"), r"--json is for the report of one study and excludes"),
+    (("a", "b", "--metric=speed"), r"unknown metric 'speed'; allowed are throughput"),
+    (("a", "a"), r"both studies are 'a' with the same trials, which has no difference"),
+    (("a", "a", "-o", "site"), r"study 'runs/a' is given twice; name each study once"),
+    (("a", "b", "-o", "pipe.html"), r"cannot write 'pipe.html': it is not a regular"),
+    (("a", "--format=csv", "-o", "file/x"), r"cannot write 'file/x': .*; choose a fil"),
+    (("a", "--format=pdf"), r"Invalid value for '--format': 'pdf' is not one of"),
+    ((), r"Missing argument 'STUDY \[STUDY\]\.\.\.'"),
+]
+
+
+@pytest.mark.usefixtures("quick_page")
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_requests_are_one_line(
+    harness: Any,
+    make_study: Any,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    """Exit code 2, nothing on stdout."""
+    for name in "abc":
+        make_study(name)
+    (tmp_path / "pipe.html").mkdir()
+    (tmp_path / "file").write_text("")
+    code, out, err = harness("report", *arguments)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.match(f"error: {message}", err), err
+    assert 1 == err.count("\n")
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_what_may_be_private_is_listed_and_nothing_written(
+    harness: Any, make_study: Any, written: Any
+) -> None:
+    """Page by page, also those of a site; exit code 4, or 0 where there is nothing."""
+    make_study("a")
+    make_study("b")
+    before = written()
+    one = harness("report", "a", "--check-private")
+    both = harness("report", "a", "b", "-o", "site", "--check-private", "--format=html")
+    data = harness("report", "a", "b", "-o", "site", "--check-private", "--json")
+    clean = harness("report", "a", "--check-private", "--format=markdown")
+
+    code, out, _ = one
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert "index.html: home folder: /home/jane\n" in out
+    assert "studies/a/index.html: home folder: /home/jane\n" in both[1]
+    assert "studies/b/index.html: home folder: /home/jane\n" in both[1]
+    assert ["studies/a/index.html", "studies/b/index.html"] == [
+        shown["where"] for shown in json.loads(data[1])
+    ]
+    assert (exit_codes.OK, "nothing that looks private would be shown\n") == clean[:2]
+    assert before == written()
+
+
+def test_a_real_page_shows_nothing_private(harness: Any, make_study: Any) -> None:
+    """What every report says is not taken for a secret."""
+    make_study("a")
+    code, out, _ = harness("report", "a", "--check-private")
+
+    assert (exit_codes.OK, "nothing that looks private would be shown\n") == (code, out)
+
+
+@pytest.mark.usefixtures("quick_page")
+def test_corrupt_records_are_named_in_every_format(
+    harness: Any, make_study: Any
+) -> None:
+    """The rest is written; exit code 2."""
+    root = make_study("a")
+    path = next(root.glob("trials/*/result.json"))
+    path.write_text("{")
+    for options in ((), ("--format=markdown",), ("--format=json",)):
+        code, out, err = harness("report", "a", *options)
+
+        assert exit_codes.USAGE == code
+        assert out
+        assert re.match(r"error: corrupt record '.*result.json'", err)

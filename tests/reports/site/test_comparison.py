@@ -1,0 +1,106 @@
+"""The page of two studies: what differs, ratios, shared axes, and refusals."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.site import comparison
+from results import gate_metrics
+from results.errors import ResultsError
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from reports.site.comparison import Compared
+    from results.store import Store
+
+METRIC = gate_metrics.THROUGHPUT
+
+
+@pytest.fixture(scope="module")
+def compared(first: Store, second: Store) -> Compared:
+    """The study of the first commit over that of the second."""
+    return comparison.compare_studies(load_study(first), load_study(second), METRIC)
+
+
+def test_the_headline_says_how_much_in_how_many_cases(compared: Compared) -> None:
+    """30 % in the cases of one backend; the other is inconclusive."""
+    expected = (
+        "In A, throughput is 30.0\N{NARROW NO-BREAK SPACE}% higher than in B in 3 of 6"
+        " shared cases. In 3 the difference is inconclusive."
+    )
+
+    assert expected == comparison.headline(compared)
+
+
+def test_code_and_its_changes_are_named(compared: Compared) -> None:
+    """Commit and dirtiness of both sides; nothing else differs."""
+    (found,) = compared.differences
+
+    assert ("code", "git commit") == (found.group, found.name)
+    assert "012345678" == found.first
+    assert "fedcba987 with changes" == found.second
+
+
+def test_both_studies_are_drawn_on_the_same_axes(compared: Compared) -> None:
+    """Every panel has the same ticks and both lines."""
+    page = comparison.build(compared)
+    charts = re.findall(r'<svg viewBox="0 0 360 220".*?</svg>', page, re.DOTALL)
+    efficiency = [chart for chart in charts if "Parallel efficiency" in chart]
+    ticks = {
+        tuple(re.findall(r'text-anchor="end"[^>]*>([^<]+)<', chart))
+        for chart in efficiency
+    }
+
+    assert 4 == len(efficiency) == len(charts) - 4
+    assert 1 == len(ticks)
+    assert all(">A</text>" in chart and ">B</text>" in chart for chart in charts)
+    assert all("0\N{NARROW NO-BREAK SPACE}%" in of for of in ticks)
+
+
+def test_the_same_records_give_the_same_page(
+    compared: Compared, first: Store, second: Store
+) -> None:
+    """Also when they are read again; nothing is loaded from elsewhere."""
+    again = comparison.compare_studies(load_study(first), load_study(second), METRIC)
+    page = comparison.build(compared)
+
+    assert page == comparison.build(again)
+    assert "://" not in page
+    assert "<script" not in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+
+
+def test_another_machine_is_a_reason_not_to_conclude(
+    first: Store, elsewhere: Store
+) -> None:
+    """The headline says it first, whatever the ratios are."""
+    found = comparison.compare_studies(load_study(first), load_study(elsewhere), METRIC)
+
+    assert ("the machines differ: processor ",) == tuple(
+        reason[:31] for reason in found.reasons
+    )
+    assert comparison.headline(found).startswith(
+        "These two studies are not comparable, so the ratios below are shown and judge"
+        " nothing: the machines differ: processor"
+    )
+
+
+def test_a_study_has_no_difference_from_itself(first: Store) -> None:
+    """Under any name."""
+    study = load_study(first)
+    with pytest.raises(ResultsError, match=r"both studies are 'before' with the same"):
+        comparison.compare_studies(study, load_study(first), METRIC)
+
+
+def test_cases_of_one_study_only_are_listed(first: Store, make_study: Any) -> None:
+    """They have no ratio, and are not passed over."""
+    larger = make_study("larger", replicas=(1, 2, 4), backends=("in_graph",))
+    found = comparison.compare_studies(load_study(larger), load_study(first), METRIC)
+
+    assert "in_graph, 4 replicas x 8" in found.only_first
+    assert "tf_mirrored, 2 replicas x 8" in found.only_second
+    assert "Only in A, so without a ratio: in_graph, 4 rep" in comparison.build(found)

@@ -1,0 +1,165 @@
+"""The site in a real Chromium: filter, sort, widths, text that overlaps nothing."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.site import build, comparison
+from results import gate_metrics
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.store import Store
+
+CHROMIUM = next(
+    (
+        path
+        for name in ("chromium", "chromium-browser", "google-chrome")
+        if (path := shutil.which(name))
+    ),
+    None,
+)
+METRIC = gate_metrics.THROUGHPUT
+PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
+TIMEOUT_SEC = 120
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed here"),
+]
+
+SHOWN = """
+const shown = () => [...document.querySelectorAll("ol.studies > li")]
+  .filter((item) => item.getBoundingClientRect().height > 0)
+  .map((item) => item.dataset.name);
+const choose = (name, value) => {
+  const form = document.querySelector("form.filter");
+  form.elements[name].value = value;
+  form.dispatchEvent(new Event("input", {bubbles: true}));
+  return [shown(), form.querySelector("output").textContent];
+};
+"""
+
+# Boxes of the texts of each figure that overlap, and texts that leave their figure.
+GEOMETRY = """
+const found = [];
+for (const figure of document.querySelectorAll("svg.chart")) {
+  const edge = figure.getBoundingClientRect();
+  const boxes = [...figure.querySelectorAll("text")]
+    .map((text) => [text.textContent, text.getBoundingClientRect()]);
+  for (const [i, [name, a]] of boxes.entries()) {
+    if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.top < edge.top - 1
+        || a.bottom > edge.bottom + 1) {
+      found.push(`${name} leaves its figure`);
+    }
+    for (const [other, b] of boxes.slice(i + 1)) {
+      if (a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 3
+          && b.top < a.bottom - 3) {
+        found.push(`${name} is over ${other}`);
+      }
+    }
+  }
+}
+"""
+
+
+@pytest.fixture
+def evaluate(tmp_path: Path) -> Any:
+    """Returns a function that loads a page and evaluates an expression in it."""
+
+    def run(page: str, setup: str, expression: str, *, width: int = 1280) -> Any:
+        script = (
+            f"<script>{setup}\ndocument.body.append(Object.assign("
+            "document.createElement('pre'), {id: 'found', textContent:"
+            f" JSON.stringify({expression})}}));</script>"
+        )
+        path = tmp_path / "page.html"
+        path.write_text(page.replace("</body>", f"{script}</body>"), encoding="utf-8")
+        done = subprocess.run(
+            [
+                str(CHROMIUM),
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                f"--window-size={width},900",
+                "--dump-dom",
+                path.as_uri(),
+            ],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=TIMEOUT_SEC,
+        )
+        match = re.search(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
+        assert match is not None, done.stdout[-2000:]
+        return json.loads(html.unescape(match[1]))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def index(first: Store, second: Store, elsewhere: Store) -> str:
+    """The index of three studies on two machines."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reports.build.build_report", lambda _: PAGE)
+        return dict(build.pages([first, second, elsewhere], METRIC))["index.html"]
+
+
+@pytest.fixture(scope="module")
+def compared(first: Store, second: Store) -> str:
+    """The page of two of them."""
+    found = comparison.compare_studies(load_study(first), load_study(second), METRIC)
+    return comparison.build(found)
+
+
+def test_studies_are_filtered_and_sorted(index: str, evaluate: Any) -> None:
+    """By what a reader chooses; the number that is shown is said."""
+    steps = (
+        '[shown(), choose("machine", "2 cores of an Other X9"), choose("machine", ""),'
+        ' choose("order", "name"), choose("order", "date"), choose("backend",'
+        ' "tf_mirrored")]'
+    )
+    start, machine, every, name, date, backend = evaluate(index, SHOWN, steps)
+
+    assert ["elsewhere", "after", "before"] == start
+    assert [["elsewhere"], "1 of 3 studies"] == machine
+    assert "3 of 3 studies" == every[1]
+    assert ["after", "before", "elsewhere"] == name[0]
+    assert ["elsewhere", "after", "before"] == date[0] == backend[0]
+
+
+@pytest.mark.parametrize("width", [500, 768, 1280])
+def test_no_page_scrolls_sideways(
+    index: str, compared: str, evaluate: Any, width: int
+) -> None:
+    """Tables scroll within their own region."""
+    for page in (index, compared):
+        sizes = "[document.documentElement.scrollWidth, innerWidth]"
+        content, window = evaluate(page, "", sizes, width=width)
+
+        assert content <= window
+
+
+def test_no_text_of_a_figure_overlaps_another(
+    index: str, compared: str, evaluate: Any
+) -> None:
+    """Nor leaves its figure."""
+    for page in (index, compared):
+        assert [] == evaluate(page, GEOMETRY, "found")
+
+
+def test_text_that_overlaps_would_be_noticed(compared: str, evaluate: Any) -> None:
+    """The check is not empty."""
+    broken = re.sub(r'(<text x=)"[\d.]+"', r'\1"50"', compared)
+
+    assert evaluate(broken, GEOMETRY, "found")

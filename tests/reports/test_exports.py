@@ -1,0 +1,185 @@
+"""Markdown, badge, JSON and CSV of a study."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pandas as pd
+import pytest
+
+from reports import exports, markdown
+from results import frame
+
+if TYPE_CHECKING:
+    from results.store import Store
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs/schema/report.schema.json").read_text()
+)
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: Any, synthetic: Any) -> Any:
+    """Returns a function that makes a study."""
+
+    def make_study(**fields: Any) -> Store:
+        root = tmp_path_factory.mktemp("study")
+        return synthetic.make_store(root, synthetic.Shape(**fields))
+
+    return make_study
+
+
+@pytest.fixture(scope="module")
+def good(make: Any) -> Store:
+    """Two backends, both modes, nothing failed."""
+    return make()
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory: Any, synthetic: Any) -> Store:
+    """Every kind of failure, and quality runs."""
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), synthetic.BROKEN)
+
+
+@pytest.fixture(scope="module")
+def failed(make: Any, synthetic: Any) -> Store:
+    """Nothing is ok."""
+    return make(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        repeats=1,
+        statuses={
+            ("in_graph", synthetic.WEAK, size, 0): synthetic.TrialStatus.FAILED
+            for size in (1, 2)
+        },
+    )
+
+
+@pytest.mark.parametrize("name", ["good", "broken", "failed"])
+def test_json_has_verdict_and_figures(name: str, request: Any) -> None:
+    """As the published schema says, also where nothing was measured."""
+    data = json.loads(exports.as_json(request.getfixturevalue(name)))
+
+    jsonschema.validate(data, SCHEMA)
+    assert data["verdict"]["headline"]
+    assert (name != "failed") == bool(data["verdict"]["findings"])
+
+
+@pytest.mark.parametrize("field", ["verdict", "points", "coverage"])
+def test_the_schema_refuses_a_report_without(field: str, good: Store) -> None:
+    """The schema is not empty."""
+    data = json.loads(exports.as_json(good))
+    del data[field]
+
+    with pytest.raises(jsonschema.ValidationError, match=field):
+        jsonschema.validate(data, SCHEMA)
+
+
+def test_markdown_fits_a_pull_request(good: Store) -> None:
+    """Badge, verdict, a row per case, and the limits."""
+    lines = exports.as_markdown(good).splitlines()
+
+    assert lines[0] == "### resnet50-laptop-synthetic"
+    assert re.fullmatch(
+        r"`weak scaling efficiency: \d+ % at 2 replicas \(\d+ to \d+\)`", lines[2]
+    )
+    assert re.match(r"\*\*.*in_graph keeps \d+.% \(", lines[4])
+    assert 8 == sum(line.startswith(("| in_graph", "| tf_")) for line in lines)
+    assert any(line.startswith("- Intervals are 95 %") for line in lines)
+    assert exports.MOST_LINES >= len(lines)
+
+
+def test_markdown_of_a_large_study_has_at_most_forty_lines(
+    make: Any, synthetic: Any
+) -> None:
+    """The largest cases are kept, and what is left out is said."""
+    large = make(
+        modes=(synthetic.WEAK,),
+        replicas=tuple(range(1, 25)),
+        repeats=2,
+        num_measured_steps=2,
+    )
+    text = exports.as_markdown(large)
+
+    assert exports.MOST_LINES >= len(text.splitlines())
+    assert "30 more cases: `python -m harness report STUDY --format csv`." in text
+    assert re.search(r"\| in_graph \| weak \| 24 \(oversub", text)
+
+
+def test_markdown_of_a_failed_study_says_so(failed: Store) -> None:
+    """Without a table and without a figure."""
+    text = exports.as_markdown(failed)
+
+    assert "`scaling: no verdict`" in text
+    assert "**Nothing was measured" in text
+    assert "| backend" not in text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a|b", r"a\|b"),
+        ("a*b", r"a\*b"),
+        ("<b>", "&lt;b>"),
+        ("[x](y)", r"[x]\(y)"),
+        ("[1, 2]", "[1, 2]"),
+        ("`x`", r"\`x\`"),
+        ("@someone", "&#64;someone"),
+        ("two\nlines", "two lines"),
+    ],
+)
+def test_text_of_records_is_no_markdown(text: str, expected: str) -> None:
+    """Names and reasons are free text; intervals stay readable."""
+    assert expected == markdown.escaped(text)
+
+
+def test_the_badge_is_an_svg_that_loads_nothing(good: Store) -> None:
+    """Its text is its label, and fits."""
+    badge = exports.as_badge(good)
+    root = ET.fromstring(badge)
+    texts = [element.text for element in root.iter() if element.tag.endswith("text")]
+
+    assert ["weak scaling efficiency"] == texts[:1]
+    assert f"{texts[0]}: {texts[1]}" == root.attrib["aria-label"]
+    assert "://" not in badge.replace("http://www.w3.org/2000/svg", "")
+    assert "url(" not in badge
+
+
+@pytest.mark.parametrize(
+    ("target", "color"), [(0.8, "#1a7f4b"), (0.99, "#b3261e"), (0.905, "#8a5a00")]
+)
+def test_the_badge_is_green_where_the_whole_interval_meets_the_target(
+    make: Any, target: float, color: str
+) -> None:
+    """Red below, amber where that is inconclusive."""
+    store = make(noise=0.01)
+    plan = json.loads((store.root / "plan.json").read_text())
+    plan["measuring"]["efficiency_target"] = target
+    (store.root / "plan.json").write_text(json.dumps(plan))
+
+    assert f'fill="{color}"' in exports.as_badge(store)
+
+
+def test_the_badge_of_a_failed_study_has_no_figure(failed: Store) -> None:
+    """Grey."""
+    badge = exports.as_badge(failed)
+
+    assert "no verdict" in badge
+    assert "#58616c" in badge
+
+
+def test_csv_is_the_frame_that_figures_draw(good: Store, broken: Store) -> None:
+    """Every row and number, with the study as first column."""
+    read = pd.read_csv(io.StringIO(exports.as_csv([good, broken])), low_memory=False)
+    points = frame.points_frame(good)
+
+    assert "study" == read.columns[0]
+    assert [*points.columns] == [*read.columns[1:]]
+    assert len(points) + len(frame.points_frame(broken)) == len(read)
+    assert points["value"].tolist() == read["value"].tolist()[: len(points)]

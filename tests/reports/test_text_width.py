@@ -1,0 +1,76 @@
+"""The table of the terminal drops columns where it is narrow, and cuts no number."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import rich.console
+
+from reports import text
+from reports.view import view_store
+
+if TYPE_CHECKING:
+    from results.store import Store
+
+CUT = "\N{HORIZONTAL ELLIPSIS}"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: Any, synthetic: Any) -> Store:
+    """A study of three backends; the longest name of the catalogue is among them."""
+    shape = synthetic.Shape(
+        backends=("in_graph", "tf_mirrored", "multi_worker_in_graph"),
+        repeats=3,
+        num_measured_steps=3,
+    )
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+
+
+def shown(store: Store, width: int) -> tuple[str, list[str]]:
+    """Returns what is printed at a width, and the rows of the table."""
+    stream = io.StringIO()
+    text.print_summary(store, rich.console.Console(file=stream, width=width))
+    printed = stream.getvalue()
+    table = printed.partition("resnet50-laptop-synthetic")[2].partition("N: repl")[0]
+    return printed, table.splitlines()
+
+
+def numbers(lines: list[str]) -> set[str]:
+    """Returns the numbers of rows."""
+    return set(re.findall(r"\d+\.?\d*", " ".join(lines)))
+
+
+@pytest.mark.parametrize("width", [140, 100, 80, 60, 50])
+def test_every_row_fits_and_no_number_is_cut(store: Store, width: int) -> None:
+    """What is shown in a narrow table is what the wide one has."""
+    _, wide = shown(store, 200)
+    printed, rows = shown(store, width)
+
+    assert all(len(line) <= width for line in rows)
+    assert CUT not in printed
+    assert numbers(rows) <= numbers(wide)
+    assert any("efficiency" in line for line in rows)
+
+
+def test_sixty_columns_keep_the_efficiency_and_say_what_is_missing(
+    store: Store,
+) -> None:
+    """The columns that matter most are the last to go."""
+    printed, rows = shown(store, 60)
+
+    assert "60 columns have no room for: images/s, " in " ".join(printed.split())
+    assert sum("multi_worker_in_graph" in line for line in rows) >= 4
+    assert {"weak", "strong"} <= set(" ".join(rows).split())
+
+
+def test_a_wide_terminal_has_every_column(store: Store) -> None:
+    """And no note."""
+    printed, rows = shown(store, 140)
+    console = rich.console.Console(file=io.StringIO(), width=140)
+
+    assert text.COLUMNS == text.columns_that_fit(view_store(store), console)
+    assert "have no room" not in printed
+    assert any("of best" in line for line in rows)

@@ -1,0 +1,143 @@
+"""What two studies differ in is named, fact by fact."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results import study_differences
+from results.errors import ResultsError
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.study import Study
+
+STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
+
+
+@pytest.fixture
+def make(tmp_path: Path, synthetic: Any) -> Any:
+    """Returns a function that makes a study whose environment records are changed."""
+
+    def make_study(name: str, env: Any, **fields: Any) -> Study:
+        shape = synthetic.Shape(
+            modes=(synthetic.WEAK,),
+            repeats=2,
+            is_evaluated=False,
+            num_measured_steps=3,
+            name=name,
+            **fields,
+        )
+        store = synthetic.make_store(tmp_path / name, shape)
+        for path in store.root.glob("trials/*/env.json"):
+            path.write_text(json.dumps(json.loads(path.read_text()) | env))
+        return load_study(store)
+
+    return make_study
+
+
+def texts(first: Study, second: Study) -> dict[str, str]:
+    """Returns the differences by group and name."""
+    return {
+        f"{found.group}: {found.name}": f"{found.first} / {found.second}"
+        for found in study_differences.of_studies(first, second)
+    }
+
+
+def test_equal_studies_differ_in_nothing(make: Any) -> None:
+    """What is drawn for each trial, such as the hash seed, is no difference."""
+    seed = "PYTHONHASHSEED"
+    first = make("a", {"environment_variables": {seed: "1"}})
+    second = make("b", {"environment_variables": {seed: "2"}})
+
+    assert {} == texts(first, second)
+
+
+def test_each_difference_is_in_its_group(make: Any) -> None:
+    """Each fact with both values, and the workload's version."""
+    first = make(
+        "a",
+        {
+            "machine_state": STATE,
+            "packages": {"tensorflow": "2.21.0", "replicator-harness": "0.1.0"},
+        },
+    )
+    second = make(
+        "b",
+        {
+            "machine_state": STATE
+            | {"git_commit": "f" * 40, "is_source_modified": True},
+            "packages": {"tensorflow": "2.22.0", "replicator-harness": "0.2.0"},
+            "kernel": "Linux 7",
+            "environment_variables": {"MALLOC_ARENA_MAX": "1"},
+        },
+        workload_version="2",
+    )
+    kernel = first.entries[0].trial.env.kernel
+
+    assert {
+        "machine: kernel": f"{kernel} / Linux 7",
+        "software: tensorflow": "2.21.0 / 2.22.0",
+        "code: git commit": "012345678 / fffffffff with changes",
+        "code: replicator-harness": "0.1.0 / 0.2.0",
+        "code: workload version": "1 / 2",
+        "settings: MALLOC_ARENA_MAX": "not recorded / 1",
+    } == texts(first, second)
+
+
+def test_a_fingerprint_is_explained_by_the_facts_behind_it(make: Any) -> None:
+    """Nobody can act on two hashes."""
+    first = make("a", {})
+    second = make("b", {"cpu_model": "Other"}, fingerprints=("00" * 10,))
+    (reason,) = study_differences.why_not_comparable(first, second)
+    cpu = first.entries[0].trial.env.cpu_model
+
+    assert f"the machines differ: processor {cpu} / Other" == reason
+
+
+def test_a_fingerprint_without_a_recorded_fact_is_shown_itself(make: Any) -> None:
+    """Nothing is hidden where the facts do not explain it."""
+    first, second = make("a", {}), make("b", {}, fingerprints=("00" * 10,))
+    (reason,) = study_differences.why_not_comparable(first, second)
+
+    assert reason.startswith("machine fingerprint: 5f0c")
+
+
+def test_a_variable_that_moves_performance_is_of_the_machine(make: Any) -> None:
+    """It is part of the fingerprint, so it explains one that differs."""
+    first = make("a", {})
+    second = make(
+        "b",
+        {"environment_variables": {"MALLOC_ARENA_MAX": "1"}},
+        fingerprints=("00" * 10,),
+    )
+
+    assert (
+        "the machines differ: MALLOC_ARENA_MAX not recorded / 1",
+    ) == study_differences.why_not_comparable(first, second)
+
+
+def test_another_version_of_this_package_is_what_is_compared(make: Any) -> None:
+    """It changes the fingerprint, and is a difference, but no reason to refuse."""
+    first = make("a", {"packages": {"replicator-harness": "0.1.0"}})
+    second = make(
+        "b",
+        {"packages": {"replicator-harness": "0.2.0"}},
+        fingerprints=("00" * 10,),
+    )
+
+    assert () == study_differences.why_not_comparable(first, second)
+    assert {"code: replicator-harness": "0.1.0 / 0.2.0"} == texts(first, second)
+
+
+def test_studies_without_a_case_in_common_are_refused(make: Any) -> None:
+    """There is nothing whose facts could be compared."""
+    first = make("a", {}, backends=("in_graph",))
+    second = make("b", {}, backends=("tf_mirrored",))
+
+    with pytest.raises(ResultsError, match=r"no case is in both 'a' .* and 'b'"):
+        study_differences.of_studies(first, second)
