@@ -300,6 +300,37 @@ def trains_with_compiled_gradients(repl):
     }
 
 
+def _expected_of_compiled_step(topology):
+    del topology
+    target, weight = np.float32([1.0, 2.0]), np.float32([0.5, -0.5])
+    velocity, losses = np.zeros(2, np.float32), []
+    for _ in range(4):
+        losses.append(np.sum(np.square(weight - target)))
+        velocity = 0.5 * velocity - 0.1 * 2.0 * (weight - target)
+        weight = weight + velocity
+    return {"losses": np.float32(losses), "weight": weight}
+
+
+@case("compiled_steps", max_replicas=1, reference=_expected_of_compiled_step)
+def trains_in_a_compiled_step(repl):
+    """Collectives and updates are part of the program; several replicas need GPUs."""
+    with repl.context():
+        weight = tf.Variable([0.5, -0.5], name="weight")
+        optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.5))
+        optimizer.build([weight])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = replicator.all_mean(tf.reduce_sum(tf.square(weight - x)))
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+        return loss
+
+    step = replicator.CompiledStep(step)
+    x = share(repl, [tf.constant([1.0, 2.0])] * repl.num_replicas)
+    losses = [float(repl.reduce("mean", repl.run(step, x))) for _ in range(4)]
+    return {"losses": np.float32(losses), "weight": weight.numpy()}
+
+
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)
 def two_steps_share_variables(repl):
     """Two players, as in a GAN: each step reads what the other wrote."""
