@@ -138,11 +138,13 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     _check_data_dir(request.data_dir)
     _check_counts(request)
     data = catalog.check_data(info, request.data or preset.data, request.data_dir)
-    if request.options:
-        catalog.check_options(info, preset_name, request.options)
-        catalog.check_backends(request.options, backends)
+    options = {**preset.options, **request.options}
+    if options:
+        catalog.check_options(info, preset_name, options)
+        catalog.check_backends(options, backends)
 
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
+    catalog.check_devices(options, request.device, replicas)
     baseline = replicas[0]
     sizes = cases_module.batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
@@ -158,7 +160,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
-        "options": dict(request.options),
+        "options": options,
         "allocator": design.choose_allocator(request),
         "variables": dict(machine.variables),
     }
@@ -173,7 +175,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     catalog.check_machine(
         info,
         preset_name,
-        request.options,
+        options,
         data=data,
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases

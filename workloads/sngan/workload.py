@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+import replicator
 from workloads.catalog import SYNTHETIC
-from workloads.common import hinge, precision
-from workloads.common.compiled import compiled
+from workloads.common import conv_layout, hinge, precision
+from workloads.common.compiled import compiled, whole
 from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.names import DIGITS
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    import replicator
     from workloads.data.sources import Source
     from workloads.spec import QualityMetric
 
@@ -105,6 +105,13 @@ class SNGANProgram(ImageProgram):
         self._differentiate_discriminator = compiled(
             self._discriminator_gradients, config.jit
         )
+        self._steps = {
+            is_both: whole(step, config.jit)
+            for is_both, step in (
+                (True, self._both_step),
+                (False, self._discriminator_step),
+            )
+        }
         self.flops_per_example = flops.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
@@ -137,8 +144,7 @@ class SNGANProgram(ImageProgram):
         loss = math.nan
         for _ in range(num_steps):
             is_both = self._num_steps % self._config.num_discriminator_steps == 0
-            step = self._both_step if is_both else self._discriminator_step
-            loss = self._finish(self._run(step, 1), 1)
+            loss = self._finish(self._run(self._steps[is_both], 1), 1)
         return loss
 
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -157,8 +163,9 @@ class SNGANProgram(ImageProgram):
         """Updates the discriminator of one replica."""
         batch = self._on_device(batch)
         count = batch["label"].shape[0]
-        real = batch["image"] + tf.random.uniform(
-            tf.shape(batch["image"]), 0.0, _PIXEL_STEP
+        shape = batch["image"].shape
+        real = batch["image"] + replicator.draw(
+            lambda: tf.random.uniform(shape, 0.0, _PIXEL_STEP)
         )
         loss, gradients = self._differentiate_discriminator(
             real, batch["label"], *self._draw(count)
@@ -200,8 +207,12 @@ class SNGANProgram(ImageProgram):
     def _draw(self, count: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Returns random latents and uniformly drawn classes."""
         config = self._config
-        latents = tf.random.normal([count, config.latent_size])
-        labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
+        latents, labels = replicator.draw(
+            lambda: (
+                tf.random.normal([count, config.latent_size]),
+                tf.random.uniform([count], 0, config.num_classes, tf.int32),
+            )
+        )
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         return latents, tf.cast(labels, tf.int64)
 
@@ -275,6 +286,7 @@ class SNGANWorkload(ImageWorkload):
         """Builds SN-GAN on ``replicator``; see ``Workload.build``."""
         config = config_lib.make_config(preset, options)
         precision.set_tf32(replicator, is_on=config.tf32)
+        conv_layout.choose(config.conv_layout)
         source = None if data == SYNTHETIC else open_source(data)
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(
