@@ -184,7 +184,7 @@ def _create(spec: TrialSpec) -> Any:
 
     policy = spec.options.get("external_writes")
     takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
-    options = {"external_writes": policy} if takes_policy else {}
+    options: dict[str, Any] = {"external_writes": policy} if takes_policy else {}
     if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
         return replicator.create(spec.backend, num_replicas=1, **options)
     made = replicator.create(

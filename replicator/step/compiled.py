@@ -2,7 +2,7 @@
 
 A step that is wrapped in ``CompiledStep`` is compiled by every backend that can. What
 it draws by ``draw`` is drawn before the program starts: XLA has random numbers of its
-own, with which the backends would not train alike.
+own, with which two backends would train differently.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def test_catalogue_and_config_have_the_same_presets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch_size", "fields"),
+    ("name", "per_replica_batch_size", "fields"),
     [
         (
             "resnet50",
@@ -122,14 +122,14 @@ def test_catalogue_and_config_have_the_same_presets() -> None:
     ],
 )
 def test_presets_for_gpus_are_sized_for_one_h100(
-    name: str, batch_size: int, fields: dict[str, object]
+    name: str, per_replica_batch_size: int, fields: dict[str, object]
 ) -> None:
     """Without XLA, which is an option, and with TF32 in what stays float32."""
     (preset,) = [p for p in catalog.WORKLOADS[name].presets if p.name == "gpu"]
     module = importlib.import_module(catalog.WORKLOADS[name].config_module)
     found = module.make_config("gpu", preset.options)
 
-    assert batch_size == preset.per_replica_batch_size
+    assert per_replica_batch_size == preset.per_replica_batch_size
     assert fields == {key: getattr(found, key) for key in fields}
     assert ("off", True) == (found.jit, found.tf32)
 

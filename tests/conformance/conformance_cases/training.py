@@ -9,6 +9,7 @@ from conformance_cases.registry import case, share
 from conformance_cases.state import split_in_order
 
 import replicator
+from replicator import errors
 
 NUM_STEPS = 20
 GLOBAL_BATCH_SIZE = 8
@@ -329,6 +330,16 @@ def trains_in_a_compiled_step(repl):
     x = share(repl, [tf.constant([1.0, 2.0])] * repl.num_replicas)
     losses = [float(repl.reduce("mean", repl.run(step, x))) for _ in range(4)]
     return {"losses": np.float32(losses), "weight": weight.numpy()}
+
+
+@case(
+    "compiled_steps",
+    min_replicas=2,
+    raises=(errors.CompiledStepError, r"runs the collectives of XLA on GPUs only"),
+)
+def refuses_a_compiled_step_of_several_replicas_on_cpus(repl):
+    """XLA has no collectives there; nothing is traced."""
+    repl.run(replicator.CompiledStep(lambda: tf.constant(1.0)))
 
 
 @case("synchronous_training", "fixed_inputs", **LIKE_ONE)
