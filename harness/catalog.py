@@ -18,7 +18,7 @@ from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from results.records import OptionValue
@@ -37,6 +37,7 @@ __all__ = [
     "backend",
     "check_backends",
     "check_data",
+    "check_devices",
     "check_machine",
     "check_options",
     "preset",
@@ -45,8 +46,10 @@ __all__ = [
 
 _T = TypeVar("_T")
 
-COMPILES = "compiled_functions"
 JIT_OFF = "off"
+JIT_STEP = "step"
+NEEDED_BY_JIT = {"compute": "compiled_functions", JIT_STEP: "compiled_steps"}
+"""The capability that a backend needs for a value of the option ``jit``."""
 
 
 def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
@@ -139,21 +142,39 @@ def check_backends(
     Raises:
       PlanError: One cannot; the message says which ones can.
     """
-    jit = options.get("jit", JIT_OFF)
+    jit = str(options.get("jit", JIT_OFF))
     if jit == JIT_OFF:
         return
+    needed = NEEDED_BY_JIT[jit]
     for info in backends:
-        if COMPILES in info.lacks:
+        if needed in info.lacks:
             able = [
                 name
                 for name, other in BACKENDS.items()
-                if COMPILES not in other.lacks and not other.not_swept_because
+                if needed not in other.lacks and not other.not_swept_because
             ]
             raise PlanError(
                 f"option jit={jit!r} does not work on backend {info.name!r}:"
-                f" {info.lacks[COMPILES]}; use --backends {','.join(able)}, or leave"
+                f" {info.lacks[needed]}; use --backends {','.join(able)}, or leave"
                 " the option out"
             )
+
+
+def check_devices(
+    options: Mapping[str, OptionValue], device: str, replicas: Sequence[int]
+) -> None:
+    """Checks that the replicas can do what the workload's options need.
+
+    Raises:
+      PlanError: They cannot on such devices.
+    """
+    if options.get("jit") == JIT_STEP and device != "gpu" and max(replicas) > 1:
+        raise PlanError(
+            f"option jit={JIT_STEP!r} compiles a step with its collectives, which XLA"
+            f" runs on GPUs only, but --device {device} has"
+            f" {','.join(map(str, replicas))} replicas; use --replicas 1, --device gpu,"
+            " or --option jit=compute"
+        )
 
 
 def check_machine(

@@ -50,6 +50,8 @@ from .inputs.iterator import InputIterator as InputIterator
 from .optimizer.wrapper import ReplicatedOptimizer as ReplicatedOptimizer
 from .registry import backend_names as backend_names
 from .registry import create as create
+from .step.compiled import CompiledStep as CompiledStep
+from .step.compiled import draw as draw
 from .step.context import ReplicaContext as ReplicaContext
 from .step.context import get_replica_context as get_replica_context
 from .step.logical import logical_device as logical_device

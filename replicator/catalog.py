@@ -60,6 +60,9 @@ CAPABILITIES: dict[str, str] = {
     "compiled_functions": (
         "a step can compute gradients in a tf.function(jit_compile=True)"
     ),
+    "compiled_steps": (
+        "XLA compiles a whole step with its collectives: run(CompiledStep(step))"
+    ),
     "explained_plan": "explain() shows bytes and algorithm of each collective",
 }
 
@@ -91,6 +94,8 @@ class BackendInfo:
       processes: How replicas are spread over processes; one of the constants above.
       not_swept_because: Why the harness cannot start it, or empty.
       no_control_because: Why it cannot run without communication, or empty.
+      detects_writes: Whether it looks for variables that were written outside steps,
+        and takes ``external_writes``.
     """
 
     name: str
@@ -102,6 +107,7 @@ class BackendInfo:
     processes: str = ONE_PROCESS
     not_swept_because: str = ""
     no_control_because: str = ""
+    detects_writes: bool = False
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.lacks) - set(CAPABILITIES))
@@ -141,6 +147,10 @@ _STOCK_LACKS = {
         "Keras reduces gradients in the branch that skips updates, where a stock "
         "strategy cannot communicate"
     ),
+    "compiled_steps": (
+        "Keras counts its updates by a merge call, which MirroredStrategy does not "
+        "have in a compiled function"
+    ),
     "random_streams": (
         "a random op in a nested tf.function and an unseeded random function of Keras "
         "draw the same numbers on every replica"
@@ -161,11 +171,17 @@ _STOCK_LACKS = {
 # it can be split over cores.
 _TPU_HAS = ("model_parallelism", "whole_steps")
 
+_NOT_COMPILED_BETWEEN = "collectives between processes are not compiled, so far"
+
 _OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
 
 _SERVED_VARIABLES = (
     "workers read and update the variables of parameter servers: without communication "
     "they have no model"
+)
+
+_REMOTE_VARIABLES = (
+    "XLA reads variables of its own device only, and these are on parameter servers"
 )
 
 # What asynchronous workers cannot do.
@@ -205,12 +221,14 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
         BackendInfo(
             name="in_graph",
+            detects_writes=True,
             target="replicator.backends.in_graph:InGraphReplicator",
             description="synchronous replicas linked into one graph in one process",
             kind="ours",
         ),
         BackendInfo(
             name="multi_worker",
+            detects_writes=True,
             target=(
                 "replicator.backends.multi_worker_between_graph:"
                 "MultiWorkerBetweenGraphReplicator"
@@ -220,17 +238,20 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             processes=WORKERS,
             lacks={
+                "compiled_steps": _NOT_COMPILED_BETWEEN,
                 "input_single": _OWN_PROGRAMS,
             },
         ),
         BackendInfo(
             name="multi_worker_in_graph",
+            detects_writes=True,
             target=(
                 "replicator.backends.multi_worker_in_graph:MultiWorkerInGraphReplicator"
             ),
             description="synchronous replicas of all workers in one client's graph",
             kind="ours",
             processes=SERVED_WORKERS,
+            lacks={"compiled_steps": _NOT_COMPILED_BETWEEN},
         ),
         BackendInfo(
             name="async",
@@ -240,6 +261,7 @@ BACKENDS: dict[str, BackendInfo] = {
             no_control_because=_SERVED_VARIABLES,
             lacks={
                 **_ASYNC_LACKS,
+                "compiled_steps": _REMOTE_VARIABLES,
                 "unsynchronized_update_check": (
                     "workers share one copy, to which every optimizer may add; only "
                     "overwriting a trainable variable raises an error"
@@ -284,6 +306,7 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="ours",
             lacks={
                 **{k: v for k, v in _STOCK_LACKS.items() if k not in _TPU_HAS},
+                "compiled_steps": "every step is compiled on a TPU, without asking",
                 "ragged_inputs": "steps are compiled, so shapes must be static",
                 "uneven_rows": "steps are compiled, so shapes must be static",
             },
@@ -299,10 +322,8 @@ BACKENDS: dict[str, BackendInfo] = {
             lacks={
                 **_STOCK_LACKS,
                 **_ASYNC_LACKS,
-                "compiled_functions": (
-                    "XLA reads variables of its own device only, and these are on "
-                    "parameter servers"
-                ),
+                "compiled_functions": _REMOTE_VARIABLES,
+                "compiled_steps": _REMOTE_VARIABLES,
                 "input_per_worker": (
                     "the coordinator runs the same pipeline on every worker"
                 ),
@@ -323,6 +344,7 @@ BACKENDS: dict[str, BackendInfo] = {
             kind="peer",
             processes=WORKERS,
             lacks={
+                "compiled_steps": "Horovod's operations in a program were not tried",
                 "control_flow_check": (
                     "Horovod hangs if replicas take different branches"
                 ),

@@ -18,6 +18,7 @@ ReplicatorError
 +-- BackendNotInstalledError   a backend whose library cannot be imported
 +-- DeviceError                devices that do not exist, or too few of them
 +-- StaticShapeError           batches of unknown shape for a compiled step
++-- CompiledStepError          a step that XLA cannot compile as a whole here
 +-- RetraceLimitError          a new step function object in every call
 +-- InputModeError             an input mode that the backend does not support
 +-- MeasuringControlError      training with a replicator that does not communicate
@@ -120,6 +121,10 @@ class DeviceError(ReplicatorError):
 
 class StaticShapeError(ReplicatorError):
     """A compiled step cannot take batches without static shapes."""
+
+
+class CompiledStepError(ReplicatorError):
+    """XLA cannot compile a step as a whole, on these devices or with this backend."""
 
 
 class RetraceLimitError(ReplicatorError):

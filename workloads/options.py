@@ -13,9 +13,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+JIT_OFF = "off"
 JIT_COMPUTE = "compute"
-JITS = ("off", JIT_COMPUTE)
-"""What XLA compiles: nothing, or forward and backward pass of each replica."""
+JIT_STEP = "step"
+JITS = (JIT_OFF, JIT_COMPUTE, JIT_STEP)
+"""What XLA compiles: nothing, forward and backward pass of each replica, or the whole
+step with its collectives and updates."""
+
+CONV_LAYOUTS = ("auto", "nhwc")
+"""Order of dimensions in convolutions: what TensorFlow finds faster, or the model's."""
+
+EXTERNAL_WRITES = ("detect", "never")
+"""Whether a replicator with copies looks for variables that were written outside steps;
+whoever creates it reads this, and other backends have nothing to look for."""
 
 INPUT_DTYPES = ("float32", "uint8")
 """Types in which pixels are sent to the devices of replicas."""
@@ -87,7 +97,25 @@ def check_jit(jit: Any, batch_norm: str = "local") -> None:
         raise ValueError(
             f"option jit={jit!r} with batch_norm={batch_norm!r} would need collectives "
             "in a function that is compiled for one replica: use batch_norm 'local', "
-            "or jit 'off'"
+            "or jit 'off' or 'step'"
+        )
+
+
+def check_conv_layout(conv_layout: Any, jit: str) -> None:
+    """Raises unless the layout of convolutions is one that can be requested.
+
+    Args:
+      conv_layout: The option of that name.
+      jit: That option.
+
+    Raises:
+      ValueError: Not one of ``CONV_LAYOUTS``, or XLA chooses the layout.
+    """
+    check_choice("conv_layout", conv_layout, CONV_LAYOUTS)
+    if conv_layout != "auto" and jit != JIT_OFF:
+        raise ValueError(
+            f"option conv_layout={conv_layout!r} has no effect with jit={jit!r}, where "
+            "XLA chooses the layout of each convolution: leave one of the two out"
         )
 
 

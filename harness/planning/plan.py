@@ -142,11 +142,13 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     _check_data_dir(request.data_dir)
     _check_counts(request)
     data = catalog.check_data(info, request.data or preset.data, request.data_dir)
-    if request.options:
-        catalog.check_options(info, preset_name, request.options)
-        catalog.check_backends(request.options, backends)
+    options = {**preset.options, **request.options}
+    if options:
+        catalog.check_options(info, preset_name, options)
+        catalog.check_backends(options, backends)
 
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
+    catalog.check_devices(options, request.device, replicas)
     baseline = replicas[0]
     sizes = cases_module.batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
@@ -163,7 +165,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
         "steps_per_sync": design.choose_steps_per_sync(request, info),
         "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
-        "options": dict(request.options),
+        "options": options,
         "allocator": design.choose_allocator(request),
         "variables": dict(machine.variables),
     }
@@ -178,7 +180,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     catalog.check_machine(
         info,
         preset_name,
-        request.options,
+        options,
         data=data,
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases
@@ -223,13 +225,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
             runs, request.quality_repeats, request.seed, common, request.baseline
         )
     assert len({trial.trial_id for trial in trials}) == len(trials)
-    matched, not_matched = matching.choose(request, trials)
-    common |= {
-        "budget": None,
-        "is_evaluated": False,
-        "num_warmup_steps": matching.NUM_WARMUP_STEPS,
-        "num_measured_steps": matching.NUM_MEASURED_STEPS,
-    }
+    matched = _plan_matching(request, trials, common)
     return PlannedSweep(
         trials=tuple(trials),
         baseline_num_replicas=baseline,
@@ -239,18 +235,33 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
             *control_notes,
             *(
                 f"backend {name} is not matched with one replica: {reason}"
-                for name, reason in not_matched.items()
+                for name, reason in matched.not_checked.items()
             ),
             *design.notes(measuring, repeats),
         ),
         preset=preset_name,
         repeats=repeats,
         measuring=measuring,
-        matching=Matching(
-            trials=tuple(_trials(matched, 1, request.seed, common)),
-            not_checked=not_matched,
-            remarks=matching.remarks(request, matched),
-        ),
+        matching=matched,
+    )
+
+
+def _plan_matching(
+    request: SweepRequest, trials: Sequence[PlannedTrial], common: dict[str, Any]
+) -> Matching:
+    """Plans the trials that match N replicas with one."""
+    matched, not_matched = matching.choose(request, trials)
+    fields = common | {
+        "budget": None,
+        "is_evaluated": False,
+        "num_warmup_steps": matching.NUM_WARMUP_STEPS,
+        "num_measured_steps": matching.NUM_MEASURED_STEPS,
+        "steps_per_sync": 1,
+    }
+    return Matching(
+        trials=tuple(_trials(matched, 1, request.seed, fields)),
+        not_checked=not_matched,
+        remarks=matching.remarks(request, matched),
     )
 
 

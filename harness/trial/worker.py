@@ -215,12 +215,16 @@ def _create(spec: TrialSpec) -> Any:
     """Returns the replicator of a case, or of a control that leaves something out."""
     import replicator
 
+    policy = spec.options.get("external_writes")
+    takes_policy = policy is not None and catalog.backend(spec.backend).detects_writes
+    options: dict[str, Any] = {"external_writes": policy} if takes_policy else {}
     if spec.control is Control.SOLO:  # this process is one of ``num_replicas``
-        return replicator.create(spec.backend, num_replicas=1)
+        return replicator.create(spec.backend, num_replicas=1, **options)
     made = replicator.create(
         spec.backend,
         num_replicas=spec.num_replicas,
         without_communication=spec.control is Control.NOSYNC,
+        **options,
     )
     if spec.control is Control.SYNTHETIC:
         from workloads.reused_batch import ReusingReplicator

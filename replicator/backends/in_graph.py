@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.contract import base, control, programs, summary
+from replicator.contract import base, compiled_steps, control, programs, summary
 from replicator.engine.analysis import plan
 from replicator.engine.run.program import Program
 from replicator.engine.run.time_limit import TimeLimit
@@ -25,6 +25,7 @@ from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.step import logical
+from replicator.step.compiled import CompiledStep
 from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
 from replicator.variables import partial
@@ -164,12 +165,20 @@ class InGraphReplicator(base.Replicator):
         self, step_fn: Callable[..., Any], specs: list[Any], num_steps: int
     ) -> Program:
         del num_steps  # one program runs any number of steps
+        is_compiled = isinstance(step_fn, CompiledStep)
+        if is_compiled:
+            compiled_steps.check_devices(
+                step_fn,
+                self.devices,
+                has_virtual_gpus=self.topology.has_virtual_gpus,
+            )
         return Program(
-            step_fn,
+            step_fn.step_fn if isinstance(step_fn, CompiledStep) else step_fn,
             specs,
             self.topology,
             self._table,
             without_communication=self.without_communication,
+            is_compiled=is_compiled,
         )
 
     def _dispatch(

@@ -7,19 +7,17 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from replicator._tf.dispatch import profiled
-from replicator.contract import control, output_reduction, programs, summary
-from replicator.inputs import audit, prefetch
-from replicator.inputs.context import (
-    InputContext,
-    InputReplicationMode,
-    check_mode,
-    own_contexts,
-    pipeline_contexts,
+from replicator.contract import (
+    compiled_steps,
+    control,
+    output_reduction,
+    programs,
+    summary,
 )
+from replicator.contract.feeding import FedBackend
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from replicator.placement import devices as device_lib
 from replicator.step import context as context_lib
 from replicator.step import logical
 from replicator.validation import user_functions
@@ -27,14 +25,12 @@ from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Hashable, Iterator, Sequence
-
-    import tensorflow as tf
+    from collections.abc import Callable, Hashable, Iterator
 
     from replicator.checkpoint.manager import CheckpointManager
 
 
-class Replicator(CheckpointedBackend, abc.ABC):
+class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
     """Runs a single-device step function on many replicas.
 
     Write ``input_fn`` and ``step_fn`` for one device; create variables inside
@@ -52,10 +48,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         communicate, and diverge.
     """
 
-    num_replicas: int
     first_replica_id: int = 0
-    num_workers: int = 1
-    worker_id: int = 0
     logical_devices_per_replica: int = 1
     num_steps_run: int = 0
     without_communication: bool = False
@@ -64,21 +57,6 @@ class Replicator(CheckpointedBackend, abc.ABC):
     def num_replicas_in_sync(self) -> int:
         """Replicas whose updates are aggregated each step."""
         return self.num_replicas
-
-    @property
-    def num_local_replicas(self) -> int:
-        """Replicas that this process runs."""
-        return self.num_replicas
-
-    @property
-    def num_programs(self) -> int:
-        """Processes that run the user's program, without workers that only serve."""
-        return self.num_workers
-
-    @property
-    def feeds_gpus(self) -> bool:
-        """Whether this process feeds GPUs, to which it can prefetch batches."""
-        return any(device_lib.is_gpu(device) for device in self._input_devices())
 
     @property
     def is_chief(self) -> bool:
@@ -100,114 +78,6 @@ class Replicator(CheckpointedBackend, abc.ABC):
         logical.check_index(index, self.logical_devices_per_replica)
         return contextlib.nullcontext()
 
-    def make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-        *,
-        prefetch_to_device: int = 0,
-    ) -> InputIterator:
-        """Builds the input pipelines and tracks their position.
-
-        Args:
-          input_fn: Takes an ``InputContext``, returns a ``tf.data.Dataset`` whose
-            elements are batches of one replica.
-          mode: How often ``input_fn`` is called, and which replicas each pipeline
-            feeds.
-          prefetch_to_device: Batches that are prefetched to each replica's device while
-            earlier steps run; 0 reads a batch when its step begins.
-
-        Returns:
-          The ``inputs`` argument of ``run``.
-
-        Raises:
-          InputModeError: ``SINGLE``, if no process feeds all replicas; prefetching, if
-            the backend does not support it.
-          TypeError: ``input_fn`` is not a function of an ``InputContext``, or does not
-            return a dataset.
-          ValueError: Pipelines yield different structures or types, or
-            ``prefetch_to_device`` is not a number of batches.
-        """
-        user_functions.check_input_fn(input_fn, "make_input_iterator")
-        check_mode(mode)
-        num_batches = prefetch.check_num_batches(prefetch_to_device)
-        return self._make_input_iterator(input_fn, mode, num_batches)
-
-    def _make_input_iterator(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode,
-        num_prefetched: int,
-    ) -> InputIterator:
-        """Makes the pipelines of this process from checked arguments."""
-        contexts = own_contexts(
-            mode, self.num_replicas, self.num_programs, self.worker_id
-        )
-        return InputIterator(
-            input_fn,
-            mode,
-            self.num_local_replicas,
-            contexts=contexts,
-            prefetch=self._prefetch(num_prefetched),
-        )
-
-    def _prefetch(
-        self, num_batches: int, sources: Sequence[str] = ()
-    ) -> prefetch.DevicePrefetch | None:
-        """Returns how batches are prefetched to this process's replicas, if at all."""
-        if not num_batches:
-            return None
-        return prefetch.DevicePrefetch(
-            num_batches=num_batches,
-            devices=tuple(self._input_devices()),
-            sources=tuple(sources),
-        )
-
-    def _input_devices(self) -> Sequence[str]:
-        """The device of each local replica that receives its batches."""
-        return device_lib.resolve(self.num_local_replicas, None, distinct=False)
-
-    def audit_inputs(
-        self,
-        input_fn: Callable[[InputContext], tf.data.Dataset],
-        mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
-        *,
-        key_fn: Callable[[Any], Any],
-        num_examples: int | None = None,
-    ) -> audit.InputAudit:
-        """Reads one epoch and checks that each example is fed exactly once.
-
-        This process reads all pipelines of the whole job, one after the other, before
-        training; the epoch ends where ``run`` would end it. All keys are kept in
-        memory.
-
-        Args:
-          input_fn: As for ``make_input_iterator``, without ``repeat``.
-          mode: As for ``make_input_iterator``.
-          key_fn: Takes a per-replica batch, returns one key per example (integers or
-            strings): a vector of shape ``[examples]``.
-          num_examples: Examples in the data set. None counts the examples that were
-            read, so examples that no pipeline reads are not detected.
-
-        Returns:
-          The counts; print it for a one-line summary.
-
-        Raises:
-          InputAuditError: Examples are missing or repeated; the message names the
-            pipelines and the fix; its ``audit`` has the counts.
-          TypeError: ``key_fn`` is not a function of a batch.
-          ValueError: ``num_examples`` is not an integer.
-        """
-        user_functions.check_input_fn(input_fn, "audit_inputs")
-        check_mode(mode)
-        return audit.audit(
-            input_fn,
-            pipeline_contexts(mode, self.num_replicas, self.num_workers),
-            self.num_replicas,
-            key_fn=key_fn,
-            num_examples=num_examples,
-        )
-
     def run(
         self,
         step_fn: Callable[..., Any],
@@ -221,7 +91,8 @@ class Replicator(CheckpointedBackend, abc.ABC):
         Args:
           step_fn: Single-device code: takes one per-replica batch (nothing when
             ``inputs`` is None), returns a nest of tensors. Pass the same function
-            object on every call: it is traced once.
+            object on every call: it is traced once. A ``CompiledStep`` is compiled
+            by XLA as a whole, with its collectives.
           inputs: An ``InputIterator``, a nest of ``PerReplica``, or None.
           *more: Rejected; the error shows the equivalent of
             ``strategy.run(step, args=...)``.
@@ -240,6 +111,7 @@ class Replicator(CheckpointedBackend, abc.ABC):
         programs.check_caller()
         if more or others:
             user_functions.check_no_more("run", more, others)
+        compiled_steps.check_backend(self, step_fn)
         programs.check_num_steps(num_steps, inputs)
         signature, specs = programs.split_inputs(inputs, self.num_local_replicas)
         # A profile shows the range "replicator/run" as a step of this number.

@@ -24,19 +24,27 @@ STEPS: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
+# Workloads that take ``conv_layout``.
+WITH_LAYOUT = ("resnet50", "sngan")
+
+
 def compute_dtypes(workload: str) -> tuple[str, ...]:
     """The data types that a workload offers; one that offers none has float32."""
     config = importlib.import_module(f"workloads.{workload}.config")
     return getattr(config, "COMPUTE_DTYPES", (FLOAT32,))
 
 
-def cases() -> list[tuple[str, str, str]]:
-    """Workload, step function and data type of each graph."""
+def cases() -> list[tuple[str, ...]]:
+    """Workload, step function, data type and, where it is one, layout of each graph."""
     return [
         (workload, step, dtype)
         for workload in WORKLOADS
         for step in STEPS[workload]
         for dtype in compute_dtypes(workload)
+    ] + [
+        (workload, step, FLOAT32, "nhwc")
+        for workload in WITH_LAYOUT
+        for step in STEPS[workload]
     ]
 
 
@@ -61,8 +69,10 @@ def main(folder: pathlib.Path) -> None:
         raise _TracedError
 
     analyze.optimize = optimize_for_gpus  # type: ignore[assignment]
-    for workload, step, dtype in cases():
+    for workload, step, dtype, *layout in cases():
         options = dict(STEPS[workload][step])
+        if layout:
+            options["conv_layout"] = layout[0]
         if dtype != FLOAT32:
             options["compute_dtype"] = dtype
         module = importlib.import_module(WORKLOADS[workload].module)
@@ -81,7 +91,7 @@ def main(folder: pathlib.Path) -> None:
         try:
             repl.run(getattr(owner, name), *inputs)
         except _TracedError:
-            path = folder / f"{workload}.{step}.{dtype}"
+            path = folder / ".".join([workload, step, dtype, *layout])
             path.write_bytes(found.pop().SerializeToString())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -102,6 +103,35 @@ def test_catalogue_and_config_have_the_same_presets() -> None:
 
     assert [preset.name for preset in info.presets] == list(config.PRESETS)
     assert info.default_preset in config.PRESETS
+
+
+@pytest.mark.parametrize(
+    ("name", "per_replica_batch_size", "fields"),
+    [
+        (
+            "resnet50",
+            256,
+            {
+                "image_size": 224,
+                "compute_dtype": "mixed_bfloat16",
+                "input_dtype": "uint8",
+            },
+        ),
+        ("sngan", 64, {"image_size": 128, "compute_dtype": "mixed_bfloat16"}),
+        ("d4pg", 256, {"observations": "pixels"}),
+    ],
+)
+def test_presets_for_gpus_are_sized_for_one_h100(
+    name: str, per_replica_batch_size: int, fields: dict[str, object]
+) -> None:
+    """Without XLA, which is an option, and with TF32 in what stays float32."""
+    (preset,) = [p for p in catalog.WORKLOADS[name].presets if p.name == "gpu"]
+    module = importlib.import_module(catalog.WORKLOADS[name].config_module)
+    found = module.make_config("gpu", preset.options)
+
+    assert per_replica_batch_size == preset.per_replica_batch_size
+    assert fields == {key: getattr(found, key) for key in fields}
+    assert ("off", True) == (found.jit, found.tf32)
 
 
 def test_unknown_preset_lists_presets() -> None:

@@ -1,4 +1,4 @@
-"""``jit=compute``: XLA computes what the graph computes, on every kind of backend."""
+"""Option ``jit``: XLA computes what the graph computes, on every kind of backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from short_resnet import short
 
 import replicator
-from workloads import catalog, options
+from workloads import catalog
 from workloads.common.compiled import Compiled
 
 # Relative; float32 has 1.2e-7, and XLA sums in another order.
@@ -55,7 +55,7 @@ def check_equal(plain, compiled):
 @pytest.fixture(scope="module", params=sorted(catalog.WORKLOADS))
 def both(request):
     """Losses and program of two replicas without XLA, and with it."""
-    return [train(request.param, "in_graph", 2, jit=jit) for jit in options.JITS]
+    return [train(request.param, "in_graph", 2, jit=jit) for jit in ("off", "compute")]
 
 
 def test_a_compiled_step_has_the_same_loss(both):
@@ -84,6 +84,29 @@ def test_nothing_is_compiled_by_default(both):
 
     assert parts
     assert not any(isinstance(part, Compiled) for part in parts)
+
+
+@pytest.mark.parametrize("backend", ["single", "in_graph"])
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_a_whole_step_of_one_replica_has_the_same_loss(name, backend):
+    """With collectives and updates in one program; also the numbers that it draws."""
+    plain, _ = train(name, backend, 1, jit="off")
+    compiled, program = train(name, backend, 1, jit="step")
+
+    check_equal(plain, compiled)
+    assert not any(isinstance(part, Compiled) for part in parts_of(program))
+    owner = getattr(program, "learner", program)
+    steps = getattr(owner, "_steps", None) or {"": owner._whole_step}
+    assert all(isinstance(step, replicator.CompiledStep) for step in steps.values())
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_a_whole_step_of_two_replicas_needs_gpus(name):
+    """XLA has no collectives on CPUs."""
+    with pytest.raises(
+        replicator.ReplicatorError, match=r"runs the collectives of XLA on GPUs only"
+    ):
+        train(name, "in_graph", 2, jit="step")
 
 
 def parts_of(program):
@@ -130,7 +153,7 @@ def test_a_stock_strategy_compiles_the_same_part():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"jit": "step"}, r"option jit='step' must be one of 'off', 'compute'"),
+        ({"jit": "all"}, r"option jit='all' must be one of 'off', 'compute', 'step'"),
         ({"jit": True}, r"option jit=True must be a string"),
         ({"tf32": "on"}, r"option tf32='on' must be true or false"),
     ],
@@ -147,7 +170,8 @@ def test_collectives_cannot_be_in_the_compiled_part(name):
     with pytest.raises(
         ValueError,
         match=r"option jit='compute' with batch_norm='cross_replica' would need "
-        r"collectives .*: use batch_norm 'local', or jit 'off'$",
+        r"collectives .*: use batch_norm 'local', or jit 'off' or "
+        r"'step'$",
     ):
         catalog.check_options(
             name, "smoke", {"jit": "compute", "batch_norm": "cross_replica"}
@@ -179,3 +203,30 @@ def test_tf32_cannot_be_off_where_it_would_not_reach_the_workers():
     ):
         precision.set_tf32(Served(), is_on=False)
     precision.set_tf32(Served(), is_on=True)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_the_layout_is_set_for_the_steps_that_follow(name):
+    """And set back by a program that does not request one."""
+    build(name, conv_layout="nhwc")
+    found = tf.config.optimizer.get_experimental_options()
+    build(name)
+    after = tf.config.optimizer.get_experimental_options()
+
+    assert False is found["layout_optimizer"]
+    assert after.get("layout_optimizer", True)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+def test_a_layout_is_one_that_there_is(name):
+    """XLA chooses its own."""
+    with pytest.raises(
+        ValueError, match=r"conv_layout='nchw' must be one of 'auto', 'nhwc'"
+    ):
+        catalog.check_options(name, "smoke", {"conv_layout": "nchw"})
+    with pytest.raises(
+        ValueError,
+        match=r"^option conv_layout='nhwc' has no effect with jit='compute', where XLA "
+        r"chooses the layout of each convolution: leave one of the two out$",
+    ):
+        catalog.check_options(name, "smoke", {"conv_layout": "nhwc", "jit": "compute"})

@@ -178,3 +178,46 @@ def test_nothing_waits_for_a_value_of_the_gpu_but_decisions(
     }
 
     assert set() == {edge for edge in waiting if edge[1] not in CONTROL_FLOW}
+
+
+def _layouts(graph_def: Any) -> set[str]:
+    """Of all convolutions, their gradients included."""
+    return {
+        node.attr["data_format"].s.decode()
+        for node in _operations(graph_def)
+        if node.op.startswith("Conv2D")
+    }
+
+
+def _conversions(graph_def: Any) -> list[str]:
+    """Transpositions and the like that the optimizer put between two layouts."""
+    nodes = _operations(graph_def)
+    return [node.name for node in nodes if "LayoutOptimizer" in node.name]
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if "nhwc" in case], ids=".".join
+)
+def test_nhwc_is_kept_in_every_convolution(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """Nothing is transposed; without the option, float32 is converted."""
+    kept, converted = (_graph(graphs, each) for each in (case, case[:-1]))
+
+    assert {"NHWC"} == _layouts(kept)
+    assert [] == _conversions(kept)
+    assert "NCHW" in _layouts(converted)
+    assert _conversions(converted)
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if "mixed_bfloat16" in c and c[0] != "d4pg"], ids=".".join
+)
+def test_nhwc_is_native_in_bfloat16(
+    graphs: pathlib.Path, case: tuple[str, ...]
+) -> None:
+    """As presets for GPUs compute."""
+    found = _graph(graphs, case)
+
+    assert {"NHWC"} == _layouts(found)
+    assert [] == _conversions(found)

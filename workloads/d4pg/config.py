@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from workloads.d4pg.acting.settings import check_ray
 from workloads.d4pg.replay import capacity
 from workloads.options import (
+    EXTERNAL_WRITES,
     apply_options,
     check_choice,
     check_jit,
@@ -35,8 +36,11 @@ class D4PGConfig:
 
     Attributes:
       observations: ``state`` (positions and velocities) or ``pixels`` (stacked frames).
-      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
+        (also collectives and updates).
       tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
+      external_writes: ``never`` promises the replicator that no variable is written
+        outside its steps, so that it need not look.
       network: ``mlp`` (the paper's, ReLU) or ``layer_norm_mlp`` (Acme's).
       policy_sizes: Units of the policy's hidden layers, such as ``300,200``.
       critic_sizes: Units of the critic's hidden layers; in an ``mlp`` the action joins
@@ -79,6 +83,7 @@ class D4PGConfig:
     observations: str = "state"
     jit: str = "off"
     tf32: bool = True
+    external_writes: str = "detect"
     network: str = "mlp"
     policy_sizes: str = "300,200"
     critic_sizes: str = "400,300"
@@ -114,6 +119,7 @@ class D4PGConfig:
         check_choice("observations", self.observations, OBSERVATIONS)
         check_choice("network", self.network, NETWORKS)
         check_jit(self.jit)
+        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
         check_choice("replay", self.replay, REPLAYS)
         check_choice("actors", self.actors, ACTORS)
         if self.actors == "ray":

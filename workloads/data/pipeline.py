@@ -1,4 +1,4 @@
-"""Input pipelines: read, shard, shuffle, decode, augment, batch.
+"""Input pipelines: shuffle, decode, augment and batch what ``reading.py`` reads.
 
 A batch is a dict: ``image`` [examples, size, size, 3] float32, ``label`` [examples]
 int32, ``example_id`` [examples] int64 (a stable hash of the example's TFDS id).
@@ -13,26 +13,19 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
-import tensorflow_datasets as tfds
 
-import replicator
-from workloads.data import images
-from workloads.data.sources import TRAIN_SPLIT
+from workloads.data import images, reading
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
+    import replicator
     from workloads.data.sources import Source
 
-_NUM_IDS = 2**62
 _MOST_SMALL_PIXELS = 96 * 96
-# Random number streams that are derived from one seed.
-_SHUFFLE_STREAM, _AUGMENTATION_STREAM = 1, 2
+# The random numbers of augmentation; see ``reading.SHUFFLE_STREAM``.
+_AUGMENTATION_STREAM = 2
 _PREFETCHED_STEPS = 2
 _UINT8 = "uint8"
 _NUM_LEVELS = 256
-_FILES_READ_AT_ONCE = 16
-_LARGEST_SEED = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,32 +64,6 @@ class PipelineConfig:
         return self.augmentation or images.augmentation_of(name)
 
 
-def shard(source: Source, context: replicator.InputContext) -> Any:
-    """Returns the shard of the training split that one pipeline reads.
-
-    Shards are contiguous ranges whose sizes differ by at most one example. TFDS
-    shuffled the examples when it wrote them, so each range is a random sample; a
-    pipeline skips the other ranges instead of reading and dropping them.
-
-    Args:
-      source: The data set.
-      context: Which pipeline of how many.
-
-    Raises:
-      ValueError: More pipelines than training examples.
-    """
-    total, count = source.num_train_examples, context.num_input_pipelines
-    if count > total:
-        raise ValueError(
-            f"data {source.name!r} has {total} training examples for {count} input "
-            "pipelines: every pipeline needs at least one; use fewer replicas or "
-            "another data set"
-        )
-    start = context.input_pipeline_id * total // count
-    stop = (context.input_pipeline_id + 1) * total // count
-    return tfds.core.ReadInstruction(TRAIN_SPLIT, from_=start, to=stop, unit="abs")
-
-
 def train_dataset(
     source: Source, context: replicator.InputContext, config: PipelineConfig
 ) -> tf.data.Dataset:
@@ -114,18 +81,22 @@ def train_dataset(
       Batches as described in the module docstring.
     """
     augmentation = config.augmentation_of(source)
-    dataset = _read(source, shard(source, context), config, is_training=True)
+    dataset = reading.read(
+        source, reading.shard(source, context), config, is_training=True
+    )
     if config.is_cached:
         # Cached in encoded form: pixels are many times as large.
         dataset = dataset.cache()
     dataset = dataset.shuffle(
         config.shuffle_buffer_size,
-        seed=_fold(config.seed, _SHUFFLE_STREAM, context.input_pipeline_id),
+        seed=reading.fold(
+            config.seed, reading.SHUFFLE_STREAM, context.input_pipeline_id
+        ),
         reshuffle_each_iteration=True,
     ).repeat()
-    stream = _fold(config.seed, _AUGMENTATION_STREAM, context.input_pipeline_id)
+    stream = reading.fold(config.seed, _AUGMENTATION_STREAM, context.input_pipeline_id)
     if _is_small(source):
-        dataset = _map(dataset, _decode_small(source), config)
+        dataset = reading.map_in_order(dataset, _decode_small(source), config)
         dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
         dataset = dataset.enumerate()
 
@@ -136,7 +107,7 @@ def train_dataset(
             cropped = images.crop_batch(batch["image"], boxes, config.image_size)
             return {**batch, "image": _sent(cropped, augmentation, config)}
 
-        dataset = _map(dataset, augment, config)
+        dataset = reading.map_in_order(dataset, augment, config)
     else:
 
         def decode_and_augment(index: Any, example: dict[str, Any]) -> dict[str, Any]:
@@ -149,11 +120,11 @@ def train_dataset(
             )
             return {**example, "image": _sent(image, augmentation, config)}
 
-        dataset = _map(dataset.enumerate(), decode_and_augment, config)
+        dataset = reading.map_in_order(dataset.enumerate(), decode_and_augment, config)
         dataset = dataset.batch(config.per_replica_batch_size, drop_remainder=True)
     batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
     dataset = dataset.prefetch(_PREFETCHED_STEPS * max(1, batches_per_step))
-    return dataset.with_options(_options(config.num_threads))
+    return dataset.with_options(reading.options(config.num_threads))
 
 
 def evaluation_dataset(source: Source, config: PipelineConfig) -> tf.data.Dataset:
@@ -169,17 +140,17 @@ def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.D
     """Creates one pass over a split; see ``evaluation_dataset``."""
     augmentation = config.augmentation_of(source)
     size = config.per_replica_batch_size
-    dataset = _read(source, split, config, is_training=False)
+    dataset = reading.read(source, split, config, is_training=False)
     if _is_small(source):
-        dataset = _map(dataset, _decode_small(source), config)
-        dataset = _map(dataset.batch(size), _pad(size), config)
+        dataset = reading.map_in_order(dataset, _decode_small(source), config)
+        dataset = reading.map_in_order(dataset.batch(size), _pad(size), config)
 
         def crop(batch: dict[str, Any]) -> dict[str, Any]:
             boxes = images.center_boxes(size, augmentation)
             cropped = images.crop_batch(batch["image"], boxes, config.image_size)
             return {**batch, "image": images.normalise(cropped, augmentation)}
 
-        dataset = _map(dataset, crop, config)
+        dataset = reading.map_in_order(dataset, crop, config)
     else:
 
         def decode(example: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +162,9 @@ def whole_split(source: Source, split: str, config: PipelineConfig) -> tf.data.D
             )
             return {**example, "image": images.normalise(image, augmentation)}
 
-        dataset = _map(dataset, decode, config)
-        dataset = _map(dataset.batch(size), _pad(size), config)
-    return dataset.prefetch(1).with_options(_options(config.num_threads))
+        dataset = reading.map_in_order(dataset, decode, config)
+        dataset = reading.map_in_order(dataset.batch(size), _pad(size), config)
+    return dataset.prefetch(1).with_options(reading.options(config.num_threads))
 
 
 def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Dataset:
@@ -202,7 +173,7 @@ def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Da
     Its ``example_id`` are -1, because there are no examples to distinguish.
     """
     size = config.per_replica_batch_size
-    seed = _seed(_fold(config.seed, _AUGMENTATION_STREAM, 0), 0)
+    seed = _seed(reading.fold(config.seed, _AUGMENTATION_STREAM, 0), 0)
     shape = [size, config.image_size, config.image_size, 3]
     if config.input_dtype == _UINT8:
         levels = tf.random.stateless_uniform(
@@ -219,7 +190,7 @@ def synthetic_dataset(config: PipelineConfig, *, num_classes: int) -> tf.data.Da
         "example_id": tf.fill([size], tf.constant(-1, tf.int64)),
     }
     dataset = tf.data.Dataset.from_tensors(batch).cache().repeat()
-    return dataset.with_options(_options(config.num_threads))
+    return dataset.with_options(reading.options(config.num_threads))
 
 
 def on_device(
@@ -237,74 +208,6 @@ def on_device(
         return batch
     pixels = tf.cast(batch["image"], tf.float32)
     return {**batch, "image": images.normalise(pixels, augmentation)}
-
-
-def read_ids(source: Source, split: Any) -> Iterator[int]:
-    """Reads the ids of a split's examples once, without decoding an image.
-
-    Args:
-      source: The data set.
-      split: A split name or the result of ``shard``.
-    """
-    dataset = source.builder.as_dataset(
-        split=split,
-        decoders=tfds.decode.PartialDecoding({"label": True}),
-        read_config=_read_config(seed=0, num_threads=1),
-    )
-    dataset = dataset.map(_with_id).with_options(_options(1))
-    return (int(example["example_id"]) for example in dataset.as_numpy_iterator())
-
-
-def _read(
-    source: Source, split: Any, config: PipelineConfig, *, is_training: bool
-) -> tf.data.Dataset:
-    dataset = source.builder.as_dataset(
-        split=split,
-        shuffle_files=is_training,
-        # Shuffles encoded bytes, not pixels, so the buffer stays small.
-        decoders=tfds.decode.PartialDecoding(
-            {"image": True, "label": True},
-            decoders={"image": tfds.decode.SkipDecoding()},
-        ),
-        read_config=_read_config(seed=config.seed, num_threads=config.num_threads),
-    )
-    dataset = _map(dataset, _with_id, config)
-    return _map(dataset, _check_label(source.num_classes), config)
-
-
-def _read_config(*, seed: int, num_threads: int) -> Any:
-    return tfds.ReadConfig(
-        add_tfds_id=True,
-        shuffle_seed=_fold(seed, _SHUFFLE_STREAM, 0),
-        try_autocache=False,
-        # A data set that is stored in order is shuffled here like any other.
-        enable_ordering_guard=False,
-        skip_prefetch=True,
-        num_parallel_calls_for_decode=num_threads,
-        interleave_cycle_length=_FILES_READ_AT_ONCE,
-        num_parallel_calls_for_interleave_files=min(num_threads, _FILES_READ_AT_ONCE),
-    )
-
-
-def _with_id(example: dict[str, Any]) -> dict[str, Any]:
-    found = dict(example)
-    name = found.pop("tfds_id")
-    found["example_id"] = tf.strings.to_hash_bucket_fast(name, _NUM_IDS)
-    found["label"] = tf.cast(found["label"], tf.int32)
-    return found
-
-
-def _check_label(num_classes: int) -> Any:
-    def check(example: dict[str, Any]) -> dict[str, Any]:
-        label = example["label"]
-        is_inside = (label >= 0) & (label < num_classes)
-        text = tf.strings.join(
-            ["label outside the classes: ", tf.strings.as_string(label)]
-        )
-        with tf.control_dependencies([tf.debugging.Assert(is_inside, [text])]):
-            return {**example, "label": tf.identity(label)}
-
-    return check
 
 
 def _decode_small(source: Source) -> Any:
@@ -345,25 +248,6 @@ def _pad(size: int) -> Any:
         return {**padded, "is_example": tf.range(size) < found}
 
     return pad
-
-
-def _map(dataset: tf.data.Dataset, fn: Any, config: PipelineConfig) -> tf.data.Dataset:
-    # One thread needs no parallel map, whose overhead exceeds the work on small images.
-    if config.num_threads == 1:
-        return dataset.map(fn)
-    return dataset.map(fn, num_parallel_calls=config.num_threads, deterministic=True)
-
-
-def _options(num_threads: int) -> tf.data.Options:
-    # The pipeline's own few threads keep it off the replicas' cores.
-    return replicator.default_data_options(num_threads=num_threads)
-
-
-def _fold(seed: int, *parts: int) -> int:
-    """Mixes a seed with stream numbers; a plain hash, the same in every process."""
-    for part in parts:
-        seed = (seed * 1_000_003 + part) & _LARGEST_SEED
-    return seed
 
 
 def _seed(stream: int, index: Any) -> tf.Tensor:

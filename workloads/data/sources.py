@@ -21,7 +21,7 @@ _EVALUATION_SPLITS = folders.EVALUATION_SPLITS
 _MOST_SEC = 600.0
 
 
-# The message of the pipeline; see ``pipeline._check_label``.
+# The message of the pipeline; see ``reading._check_label``.
 _OUTSIDE = re.compile(r"label outside the classes: (?P<label>-?\d+)")
 
 

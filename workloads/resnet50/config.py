@@ -9,9 +9,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from workloads.options import (
+    EXTERNAL_WRITES,
     INPUT_DTYPES,
     apply_options,
     check_choice,
+    check_conv_layout,
     check_jit,
     check_range,
 )
@@ -38,8 +40,13 @@ class ResNet50Config:
         network and its gradients keep the published size.
       compute_dtype: ``float32``, or with float32 variables ``mixed_bfloat16`` or
         ``mixed_float16``, which scales the loss dynamically.
-      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
+        (also collectives and updates).
+      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
+        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
       tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
+      external_writes: ``never`` promises the replicator that no variable is written
+        outside its steps, so that it need not look.
       batch_norm: ``local`` normalizes by each replica's own batch, as published;
         ``cross_replica`` by the global batch.
       zero_gamma: Whether the last batch norm of a block starts at zero.
@@ -66,7 +73,9 @@ class ResNet50Config:
     num_classes: int = 1000
     compute_dtype: str = "float32"
     jit: str = "off"
+    conv_layout: str = "auto"
     tf32: bool = True
+    external_writes: str = "detect"
     batch_norm: str = "local"
     zero_gamma: bool = True
     learning_rate_per_256: float = 0.1
@@ -89,6 +98,8 @@ class ResNet50Config:
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         check_choice("batch_norm", self.batch_norm, STATISTICS)
         check_jit(self.jit, self.batch_norm)
+        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
+        check_conv_layout(self.conv_layout, self.jit)
         check_choice("input_dtype", self.input_dtype, INPUT_DTYPES)
         if self.image_size < DOWNSAMPLING or self.image_size % DOWNSAMPLING:
             raise ValueError(

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from workloads import quality
 from workloads.catalog import SYNTHETIC
-from workloads.common import precision
-from workloads.common.compiled import compiled
+from workloads.common import conv_layout, precision
+from workloads.common.compiled import compiled, whole
 from workloads.common.lars import LARS
 from workloads.data import pipeline
 from workloads.data.sources import open_source
-from workloads.options import JIT_COMPUTE
+from workloads.options import JIT_OFF
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import flops, losses
@@ -73,7 +73,7 @@ class ResNet50Program(ImageProgram):
                 zero_gamma=config.zero_gamma,
                 statistics=config.batch_norm,
                 compute_dtype=config.compute_dtype,
-                pads_pooling=config.jit == JIT_COMPUTE,
+                pads_pooling=config.jit != JIT_OFF,
                 seed=seed,
             )
             self.optimizer = repl.wrap_optimizer(
@@ -88,6 +88,7 @@ class ResNet50Program(ImageProgram):
         )
         self._differentiate = compiled(self._loss_and_gradients, config.jit)
         self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
+        self._whole_step = whole(self._step, config.jit)
         self.flops_per_example = flops.training_flops(
             image_size=config.image_size,
             num_classes=config.num_classes,
@@ -160,11 +161,11 @@ class ResNet50Program(ImageProgram):
 
         The value is the cross-entropy (with smoothing, without the weight decay term).
         """
-        return self._finish(self._run(self._step, num_steps), num_steps)
+        return self._finish(self._run(self._whole_step, num_steps), num_steps)
 
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; see ``StepProgram.dispatch``."""
-        return self._keep(self._run(self._step, 1), 1)
+        return self._keep(self._run(self._whole_step, 1), 1)
 
     def _trackables(self) -> Mapping[str, Any]:
         return {"model": self.model, "optimizer": self.optimizer}
@@ -233,6 +234,7 @@ class ResNet50Workload(ImageWorkload):
                 f"per_replica_batch_size {per_replica_batch_size!r} must be at least 1"
             )
         precision.set_tf32(replicator, is_on=config.tf32)
+        conv_layout.choose(config.conv_layout)
         source = None if data == SYNTHETIC else open_source(data)
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(

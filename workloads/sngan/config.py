@@ -9,9 +9,11 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from workloads.options import (
+    EXTERNAL_WRITES,
     INPUT_DTYPES,
     apply_options,
     check_choice,
+    check_conv_layout,
     check_jit,
     check_range,
 )
@@ -41,8 +43,13 @@ class SNGANConfig:
       generator_channels: Channels of the widest feature map of the generator.
       discriminator_channels: Channels of the first block of the discriminator.
       compute_dtype: ``float32``, or with float32 variables ``mixed_bfloat16``.
-      jit: ``off``, or ``compute``: XLA compiles forward and backward pass.
+      jit: ``off``, ``compute`` (XLA compiles forward and backward pass) or ``step``
+        (also collectives and updates).
+      conv_layout: ``nhwc`` keeps the layout of the model in convolutions; ``auto`` lets
+        TensorFlow's optimizer convert them to NCHW, as it does on GPUs in float32.
       tf32: Whether float32 products and convolutions use TF32 where GPUs have it.
+      external_writes: ``never`` promises the replicator that no variable is written
+        outside its steps, so that it need not look.
       batch_norm: ``local`` normalizes by each replica's own batch, as published;
         ``cross_replica`` by the global batch.
       num_discriminator_steps: Updates of the discriminator per update of the generator.
@@ -75,7 +82,9 @@ class SNGANConfig:
     discriminator_channels: int = 128
     compute_dtype: str = "float32"
     jit: str = "off"
+    conv_layout: str = "auto"
     tf32: bool = True
+    external_writes: str = "detect"
     batch_norm: str = "local"
     num_discriminator_steps: int = 5
     generator_batch_factor: int = 2
@@ -99,6 +108,8 @@ class SNGANConfig:
         check_choice("batch_norm", self.batch_norm, STATISTICS)
         check_choice("compute_dtype", self.compute_dtype, COMPUTE_DTYPES)
         check_jit(self.jit, self.batch_norm)
+        check_choice("external_writes", self.external_writes, EXTERNAL_WRITES)
+        check_conv_layout(self.conv_layout, self.jit)
         check_choice("extractor", self.extractor, EXTRACTORS)
         check_choice("input_dtype", self.input_dtype, INPUT_DTYPES)
         doublings = self.num_doublings

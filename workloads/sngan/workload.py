@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+import replicator
 from workloads.catalog import SYNTHETIC
-from workloads.common import hinge, precision
-from workloads.common.compiled import compiled
+from workloads.common import conv_layout, hinge, precision
+from workloads.common.compiled import compiled, whole
 from workloads.data import images as image_lib
 from workloads.data import pipeline
 from workloads.data.names import DIGITS
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    import replicator
     from workloads.data.sources import Source
     from workloads.spec import QualityMetric
 
@@ -109,6 +109,13 @@ class SNGANProgram(ImageProgram):
             self._discriminator_gradients, config.jit
         )
         self.compute_dtype = config.compute_dtype.removeprefix("mixed_")
+        self._steps = {
+            is_both: whole(step, config.jit)
+            for is_both, step in (
+                (True, self._both_step),
+                (False, self._discriminator_step),
+            )
+        }
         self.flops_per_example = flops.training_flops(config)
         # Not replicated: it is only used to show the averaged weights.
         self._shown = Generator(config, seed=seed)
@@ -146,8 +153,7 @@ class SNGANProgram(ImageProgram):
     def dispatch(self) -> Callable[[], float]:
         """Starts a step; see ``StepProgram.dispatch``."""
         is_both = self._num_steps % self._config.num_discriminator_steps == 0
-        step = self._both_step if is_both else self._discriminator_step
-        return self._keep(self._run(step, 1), 1)
+        return self._keep(self._run(self._steps[is_both], 1), 1)
 
     def _both_step(self, batch: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Updates the generator, then the discriminator."""
@@ -219,15 +225,21 @@ class SNGANProgram(ImageProgram):
                 )
             )
         else:
-            latents = tf.random.normal([count, config.latent_size])
-            labels = tf.random.uniform([count], 0, config.num_classes, tf.int32)
+            latents, labels = replicator.draw(
+                lambda: (
+                    tf.random.normal([count, config.latent_size]),
+                    tf.random.uniform([count], 0, config.num_classes, tf.int32),
+                )
+            )
         # GPUs leave what is done with int32 to the host, for which steps would wait.
         return latents, tf.cast(labels, tf.int64)
 
     def _draw_noise(self, images: tf.Tensor) -> tf.Tensor:
         """Returns noise as wide as one level of a pixel."""
         if not self.is_matched:
-            return tf.random.uniform(tf.shape(images), 0.0, _PIXEL_STEP)
+            return replicator.draw(
+                lambda: tf.random.uniform(images.shape, 0.0, _PIXEL_STEP)
+            )
         total = images.shape[0] * self._repl.num_replicas_in_sync
         return own_rows(
             tf.random.stateless_uniform(
@@ -305,6 +317,7 @@ class SNGANWorkload(ImageWorkload):
         """Builds SN-GAN on ``replicator``; see ``Workload.build``."""
         config = config_lib.make_config(preset, options)
         precision.set_tf32(replicator, is_on=config.tf32)
+        conv_layout.choose(config.conv_layout)
         source = None if data == SYNTHETIC else open_source(data)
         if source is not None and source.num_classes > config.num_classes:
             raise ValueError(

@@ -16,7 +16,7 @@ from replicator.engine.analysis import placement, plan, shares
 from replicator.engine.graph import body as body_lib
 from replicator.engine.graph import invariance, liveness
 from replicator.engine.graph.effects import READ_OPS
-from replicator.engine.graph.optimize import optimize, own_functions
+from replicator.engine.graph.optimize import cut, optimize, own_functions
 from replicator.engine.graph.trace import trace
 from replicator.variables.kinds import Kind
 
@@ -93,6 +93,7 @@ def analyze(
     table: VariableTable,
     *,
     is_in_group: bool = False,
+    is_compiled: bool = False,
 ) -> Analysis:
     """Traces a step and finds out what its program needs.
 
@@ -103,12 +104,13 @@ def analyze(
       topology: Where the replicas of the program are.
       table: The variables of all programs of one replicator.
       is_in_group: Whether programs of other workers run side by side.
+      is_compiled: Whether XLA compiles the step as a whole.
 
     Raises:
       ReplicatorError: Misuse inside the step; the message says how to fix it.
     """
     traced = trace(step_fn, specs, topology.num_replicas, topology.num_logical_devices)
-    body = to_body(traced, name, topology)
+    body = to_body(traced, name, topology, is_compiled=is_compiled)
     found = _find_invariance(traced, body, topology, table)
     entries = _require_variables(traced, found, topology, table)
     owners = _owners(traced, table.ownership)
@@ -127,6 +129,7 @@ def analyze(
             _depths(traced, body) if is_in_group or topology.has_own_gpus else None,
             # Programs side by side need other results, but make the same plan.
             {} if live is None or is_in_group else live.results,
+            is_compiled=is_compiled,
         ),
         shares=(
             _find_shares(traced, body, live, owners, table.ownership)
@@ -136,16 +139,20 @@ def analyze(
     )
 
 
-def to_body(traced: TracedStep, name: str, topology: Topology) -> Body:
+def to_body(
+    traced: TracedStep, name: str, topology: Topology, *, is_compiled: bool = False
+) -> Body:
     """Places and optimizes the graph of a traced step.
 
     Args:
       traced: The step; its nodes get logical devices, in place.
       name: Unique; functions of the graph get it as a suffix.
       topology: Where replicas and variables are.
+      is_compiled: Whether XLA optimizes it instead: TensorFlow's optimizer fuses nodes
+        into ones that XLA does not have.
     """
     placement.place(traced, topology)
-    optimized = optimize(traced, topology)
+    optimized = cut(traced) if is_compiled else optimize(traced, topology)
     own_functions(optimized, name)
     return body_lib.from_graph_def(optimized)
 

@@ -35,7 +35,7 @@ BUCKET_BYTES = 1024 * 1024
 FUSE_BETWEEN_WORKERS_BELOW_BYTES = 1024 * 1024
 WORKER_BUCKET_BYTES = 2 * 1024 * 1024
 # Algorithms by which each replica takes part on its own device.
-FLAT = ("nccl", "ring")
+FLAT = ("nccl", "ring", "xla", "rows")
 _MOVES = {"all_gather": "pack", "all_concat": "concat", "broadcast": "wire"}
 
 
@@ -62,9 +62,10 @@ class CollectivePlan:
     Attributes:
       collective: The call.
       algorithm: ``add_n`` (sum on an owner device), ``nccl`` or ``ring`` (one op on
-        each device, over all replicas of the job), ``pairwise`` (minimum, maximum),
-        ``pack`` (gather), ``concat`` (joined rows), ``wire`` (broadcast, or nothing to
-        do).
+        each device, over all replicas of the job), ``xla`` (the same, compiled),
+        ``rows`` (compiled: zeros are summed with each replica's tensor in its row),
+        ``pairwise`` (minimum, maximum), ``pack`` (gather), ``concat`` (joined rows),
+        ``wire`` (broadcast, or nothing to do).
       buckets: Tensors by transfer.
     """
 
@@ -78,6 +79,8 @@ def make_plan(
     topology: Topology,
     depths: Mapping[str, int] | None = None,
     needed_by: Mapping[str, tuple[int, ...]] | None = None,
+    *,
+    is_compiled: bool = False,
 ) -> tuple[CollectivePlan, ...]:
     """Decides algorithm, buckets and owners for all collectives of a step.
 
@@ -89,6 +92,7 @@ def make_plan(
         between GPUs.
       needed_by: By marker, the replicas whose memories need the result; all without.
         What one of them needs is combined there.
+      is_compiled: Whether XLA compiles the collectives together with the step.
 
     Returns:
       One plan per collective.
@@ -122,7 +126,7 @@ def make_plan(
         plans.append(
             CollectivePlan(
                 collective=collective,
-                algorithm=_algorithm(collective, topology),
+                algorithm=_algorithm(collective, topology, is_compiled=is_compiled),
                 buckets=tuple(
                     Bucket(positions=group, num_bytes=size, owner=owners[index])
                     for index, (group, size) in enumerate(
@@ -196,9 +200,11 @@ def _compression(collective: Collective, topology: Topology) -> str:
     return f", {collective.wire_dtype.name} between memories"
 
 
-def _algorithm(collective: Collective, topology: Topology) -> str:
+def _algorithm(collective: Collective, topology: Topology, *, is_compiled: bool) -> str:
     if collective.num_replicas == 1 and collective.kind != "all_gather":
         return "wire"
+    if is_compiled and _is_compilable(collective, topology):
+        return "xla" if collective.op in ("sum", "mean") else "rows"
     if collective.kind != "all_reduce":
         return _MOVES[collective.kind]
     if collective.op in ("min", "max"):
@@ -209,6 +215,17 @@ def _algorithm(collective: Collective, topology: Topology) -> str:
     allowed = RING_DTYPES if flat == "ring" else NCCL_DTYPES
     sent = {wire_of(dtype, collective.wire_dtype) for dtype in collective.dtypes}
     return flat if sent <= allowed else "add_n"
+
+
+def _is_compilable(collective: Collective, topology: Topology) -> bool:
+    """Whether an all-reduce of XLA, which sums only, can carry out a call."""
+    return (
+        topology.has_own_gpus
+        and collective.num_replicas > 1
+        and collective.kind in ("all_reduce", "all_gather")
+        and _has_static_shapes(collective)
+        and all(dtype.is_floating or dtype.is_integer for dtype in collective.dtypes)
+    )
 
 
 def _has_static_shapes(collective: Collective) -> bool:

@@ -15,9 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from replicator.collectives import wire_types
-from replicator.engine.graph.body import Ref, make_node
+from replicator.engine.graph.body import Ref
 from replicator.engine.graph.emitter import Emitter
-from replicator.engine.link import any_size
+from replicator.engine.link import any_size, shape_check
 from replicator.engine.link.chain import Chain, reduce_attrs
 from replicator.placement.devices import cpu_of
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
     Tensor = Ref | str
 
-# Says in the error of TensorFlow that it is about shapes; the rest is made from it.
-SHAPES_DIFFER = "replicator: shapes differ between workers"
 _MERGE_OPS = {"sum": "Add", "mean": "Add", "min": "Min", "max": "Max"}
 
 
@@ -245,38 +243,10 @@ class CrossWorker:
 
     def check_shape(self, name: str, ref: Tensor, dtype: tf.DType, device: str) -> None:
         """Emits a comparison of a tensor's shape over workers, before it is sent."""
-        dims = self._emit.dims(f"{name}/dims", ref, dtype, device, tf.int64)
-        # One more number, so that a scalar has something to compare as well.
-        rank = self._emit.const(f"{name}/one", np.array([1], np.int64), device)
-        row = self._emit.concat(f"{name}/row", [dims, rank], tf.int64, device)
+        row = shape_check.row(self._emit, name, ref, dtype, device)
         part = self._emit.row(f"{name}/part", row, tf.int64, device)
         rows = self._gather(f"{name}/gathered", part, tf.int64, device)
-        equal = self._emit.add(
-            f"{name}/equal",
-            "Equal",
-            [rows, row],
-            device,
-            "z:0",
-            {"T": tf.int64, "incompatible_shape_error": True},
-        )
-        axes = self._emit.numbers(f"{name}/axes", [0, 1], device)
-        all_equal = self._emit.add(
-            f"{name}/all",
-            "All",
-            [equal, axes],
-            device,
-            "output:0",
-            {"Tidx": tf.int32, "keep_dims": False},
-        )
-        text = self._emit.const(f"{name}/text", np.array(SHAPES_DIFFER, object), device)
-        check = f"{name}/assert"
-        node = make_node(
-            check, "Assert", [all_equal, text, rows], device, {"summarize": 256}
-        )
-        node.attr["T"].list.type.extend(
-            [tf.string.as_datatype_enum, tf.int64.as_datatype_enum]
-        )
-        self._emit.nodes.append(node)
+        check = shape_check.compare(self._emit, name, rows, row, device)
         self.chain.continue_after(check)
 
     def _gather(

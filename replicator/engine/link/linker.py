@@ -94,6 +94,7 @@ class Linker:
         link = {
             "wire": self._broadcast,
             "pack": self._gather,
+            "rows": self._gather if plan.collective.op == "" else self._reduce,
             "concat": self._join,
         }.get(plan.algorithm, self._reduce)
         operands = self._operands(plan.collective, position, operand)
@@ -180,6 +181,9 @@ class Linker:
     ) -> tuple[Tensor, ...]:
         """Stacks the replicas' tensors, and those of all workers."""
         dtype, shape, device = self._tensor(plan, bucket)
+        if plan.algorithm == "rows":
+            rows = self._reduction.gather_rows(name, operands, dtype, shape)
+            return self._distribute(rows)
         attrs = {"N": len(operands), "T": dtype, "axis": 0}
         packed: Tensor = self._emit.add(
             f"{name}/pack", "Pack", operands, device, "output:0", attrs

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+import tensorflow as tf
+
 from replicator.engine.analysis.plan import FLAT
 from replicator.step.context import wire_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import TypeAlias
-
-    import tensorflow as tf
 
     from replicator.engine.analysis.plan import CollectivePlan
     from replicator.engine.graph.body import Ref
@@ -110,6 +111,8 @@ class Reduction:
             if self._is_transferred
             else dtype
         )
+        if plan.algorithm == "rows":
+            return self._reduce_rows(op, name, operands, dtype, shape)
         if plan.algorithm in FLAT:
             return self._reduce_all(plan, name, operands, dtype, wire)
         if self._is_transferred:
@@ -177,6 +180,59 @@ class Reduction:
             )
         return result
 
+    def gather_rows(
+        self,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+    ) -> list[Tensor]:
+        """Stacks the tensors of all replicas by a sum, which XLA has.
+
+        Returns:
+          The stack, ``[replicas] + shape``, on each replica.
+        """
+        assert self._chain is not None
+        zeros = np.zeros(shape.as_list(), dtype.as_numpy_dtype)
+        rows: dict[str, Tensor] = {}
+        for replica, (device, ref) in enumerate(
+            zip(self._devices, operands, strict=True)
+        ):
+            zero = self._emit.const(f"{name}/zero_{replica}", zeros, device)
+            parts: list[Tensor] = [zero] * len(operands)
+            parts[replica] = ref
+            attrs = {"N": len(operands), "T": dtype, "axis": 0}
+            rows[device] = self._emit.add(
+                f"{name}/rows_{replica}", "Pack", parts, device, "output:0", attrs
+            )
+        one = f"{name}/all"
+        return list(self._chain.reduce_all(one, rows, "Add", dtype, "nccl").values())
+
+    def _reduce_rows(
+        self,
+        op: str,
+        name: str,
+        operands: Sequence[Tensor],
+        dtype: tf.DType,
+        shape: tf.TensorShape,
+    ) -> list[Tensor]:
+        """Reduces the rows of all replicas to a minimum or maximum, on each device."""
+        rows = self.gather_rows(name, operands, dtype, shape)
+        attrs = {"T": dtype, "Tidx": tf.int32, "keep_dims": False}
+        return [
+            self._emit.add(
+                f"{name}/{op}_{replica}",
+                op.capitalize(),
+                [ref, self._emit.numbers(f"{name}/axis_{replica}", [0], device)],
+                device,
+                "output:0",
+                attrs,
+            )
+            for replica, (device, ref) in enumerate(
+                zip(self._devices, rows, strict=True)
+            )
+        ]
+
     def _reduce_all(
         self,
         plan: CollectivePlan,
@@ -194,7 +250,8 @@ class Reduction:
             )
         }
         one = f"{name}/all"
-        summed = self._chain.reduce_all(one, sent, "Add", wire, plan.algorithm)
+        hint = "ring" if plan.algorithm == "ring" else "nccl"
+        summed = self._chain.reduce_all(one, sent, "Add", wire, hint)
         totals: list[Tensor] = list(summed.values())
         if plan.collective.op == "mean":
             share = 1.0 / plan.collective.num_replicas

@@ -20,6 +20,7 @@ from replicator.engine.link import share_transfer
 from replicator.engine.link.cross_worker import CrossWorker
 from replicator.engine.link.linker import Linker
 from replicator.engine.link.local import LocalLinker
+from replicator.engine.run import compiled
 from replicator.placement.worker_group import flat_group
 from replicator.step.per_replica import per_replica_nest
 
@@ -40,7 +41,10 @@ class Assembly:
     Attributes:
       captured: What the step closes over, the first arguments of the function.
       copies: The nodes of the replicas.
+      programs: By replica, the function that XLA compiles; empty without XLA.
     """
+
+    programs: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -50,6 +54,7 @@ class Assembly:
         group: Group | None = None,
         *,
         without_communication: bool = False,
+        is_compiled: bool = False,
     ) -> None:
         """Prepares a function; ``register`` makes it.
 
@@ -59,9 +64,11 @@ class Assembly:
           topology: Where the replicas of this program are.
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Links every replica to itself; see ``LocalLinker``.
+          is_compiled: Whether XLA compiles the step as a whole; see ``compiled.py``.
         """
         self.captured: list[Any] = []
         self._name = name
+        self._is_compiled = is_compiled
         self._analysis = analysis
         self._traced = analysis.traced
         self._topology = topology
@@ -104,7 +111,15 @@ class Assembly:
     def register(self) -> None:
         """Links the collectives and hands the function to TensorFlow."""
         self._link()
-        functions = [*self.copies.library, self._function_def()]
+        function = self._function_def()
+        functions = [*self.copies.library]
+        if self._is_compiled:
+            batch = [name for name, _ in self._batch]
+            split = compiled.split(function, self._topology, batch)
+            self.programs = tuple(p.signature.name for p in split.programs)
+            functions += split.programs
+            function = split.function
+        functions.append(function)
         for function in functions:
             _tf_compat.add_function(function)
         names = [function.signature.name for function in functions]

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from replicator._tf.dispatch import Dispatch
 from replicator.engine.analysis.analyze import analyze
+from replicator.engine.run import compiled
 from replicator.engine.run.assembly import Assembly
 from replicator.engine.run.uneven_inputs import UnevenInputs, read
 from replicator.step import loop
@@ -38,6 +39,7 @@ class Program:
         group: Group | None = None,
         *,
         without_communication: bool = False,
+        is_compiled: bool = False,
     ) -> None:
         """Traces, replicates and links a step.
 
@@ -48,13 +50,25 @@ class Program:
           table: The variables of all programs of one replicator.
           group: The workers whose programs run side by side; None if there are none.
           without_communication: Makes a measuring control; see ``link/local.py``.
+          is_compiled: Whether XLA compiles the step, with its collectives.
+
+        Raises:
+          ReplicatorError: Misuse inside the step, or a step that XLA cannot compile.
         """
         self._topology = topology
         self._group = group
         name = f"replicated_{next(_COUNTER)}"
         self._analysis = analyze(
-            step_fn, specs, name, topology, table, is_in_group=group is not None
+            step_fn,
+            specs,
+            name,
+            topology,
+            table,
+            is_in_group=group is not None,
+            is_compiled=is_compiled,
         )
+        if is_compiled and not without_communication:
+            compiled.check_plans(self._analysis.plans)
         self._used = UsedVariables(self._analysis.entries, table)
         self._assembly = Assembly(
             name,
@@ -62,6 +76,7 @@ class Program:
             topology,
             group,
             without_communication=without_communication,
+            is_compiled=is_compiled,
         )
         self._assembly.register()
         # What variables read as outside steps is a mean over workers: communication.

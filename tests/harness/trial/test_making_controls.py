@@ -49,6 +49,28 @@ def test_only_nosync_is_without_communication(
     assert [("in_graph", options)] == created
 
 
+@pytest.mark.parametrize(
+    ("backend", "control", "takes"),
+    [
+        ("in_graph", Control.NONE, True),
+        ("multi_worker", Control.NONE, True),
+        ("multi_worker_in_graph", Control.NONE, True),
+        ("single", Control.SOLO, False),
+        ("tf_mirrored", Control.NONE, False),
+    ],
+)
+def test_the_policy_for_writes_reaches_backends_that_look_for_them(
+    created: Any, make_spec: Any, backend: str, control: Control, takes: bool
+) -> None:
+    """Others have nothing to look for, and no such option."""
+    options = {"external_writes": "never"}
+    worker._create(make_spec(backend=backend, control=control, options=options))
+
+    ((_, given),) = created
+    assert takes == ("external_writes" in given)
+    assert "never" == given.get("external_writes", "never")
+
+
 def test_synthetic_repeats_its_first_batch(created: Any, make_spec: Any) -> None:
     """All else is that of the case."""
     made = worker._create(make_spec(control=Control.SYNTHETIC))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from workloads.data import audit, pipeline, sources
+from workloads.data import audit, pipeline, reading, sources
 
 
 @pytest.mark.parametrize("num_pipelines", [1, 2, 7])
@@ -118,4 +118,4 @@ def test_more_pipelines_than_examples_is_an_error(
     with pytest.raises(
         ValueError, match=r"12 training examples for 13 input pipelines"
     ):
-        pipeline.shard(photos, contexts(13)[12])
+        reading.shard(photos, contexts(13)[12])

@@ -1,0 +1,99 @@
+"""No workload writes variables outside its steps, so presets for GPUs promise it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import importlib
+
+import pytest
+import tensorflow as tf
+from short_resnet import short
+
+import replicator
+from replicator._tf import dispatch
+from replicator.placement import devices
+from workloads import catalog
+
+# Of the check in one dispatch, whatever the number of variables.
+MAX_NODES = 50
+
+
+@pytest.fixture
+def dispatches(monkeypatch):
+    """The graphs that are traced to be started, with all devices taken for GPUs."""
+    monkeypatch.setattr(devices, "is_cpu", lambda device: device == "host")
+    monkeypatch.setattr(devices, "cpu_of", devices.first_cpu)
+    graphs = []
+    trace = dispatch.Dispatch._trace
+
+    def recorded(self, source):
+        trace(self, source)
+        graphs.append(self._traced.graph.as_graph_def())
+
+    monkeypatch.setattr(dispatch.Dispatch, "_trace", recorded)
+    return graphs
+
+
+def train(name, policy):
+    """Two steps on two replicas with a copy of every variable each."""
+    tf.keras.utils.set_random_seed(5)
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    repl = replicator.create(
+        "in_graph",
+        num_replicas=2,
+        devices=["CPU:0", "CPU:0"],
+        variable_placement="mirrored",
+        external_writes=policy,
+    )
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        program = workload.build(
+            repl,
+            preset="smoke",
+            data="synthetic",
+            per_replica_batch_size=4,
+            seed=1,
+            options={"external_writes": policy},
+        )
+    losses = [program.run() for _ in range(2)]
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+    return losses
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_the_promise_costs_no_nodes_and_changes_no_number(name, dispatches):
+    """Of each dispatch: what is left out is the check, and training is the same."""
+    checked_losses = train(name, "detect")
+    checked = [*dispatches]
+    dispatches.clear()
+    losses = train(name, "never")
+
+    assert checked_losses == losses
+    assert len(checked) == len(dispatches) > 0
+    for with_check, without in zip(checked, dispatches, strict=True):
+        ops, fewer = (
+            collections.Counter(n.op for n in graph.node if n.op != "Placeholder")
+            for graph in (with_check, without)
+        )
+        added = ops - fewer
+        assert sum(added.values()) <= MAX_NODES
+        # Compiled functions that look before the steps and record after them.
+        assert 2 <= added["StatefulPartitionedCall"] <= 3
+        assert {} == fewer - ops
+
+
+@pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
+def test_presets_for_gpus_promise_it(name):
+    """All others look, as a replicator does by itself."""
+    promises = {
+        preset.name
+        for preset in catalog.WORKLOADS[name].presets
+        if preset.options.get("external_writes") == "never"
+    }
+
+    assert {"gpu"} == promises
+    catalog.check_options(name, "gpu", {"external_writes": "detect"})
+    with pytest.raises(
+        ValueError, match=r"external_writes='no' must be one of 'detect', 'never'"
+    ):
+        catalog.check_options(name, "gpu", {"external_writes": "no"})

@@ -1,0 +1,329 @@
+"""The program of D4PG: actors, replay and a replicated learner."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import contextlib
+import json
+import math
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+import replicator
+from workloads import device_inputs
+from workloads.d4pg import synthetic
+from workloads.d4pg.acting.policy import PolicySpec
+from workloads.d4pg.environment.control import FRAME_SIZE
+from workloads.d4pg.evaluation.evaluator_client import EvaluatorClient
+from workloads.d4pg.experience import Experience
+from workloads.d4pg.learning import flops
+from workloads.d4pg.learning.learner import Learner
+from workloads.d4pg.replay import capacity
+from workloads.d4pg.window import Counters, Window, describe, total
+from workloads.replicated import ReplicatedProgram
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from workloads.d4pg.config import D4PGConfig
+    from workloads.d4pg.environment.control import EnvironmentSpec
+    from workloads.spec import QualityMetric
+
+# Above this fraction of clipped targets, a warning says that the atoms are badly
+# chosen.
+_MOST_CLIPPED = 0.05
+# Learner steps whose clipping and policy lag are kept for a window's figures.
+_NUM_RECENT = 1_000
+_NUM_CHANNELS = 3
+
+
+class D4PGProgram(ReplicatedProgram):
+    """D4PG on one replicator; a step is a learner step.
+
+    Attributes:
+      learner: Networks and their updates.
+      experiences: Actors and replay of each pipeline of this process; empty with
+        synthetic data.
+    """
+
+    def __init__(
+        self,
+        repl: replicator.Replicator,
+        config: D4PGConfig,
+        *,
+        name: str | None,
+        per_replica_batch_size: int,
+        seed: int,
+    ) -> None:
+        """Creates networks, and starts the actors.
+
+        Args:
+          repl: The replicator.
+          config: Configuration of the workload.
+          name: Name of the environment, or None for synthetic data.
+          per_replica_batch_size: Transitions per replica and learner step.
+          seed: Seed of networks, environments and noise.
+        """
+        super().__init__(repl, per_replica_batch_size=per_replica_batch_size)
+        if name is not None:
+            capacity.check_learning(config, global_batch_size=self.global_batch_size)
+        self._config = config
+        self._name = name
+        self._seed = seed
+        self._evaluator = (
+            None if name is None else EvaluatorClient(name, config, seed=seed)
+        )
+        self._spec = _policy_spec(
+            config, None if self._evaluator is None else self._evaluator.spec
+        )
+        if self._evaluator is not None:
+            self._evaluator.load(self._spec)
+        self.learner = Learner(repl, config, self._spec, seed=seed)
+        self.num_parameters = self.learner.num_parameters
+        self.flops_per_example = flops.training_flops(config, self._spec)
+        self.experiences: list[Experience] = []
+        self._inputs = device_inputs.make_iterator(
+            repl, self._input_fn, _input_mode(repl, name)
+        )
+        atexit.register(self.close)
+        self._clipped: collections.deque[Any] = collections.deque(maxlen=_NUM_RECENT)
+        self._lags: collections.deque[float] = collections.deque(maxlen=_NUM_RECENT)
+        self._window = self._now()
+        # Of the window so far, up to each pause.
+        self._parts: list[dict[str, float]] = []
+        self._is_paused = False
+
+    def _input_fn(self, context: replicator.InputContext) -> tf.data.Dataset:
+        count = self.pipeline_batch_size
+        # A control that reads one batch needs no actors, which would take its cores.
+        if self._name is None or self._evaluator is None or self.reuses_batch:
+            transitions = synthetic.make_transitions(
+                self._spec,
+                discount=self._config.discount,
+                num_return_steps=self._config.num_return_steps,
+                seed=self._seed,
+            )
+            return synthetic.dataset(
+                transitions, context, per_replica_batch_size=count, seed=self._seed
+            )
+        experience = Experience(
+            self._name,
+            self._config,
+            self._evaluator.spec,
+            self._spec,
+            context=context,
+            seed=self._seed,
+        )
+        self.experiences.append(experience)
+        batches_per_step = context.num_replicas_in_sync // context.num_input_pipelines
+        return experience.dataset(
+            per_replica_batch_size=count, num_prefetched=max(batches_per_step, 1)
+        )
+
+    def batches(self) -> Iterator[Any]:
+        """Reads the batches of all replicas without learning from them."""
+        while True:
+            yield self._inputs.get_next()
+
+    def run(self, num_steps: int = 1) -> float:
+        """Runs learner steps and returns the critic's last loss, over the global batch.
+
+        The value is a cross-entropy in nats: the logarithm of the number of atoms for a
+        uniform prediction.
+
+        Raises:
+          RuntimeError: Actors failed too often, or wrote nothing for too long.
+          FloatingPointError: The policy is not finite; names the learner step.
+        """
+        loss = math.nan
+        for _ in range(num_steps):
+            loss = self._run_one()
+        return loss
+
+    def _learn(self) -> dict[str, Any]:
+        """Runs a learner step; errors of sampling are raised unchanged."""
+        with self._sampling():
+            outputs: dict[str, Any] = self.learner.run(self._inputs)
+        return outputs
+
+    def read(self, num_steps: int = 1) -> None:
+        """Reads batches from replay; see ``ReplicatedProgram.read``."""
+        with self._sampling():
+            super().read(num_steps)
+        self._num_steps += num_steps
+
+    @contextlib.contextmanager
+    def _sampling(self) -> Iterator[None]:
+        """Checks actors and replay before batches are read, and after a failure."""
+        for experience in self.experiences:
+            experience.check()
+        try:
+            yield
+        except tf.errors.OpError:
+            for experience in self.experiences:
+                experience.explain_failure()
+            raise
+
+    def _run_one(self) -> float:
+        outputs = self._learn()
+        loss = self._keep_losses(outputs["loss"])
+        self._num_steps += 1
+        if not math.isfinite(loss):
+            # The caller stops here; actors keep the last finite weights.
+            return loss
+        if not all(math.isfinite(float(value)) for value in outputs["value"]):
+            # The critic's loss would not show it before the targets are copied.
+            raise FloatingPointError(
+                "the policy's actions have no finite value in learner step "
+                f"{self._num_steps - 1}: lower option policy_learning_rate="
+                f"{self._config.policy_learning_rate!r}"
+            )
+        self._clipped.append(outputs["clipped"])
+        for experience in self.experiences:
+            self._lags.append(self._num_steps - experience.policy_version())
+        if self._config.replay == "prioritized":
+            for experience in self.experiences:
+                for index, error in zip(
+                    outputs["index"], outputs["divergence"], strict=True
+                ):
+                    experience.replay.update_priorities(index.numpy(), error.numpy())
+        if self._num_steps % self._config.publish_period == 0:
+            self._publish()
+        return loss
+
+    def _publish(self) -> None:
+        if self.experiences:
+            weights = self.learner.policy_weights()
+            for experience in self.experiences:
+                experience.publish(weights, self._num_steps)
+
+    def evaluate(self) -> tuple[QualityMetric, ...]:
+        """Measures the mean return of episodes without noise.
+
+        Every process plays its own episodes; synthetic data has none.
+        """
+        if self._evaluator is None:
+            return ()
+        return self._evaluator.score(self.learner.policy_weights())
+
+    def samples(self) -> bytes | None:
+        """Returns a film of one episode, as animated PNG, or None without OpenGL."""
+        if self._evaluator is None:
+            return None
+        return self._evaluator.film(self.learner.policy_weights())
+
+    def _trackables(self) -> Mapping[str, Any]:
+        return self.learner.trackables
+
+    def start_window(self) -> None:
+        """Starts a window; see ``StepProgram.start_window``."""
+        self._clipped.clear()
+        self._lags.clear()
+        self._parts.clear()
+        self._window = self._now()
+
+    def pause(self) -> None:
+        """Stops actors and replay; the time until ``resume`` is not measured."""
+        for experience in self.experiences:
+            experience.pause()
+        self._parts.append(self._window.until(self._now()))
+        self._is_paused = True
+
+    def resume(self) -> None:
+        """Continues what ``pause`` stopped."""
+        self._window = self._now()
+        self._is_paused = False
+        for experience in self.experiences:
+            experience.resume()
+
+    def _now(self) -> Window:
+        return Window(time.monotonic(), self._num_steps, self._count())
+
+    def window_metrics(self) -> tuple[QualityMetric, ...]:
+        """Returns rates of learner and actors since ``start_window``.
+
+        Warns if a large part of the targets is outside the atoms.
+        """
+        parts = list(self._parts)
+        if not self._is_paused:
+            parts.append(self._window.until(self._now()))
+        values = [float(v) for clipped in self._clipped for v in clipped]
+        clipped = sum(values) / max(len(values), 1)
+        if clipped > _MOST_CLIPPED:
+            low, high = self._config.lowest_return, self._config.highest_return
+            warnings.warn(
+                f"{clipped:.0%} of the target distributions' probability lies outside "
+                f"the atoms, from {low:g} to {high:g}: set options lowest_return and "
+                "highest_return to the range of discounted returns",
+                stacklevel=2,
+            )
+        policy_lag = sum(self._lags) / max(len(self._lags), 1)
+        counted = {**total(parts), "clipped": clipped, "policy_lag": policy_lag}
+        mine = json.dumps(counted).encode("ascii")
+        found = [json.loads(text) for text in self._repl.gather_bytes(mine)]
+        return describe(found, global_batch_size=self.global_batch_size)
+
+    def num_environment_steps(self) -> int | None:
+        """Returns the environment steps of all actors of the trial so far."""
+        if self._name is None:
+            return None
+        mine = sum(counters.num_environment_steps for counters in self._count())
+        found = self._repl.gather_bytes(str(mine).encode("ascii"))
+        return sum(int(text) for text in found)
+
+    def _count(self) -> list[Counters]:
+        return [experience.counters() for experience in self.experiences]
+
+    def close(self) -> None:
+        """Terminates actors and environments; the exit of the process does so too."""
+        for experience in self.experiences:
+            experience.close()
+        if self._evaluator is not None:
+            self._evaluator.close()
+        atexit.unregister(self.close)
+
+
+def _policy_spec(config: D4PGConfig, environment: EnvironmentSpec | None) -> PolicySpec:
+    shape: tuple[int, ...] = (synthetic.STATE_SIZE,)
+    action_size = synthetic.ACTION_SIZE
+    if environment is not None:
+        shape, action_size = environment.observation_shape, environment.action_size
+    if config.observations == "pixels":
+        size = FRAME_SIZE
+        shape = (size, size, _NUM_CHANNELS * config.num_stacked_frames)
+    return PolicySpec(
+        observation_shape=shape,
+        action_size=action_size,
+        hidden_sizes=config.policy_layers,
+        kind=config.network,
+        num_conv_filters=config.num_conv_filters,
+        num_features=config.num_features,
+    )
+
+
+def _input_mode(
+    repl: replicator.Replicator, name: str | None
+) -> replicator.InputReplicationMode:
+    """Returns the number of actor pools and replays: one per learner process.
+
+    Raises:
+      ValueError: Workers read their own data, but do not run our program.
+    """
+    modes = replicator.InputReplicationMode
+    if name is None or repl.num_programs == repl.num_workers:
+        return modes.PER_WORKER
+    kinds = (
+        replicator.MultiWorkerAsyncReplicator,
+        replicator.ParameterServerReplicator,
+    )
+    if isinstance(repl, kinds):
+        raise ValueError(  # noqa: TRY004 - the choice of data is wrong, not a type
+            f"data {name!r} needs actors beside each learner, but the workers of "
+            f"{type(repl).__name__} only serve TensorFlow: use --data synthetic there, "
+            "or a backend such as multi_worker"
+        )
+    return modes.SINGLE
