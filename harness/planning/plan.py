@@ -152,7 +152,6 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
     baseline = replicas[0]
     sizes = cases_module.batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
-    is_evaluated = request.is_evaluated
     is_data_real = data != SYNTHETIC
     common: dict[str, Any] = {
         "workload": info.name,
@@ -164,7 +163,9 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         "num_warmup_steps": request.num_warmup_steps or preset.num_warmup_steps,
         "num_measured_steps": request.num_measured_steps or preset.num_measured_steps,
         "steps_per_sync": design.choose_steps_per_sync(request, info),
-        "is_evaluated": is_data_real if is_evaluated is None else is_evaluated,
+        "is_evaluated": (
+            is_data_real if request.is_evaluated is None else request.is_evaluated
+        ),
         "options": options,
         "allocator": design.choose_allocator(request),
         "variables": dict(machine.variables),
