@@ -274,6 +274,18 @@ def test_steps_that_change_nothing_check_nothing(store: Store) -> None:
     assert {Outcome.NOT_CHECKED} == {match.outcome for match in study.matches}
 
 
+def test_a_plan_that_lacks_the_one_replica_checks_nothing(store: Store) -> None:
+    """As one that was edited by hand, or is damaged."""
+    plan = store.read_plan()
+    assert plan.matching is not None
+    kept = Matching(trials=plan.matching.trials[1:])
+    store.write_plan(plan.model_copy(update={"matching": kept}))
+
+    assert {"one replica with the same global batch was not planned"} == {
+        match.reason for match in load_study(store).matches
+    }
+
+
 def test_a_change_of_zero_is_no_difference() -> None:
     """Both sides leave a model as it is."""
     zero = (Change(group="model", name="frozen", sketch=(0.0, 0.0)),)
