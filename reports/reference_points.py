@@ -11,6 +11,7 @@ import difflib
 import importlib.resources
 import itertools
 import pathlib
+import reprlib
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import yaml
@@ -32,6 +33,8 @@ _FOLDER = importlib.resources.files("reports") / "references"
 _MAX_BYTES = 100_000
 _MAX_ENTRIES = 100
 _MOST_SHOWN = 80
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring = 2, _MOST_SHOWN  # aliases can stand for any amount
 
 Rate = Annotated[float, Field(gt=0, le=1e12)]
 Devices = Replicas
@@ -248,7 +251,7 @@ def _place(place: Sequence[str | int]) -> str:
 
 
 def _cut(value: object) -> str:
-    return _one_line(repr(value))[:_MOST_SHOWN]
+    return _one_line(_REPR.repr(value))[:_MOST_SHOWN]
 
 
 def _one_line(text: str) -> str:

@@ -70,10 +70,10 @@ def _lock(gpu: Gpu, study: str) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        holder = _read_holder(descriptor)
+        user = _read_user(descriptor)
         os.close(descriptor)
         raise UnfitMachineError(
-            f"GPU {gpu.cuda_id} ({gpu.name}) is used by another sweep{holder}, but a"
+            f"GPU {gpu.cuda_id} ({gpu.name}) is used by another sweep{user}, but a"
             " trial needs its GPUs for itself; wait for its end, or choose other GPUs"
             " with CUDA_VISIBLE_DEVICES"
         ) from error
@@ -95,7 +95,7 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _read_holder(descriptor: int) -> str:
+def _read_user(descriptor: int) -> str:
     text = os.pread(descriptor, _MOST_READ, 0).decode("utf-8", errors="replace")
     return f" ({printable(text)})" if text else ""
 

@@ -77,7 +77,7 @@ def write_tflops(
 ) -> None:
     """Times the product on the GPUs of a trial, one after the other, and records it.
 
-    A trial whose program leaves no memory for it goes on: the reason is recorded in
+    A trial whose program leaves no memory for it continues: the reason is recorded in
     place of the rates.
 
     Args:

@@ -43,7 +43,7 @@ def test_the_page_has_clocks_power_and_why_a_clock_was_low(
 
 @pytest.fixture
 def show(tmp_path: pathlib.Path, synthetic: Any) -> Any:
-    """Returns a function that shows a study whose GPUs did what it is told."""
+    """Returns a function that shows a study whose GPUs have these uses."""
 
     def run(make_uses: Any) -> str:
         store = synthetic.make_store(tmp_path / "s")

@@ -1,4 +1,4 @@
-"""Published figures stand beside those of a study, cited and told apart."""
+"""Published figures stand beside those of a study, cited, with what differs."""
 
 from __future__ import annotations
 
@@ -178,6 +178,21 @@ def test_references_of_another_workload_are_one_line(
         match=r"has figures of sngan, but the study is of resnet50; give other",
     ):
         reference_points.choose([path], store.read_plan())
+
+
+def test_a_file_whose_aliases_grow_is_one_line(tmp_path: pathlib.Path) -> None:
+    """Ten lines can stand for 10 ** 9 values, which nobody writes out."""
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    for level in range(1, 10):
+        inner = ", ".join([f"*a{level - 1}"] * 10)
+        lines.append(f"a{level}: &a{level} [{inner}]")
+    path = tmp_path / "aliases.yaml"
+    path.write_text("\n".join([*lines, "sources: [*a9]"]))
+    with pytest.raises(ReferencesError, match=r"unknown key 'a0'; allowed are sources"):
+        reference_points.read(str(path))
+    path.write_text("sources: &s\n- &t [*s, *s]\n")
+    with pytest.raises(ReferencesError, match=r"recursive node; correct the file"):
+        reference_points.read(str(path))
 
 
 def test_a_file_that_is_too_large_is_one_line(tmp_path: pathlib.Path) -> None:
