@@ -38,6 +38,13 @@ CAUSES = {
     "core_wait": "waiting for a core",
     "unexplained": "unexplained waiting",
 }
+REMEDIES = {
+    "contention": "try cores with memory bandwidth of their own",
+    "exposed_communication": "try larger batches per replica",
+    "input": "try a faster input pipeline",
+    "imbalance": "try equal work per replica",
+    "update": "try a sharded update",
+}
 ABOUT_NOTHING = frozenset({"alone", "ideal", "step"})
 """Parts of a step that are no loss."""
 
@@ -121,12 +128,12 @@ def nothing_measured(view: View) -> str:
         number = formats.count(len(planned), "planned trial")
         return f"Nothing was measured: none of {number} is ok."
     # The first of equally frequent ones, so that the page is the same in every run.
-    (reason, number), *_ = collections.Counter(failed).most_common(1)
+    ((reason, times_seen),) = collections.Counter(failed).most_common(1)
     words = reason.split()
     if len(words) > _LONGEST_REASON:
         reason = " ".join(words[:_LONGEST_REASON]) + "…"
     of = formats.count(len(planned), "planned trial")
-    return f"Nothing was measured: {reason} ({number} of {of})."
+    return f"Nothing was measured: {reason} ({times_seen} of {of})."
 
 
 def _shortest(
@@ -174,7 +181,7 @@ def _scaling_variants(points: Sequence[Point]) -> list[str]:
     backend = points[0].backend
 
     def write(*, has_interval: bool) -> str:
-        parts = []
+        parts: list[str] = []
         before = None
         for point in points:
             part = _efficiency_text(point, has_interval=has_interval)
@@ -289,10 +296,34 @@ def _next(
         *(next_step.for_comparison(view, item) for item in compared),
         *(next_step.for_efficiency(view, point, target) for point in points),
         "" if view.explained else f"{_controls(view)} splits the loss",
-        "" if ScalingMode.STRONG in view.study.modes else "strong scaling",
-        "more replicas",
+        _remedy(view, points),
+        _wider(view, points),
     ]
     return next(text for text in candidates if text)
+
+
+def _remedy(view: View, points: Sequence[Point]) -> str:
+    """Returns what to try against the largest loss that a control has shown."""
+    case_id = _worst(points).case.case_id
+    for item in view.explained:
+        if item.case.case_id == case_id and item.lost is not None:
+            part = largest_loss(item.lost)
+            return "" if part is None else REMEDIES.get(part.name, "")
+    return ""
+
+
+def _wider(view: View, points: Sequence[Point]) -> str:
+    """Returns what the study could measure beyond what it has."""
+    if ScalingMode.STRONG not in view.study.modes:
+        return "strong scaling"
+    largest = max(points, key=lambda point: point.num_replicas)
+    (entry, *_) = largest.case.ok_entries
+    if entry.trial is None or entry.trial.env is None:
+        return "more replicas"
+    free = entry.trial.env.placement.num_available_cores
+    if largest.num_replicas * largest.case.spec.cores_per_replica < free:
+        return f"more replicas, of {free} cores"
+    return "a machine with more cores"
 
 
 def _controls(view: View) -> str:

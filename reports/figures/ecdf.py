@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 WIDTH, HEIGHT = 300, 215
+DASHES: Final = ("-", "--", ":")
 NUM_QUANTILES: Final = 101
 
 MOST_OF_MEDIAN: Final = 3.0
@@ -30,14 +31,14 @@ class Sample:
       label: Name of the case.
       batch: Examples per replica.
       series: Colour.
-      is_dashed: Tells cases of one colour apart.
+      dash: Index into ``DASHES``; separates cases of one colour.
       times_sec: All steps; at least one.
     """
 
     label: str
     batch: int
     series: int
-    is_dashed: bool
+    dash: int
     times_sec: tuple[float, ...]
 
 
@@ -70,7 +71,7 @@ def draw(samples: Sequence[Sample], *, slug: str) -> Markup:
                 shares,
                 color=svg.SERIES[sample.series],
                 linewidth=1.6,
-                linestyle="--" if sample.is_dashed else "-",
+                linestyle=DASHES[sample.dash],
                 drawstyle="steps-post",
             )
         axes.set_xlim(0, longest * 1.03 or 1.0)

@@ -186,9 +186,7 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
         shift = aside = 0.0
     # All baselines are one point: 100 % by definition.
     places = [p.num_replicas + shift * (not p.is_baseline) for p in line.points]
-    values = [
-        quantities.value_of(quantities.EFFICIENCY, point) for point in line.points
-    ]
+    values = [_value(point) for point in line.points]
     axes.plot(
         places,
         values,
@@ -216,6 +214,13 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
         )
 
 
+def _value(point: Point) -> float:
+    """Returns the efficiency of a point of a line, which is known."""
+    value = quantities.value_of(quantities.EFFICIENCY, point)
+    assert value is not None
+    return value
+
+
 def _draw_ceiling(axes: Axes, one: Ceiling, reach: float) -> None:
     axes.plot(
         [one.num_replicas - reach, one.num_replicas + reach],
@@ -237,7 +242,7 @@ def _label(
     """Writes the name of each line beside its end, in the margin at the right."""
     found = []
     for line in shown:
-        value = quantities.value_of(quantities.EFFICIENCY, line.points[-1]) or 0.0
+        value = _value(line.points[-1])
         mode = line.mode.value
         text = f"{line.backend}\n{mode}" if several else mode
         found.append(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from reports import page
 from reports.figures import ecdf, heat
 from reports.sections.steps import measured_steps
+from results.records import ScalingMode
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -55,6 +56,13 @@ def _ends(view: View) -> list[Case]:
     return chosen[:MOST_LINES]
 
 
+def _dash(case: Case, cases: list[Case]) -> int:
+    """Returns 0 for the fewest replicas, 1 for weak and 2 for strong scaling."""
+    if case.spec.num_replicas == min(other.spec.num_replicas for other in cases):
+        return 0
+    return 1 if ScalingMode.WEAK in case.modes else 2
+
+
 def _heat(view: View) -> Heat | None:
     """Returns the case with the most processes, in its first repetition."""
     cases = [
@@ -89,7 +97,7 @@ def render(view: View) -> Markup:
                 label=f"{case.spec.backend} x{case.spec.num_replicas}",
                 batch=case.spec.per_replica_batch_size,
                 series=view.series(case.spec.backend),
-                is_dashed=case.spec.num_replicas > cases[0].spec.num_replicas,
+                dash=_dash(case, cases),
                 times_sec=measured_steps(case),
             )
             for case in cases

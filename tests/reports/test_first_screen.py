@@ -87,6 +87,17 @@ def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -
     assert re.search(
         r"Largest loss: waiting for communication, 1[456] % of a step\.", text
     )
+    assert text.endswith("Next: try larger batches per replica.")
+
+
+def test_a_machine_without_more_cores_is_not_given_more_replicas(
+    relay: View,
+) -> None:
+    """It has two, and both are used; one replica leaves one."""
+    points = [p for p in relay.points_of(STRONG, "in_graph") if p.trial_ids]
+
+    assert brief._wider(relay, points) == "a machine with more cores"
+    assert brief._wider(relay, points[:1]) == "more replicas, of 2 cores"
 
 
 def test_a_cause_that_was_not_recorded_is_not_guessed(sequence: View) -> None:
