@@ -209,6 +209,8 @@ def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() ->
     low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
     assert low * high == pytest.approx(1)
     assert low < 0.5
+    low, high = limits.symmetric([0.0, 1e300], [0.0, 1e308], centre=1.0)
+    assert 0 < low < high < 2000
     bottom, top = limits.from_zero([2.0, 5.0], [900.0])
     assert 0 == bottom
     assert 5 < top < 10
