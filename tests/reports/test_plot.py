@@ -252,6 +252,11 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points: pd.DataFrame) 
             "1.0012x (95 % CI 1.0009x to 1.0015x)",
         ),
         (formats.significant, (862.0, 861.7, 862.4), "862.0 (95 % CI 861.7 to 862.4)"),
+        (
+            formats.seconds,
+            (7.821, 7.819, 7.823),
+            "7.821 s (95 % CI 7.819 s to 7.823 s)",
+        ),
     ],
 )
 def test_digits_follow_the_interval(
