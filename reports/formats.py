@@ -65,16 +65,16 @@ def percent(value: float) -> str:
     return f"{_fixed(100 * value, 0)}{THIN_SPACE}%"
 
 
-def seconds(value: float) -> str:
+def seconds(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a duration in seconds, or in milliseconds below one second."""
     if value < 1:
-        return f"{significant(1000 * value)}{THIN_SPACE}ms"
-    return f"{significant(value)}{THIN_SPACE}s"
+        return f"{significant(1000 * value, digits)}{THIN_SPACE}ms"
+    return f"{significant(value, digits)}{THIN_SPACE}s"
 
 
-def gibibytes(value: float) -> str:
+def gibibytes(value: float, digits: int = SIGNIFICANT_DIGITS) -> str:
     """Writes a number of bytes in GiB (2**30 bytes)."""
-    return f"{significant(value / GIBIBYTE)}{THIN_SPACE}GiB"
+    return f"{significant(value / GIBIBYTE, digits)}{THIN_SPACE}GiB"
 
 
 def ratio(value: float) -> str:
@@ -128,6 +128,10 @@ def _with_decimals(
             return f"{_fixed(value, decimals)}{TIMES}"
         if write is significant:
             return significant(value, decimals + 1)
+        if write is seconds:
+            return seconds(value, decimals + 1)
+        if write is gibibytes:
+            return gibibytes(value, decimals + 1)
         if write is ratio:
             return _fixed(value, decimals)
         return write(value)

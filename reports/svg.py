@@ -201,19 +201,20 @@ def _lay_out(figure: Figure) -> None:
 def _name_ids(text: str, slug: str) -> str:
     """Keeps ids that are referenced, with a prefix, and drops the others."""
     used = dict.fromkeys(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
-    short = {name: f"{slug}-{number}" for number, name in enumerate(used)}
+    short = {name: f"{slug}-i{number}" for number, name in enumerate(used)}
 
     def rename(match: re.Match[str]) -> str:
         name = match.group(1)
         return f' id="{short[name]}"' if name in short else ""
 
+    def refer(match: re.Match[str]) -> str:
+        # What is no id here is text that looks like one.
+        before, name, after = match.groups()
+        return f"{before}{short.get(name, name)}{after}"
+
     text = re.sub(r' id="([^"]+)"', rename, text)
-    text = re.sub(
-        r'xlink:href="#([^"]+)"', lambda match: f'href="#{short[match.group(1)]}"', text
-    )
-    return re.sub(
-        r"url\(#([^)]+)\)", lambda match: f"url(#{short[match.group(1)]})", text
-    )
+    text = re.sub(r'xlink:(href="#)([^"]+)(")', refer, text)
+    return re.sub(r"(url\(#)([^)]+)(\))", refer, text)
 
 
 def _give_to_page(text: str) -> str:

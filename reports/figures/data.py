@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import urllib.parse
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 MOST_ROWS: Final = 3_000
 """A figure of more rows downloads its estimates only."""
@@ -37,12 +36,12 @@ def of_steps(frame: pd.DataFrame) -> str:
     if len(rows) <= MOST_STEPS:
         return of_rows(frame, "steps")
     keys = ["backend", "num_replicas", "per_replica_batch_size", "phase"]
-    groups = rows.groupby(keys, sort=False)["value"]
-    table = groups.quantile(list(_LEVELS.values())).unstack()  # noqa: PD010  # of a series
-    table.columns = list(_LEVELS)
-    table["steps"] = groups.size()
-    table["unit"] = "s"
-    return url(table.reset_index())
+    table = []
+    for key, part in rows.groupby(keys, sort=False):
+        found = dict(zip(keys, key, strict=True))
+        found |= {name: part["value"].quantile(at) for name, at in _LEVELS.items()}
+        table.append(found | {"steps": len(part), "unit": "s"})
+    return url(pd.DataFrame(table))
 
 
 def url(frame: pd.DataFrame) -> str:

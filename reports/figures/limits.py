@@ -18,6 +18,8 @@ REACH = 1.5
 MARGIN = 0.06
 NARROWEST_RATIO = 1.1
 """Ratios within 10 % are not spread over a whole panel."""
+WIDEST_RATIO = 500.0
+"""Ratios beyond this are at the edge of the panel; no axis is symmetric about them."""
 
 
 def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
@@ -54,10 +56,12 @@ def symmetric(
     """Returns logarithmic limits equally far below and above ``centre``.
 
     Args:
-      anchors: Positive values that must be visible; at least one.
+      anchors: Values that must be visible, as far as an axis can show them.
       ends: Positive ends of intervals, or zero where they underflow.
       centre: Positive.
     """
-    low, high = logarithmic([*anchors, centre], ends)
+    lowest, highest = centre / WIDEST_RATIO, centre * WIDEST_RATIO
+    within = [min(max(anchor, lowest), highest) for anchor in anchors]
+    low, high = logarithmic([*within, centre], ends)
     reach = max(high / centre, centre / low, NARROWEST_RATIO)
     return centre / reach, centre * reach

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from reports import formats
 from reports.figures import curves, rows, waterfall
@@ -107,7 +107,7 @@ def cases_of_steps(frame: pd.DataFrame, phase: str) -> list[rows.Row]:
     found = found[found["phase"] == phase]
     keys = ["backend", "num_replicas", "per_replica_batch_size"]
     items, sizes = [], []
-    groups = dict(list(found.groupby(keys, sort=False)))
+    groups: dict[Any, pd.DataFrame] = dict(iter(found.groupby(keys, sort=False)))
     backends = list(dict.fromkeys(found["backend"]))
     for key in sorted(groups, key=lambda k: (backends.index(k[0]), k[1], -k[2])):
         backend, num_replicas, batch = key

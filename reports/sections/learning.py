@@ -150,13 +150,15 @@ def _draw(
     if all(point.num_environment_steps for run in runs for point, _ in run.points):
         label = "environment steps of all actors"
         spendings.append(("environment-steps", "num_environment_steps", label))
-    rows = view.frame[view.frame["quantity"] == axis[0]]
-    if axis[1]:
-        rows = rows[(rows["method"] == axis[1]) & (rows["n"] == axis[2])]
+    metric, protocol, num_examples = axis
+    rows = view.frame[view.frame["figure"] == "learning"]
+    rows = rows[(rows["quantity"] == metric) & (rows["protocol"] == protocol)]
+    if protocol:
+        rows = rows[rows["n"] == num_examples]
     y_limits = limits.linear(
         rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
     )
-    panels = _panels(rows_of.cases_of_learning(rows, axis[0], spendings[0][1]))
+    panels = _panels(rows_of.cases_of_learning(rows, metric, spendings[0][1]))
     if len(panels) > 1:
         spendings = spendings[:1]
     return [
@@ -172,7 +174,7 @@ def _draw(
         )
         for slug, column, label in spendings
         for index, (heading, lines) in enumerate(
-            _panels(rows_of.cases_of_learning(rows, axis[0], column))
+            _panels(rows_of.cases_of_learning(rows, metric, column))
         )
     ]
 

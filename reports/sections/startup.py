@@ -56,7 +56,8 @@ def render(view: View) -> Markup:
     panels = []
     table: dict[str, dict[str, Estimate]] = {}
     for slug, name, unit, metric, scale, write in quantities:
-        drawn = []
+        drawn: list[rows.Row] = []
+        sizes: list[int] = []
         for case in view.measured_cases:
             values = list(scaling.values(case, metric).values())
             if min(values) <= 0:
@@ -65,9 +66,9 @@ def render(view: View) -> Markup:
             estimate = scaling.estimate(case, metric, unit=unit)
             assert estimate is not None
             table.setdefault(case.case_id, {})[slug] = estimate
+            sizes.append(case.spec.num_replicas)
             drawn.append(_row(case, estimate, metric, write, scale))
         if drawn:
-            sizes = [case.spec.num_replicas for case in view.measured_cases]
             drawn = rows_of.most_replicas(drawn, sizes)
             panels.append(
                 rows.draw_estimates(

@@ -156,7 +156,7 @@ def test_figures_speak_and_tables_are_labelled(outline: Outline) -> None:
     scopes = {attrs.get("scope") for tag, attrs in outline.tags if tag == "th"}
     tags = collections.Counter(tag for tag, _ in outline.tags)
 
-    assert len(figures) == 22
+    assert len(figures) == 24
     assert all(
         figure["role"] == "img" and len(figure["aria-labelledby"].split()) == 2
         for figure in figures
@@ -189,9 +189,11 @@ def test_figures_take_their_colours_from_the_page(page: str) -> None:
     """No drawing colour is left, so one drawing serves light and dark."""
     figures = re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', page, re.DOTALL)
 
-    assert len(figures) == 22
+    assert len(figures) == 24
     assert all("var(--series-0)" in figure for figure in figures)
-    assert [] == [m for figure in figures for m in re.findall(r": #[0-9a-f]+", figure)]
+    assert [] == [
+        m for figure in figures for m in re.findall(r":\s*#[0-9a-f]+", figure)
+    ]
     assert all("font-family" not in figure for figure in figures)
 
 

@@ -209,6 +209,8 @@ def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() ->
     low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
     assert low * high == pytest.approx(1)
     assert low < 0.5
+    low, high = limits.symmetric([0.0, 1e300], [0.0, 1e308], centre=1.0)
+    assert 0 < low < high < 2000
     bottom, top = limits.from_zero([2.0, 5.0], [900.0])
     assert 0 == bottom
     assert 5 < top < 10
@@ -250,6 +252,11 @@ def test_data_in_a_link_are_a_table_without_empty_columns(points: pd.DataFrame) 
             "1.0012x (95 % CI 1.0009x to 1.0015x)",
         ),
         (formats.significant, (862.0, 861.7, 862.4), "862.0 (95 % CI 861.7 to 862.4)"),
+        (
+            formats.seconds,
+            (7.821, 7.819, 7.823),
+            "7.821 s (95 % CI 7.819 s to 7.823 s)",
+        ),
     ],
 )
 def test_digits_follow_the_interval(
