@@ -10,6 +10,7 @@ if TYPE_CHECKING:
 
     from results.records import QualityMetric
     from results.run_scores import RunScore
+    from results.statistics import Estimate
     from results.time_to_target import TimeToTarget
 
 GIBIBYTE = 2**30
@@ -79,6 +80,59 @@ def gibibytes(value: float) -> str:
 def ratio(value: float) -> str:
     """Writes a ratio with two decimals and no multiplication sign."""
     return _fixed(value, 2)
+
+
+def range(low: float, high: float, write: Callable[[float], str]) -> str:  # noqa: A001  # of numbers
+    """Writes an interval in words, such as 0.95 to 2.59; for tables that name it."""
+    return f"{write(low)}{HARD_SPACE}to{HARD_SPACE}{write(high)}"
+
+
+def in_words(estimate: Estimate, write: Callable[[float], str]) -> str:
+    """Writes a figure with its interval, such as 1.57 (95 % CI 0.95 to 2.59)."""
+    if estimate.low is None or estimate.high is None:
+        return write(estimate.value)
+    shown = telling(estimate, write)
+    covered = f"{100 * estimate.confidence:.0f}{HARD_SPACE}%{HARD_SPACE}CI"
+    ends = range(estimate.low, estimate.high, shown)
+    return f"{shown(estimate.value)} ({covered} {ends})"
+
+
+def telling(
+    estimate: Estimate, write: Callable[[float], str]
+) -> Callable[[float], str]:
+    """Returns what writes an estimate with enough digits that its ends differ.
+
+    Two decimals would give 0.06 [0.06, 0.06] for a ratio, and no decimals 6 % for it.
+    """
+    low, high = estimate.low, estimate.high
+    if low is None or high is None or not low < high:
+        return write
+    for digits in (None, 0, 1, 2, 3, 4, 5, 6):
+        shown = write if digits is None else _with_decimals(write, digits)
+        if len({shown(low), shown(estimate.value), shown(high)}) == len(
+            {low, estimate.value, high}
+        ):
+            return shown
+    return shown
+
+
+def _with_decimals(
+    write: Callable[[float], str], decimals: int
+) -> Callable[[float], str]:
+    """Returns ``write`` with other decimals; what it writes must end in its unit."""
+
+    def written(value: float) -> str:
+        if write is percent:
+            return f"{_fixed(100 * value, decimals)}{THIN_SPACE}%"
+        if write is times:
+            return f"{_fixed(value, decimals)}{TIMES}"
+        if write is significant:
+            return significant(value, decimals + 1)
+        if write is ratio:
+            return _fixed(value, decimals)
+        return write(value)
+
+    return written
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:

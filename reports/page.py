@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import functools
+import hashlib
 import importlib.resources
 import math
 from typing import Any
@@ -13,6 +15,8 @@ from markupsafe import Markup
 from reports import formats
 
 RADIUS = 4.5
+MOST_LINKS = 24
+"""Trials of one case to which a table links; all are in the table of trials."""
 NOTHING = Markup("")
 """Of a section that has nothing to say: it is left out."""
 
@@ -57,6 +61,12 @@ def swatch(series: int) -> Markup:
     )
 
 
+def _read(name: str) -> str:
+    """Returns a file of ours that is part of every page."""
+    path = importlib.resources.files("reports") / "templates" / name
+    return path.read_text(encoding="utf-8").strip()
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
@@ -67,12 +77,16 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
-    style = importlib.resources.files("reports") / "templates" / "style.css"
+    script = f"\n{_read('report.js')}\n"
+    digest = hashlib.sha256(script.encode()).digest()
     environment.globals.update(
         formats=formats,
         swatch=swatch,
         ABSENT=formats.ABSENT,
-        style=Markup(style.read_text(encoding="utf-8").strip()),  # noqa: S704  # ours
+        MOST_LINKS=MOST_LINKS,
+        style=Markup(f"{_read('style.css')}\n{_read('figures.css')}"),  # noqa: S704  # ours
+        script=Markup(script.strip("\n")),  # noqa: S704  # ours
+        script_hash=base64.b64encode(digest).decode("ascii"),
     )
     return environment
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import warnings
 from typing import TYPE_CHECKING, Literal
@@ -19,8 +20,9 @@ from markupsafe import Markup, escape
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from reports.compact import compact
 from reports.view import NUM_SERIES
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 POINTS_PER_INCH = 72
-FONT_SIZE = 9.5
+FONT_SIZE = 9.75
+"""In points; at least 11 pixels where a figure fills a page 390 pixels wide."""
 
 # Placeholder colours, each unlike any other colour in a figure, and their variables.
 INK = "#010203"
@@ -51,6 +54,16 @@ VARIABLES = {
 FEW_TICKS = (1, 2, 5)
 MORE_TICKS = (1, 1.5, 2, 3, 4, 5, 7)
 MANY = 12
+
+RATIO_TICKS = (
+    (1.16, (1.05, 1.1)),
+    (1.4, (1.1, 1.25)),
+    (1.8, (1.25, 1.5)),
+    (3.2, (1.5, 2, 3)),
+    (12, (2, 5, 10)),
+    (math.inf, (10, 100, 1000)),
+)
+"""Ticks above 1, by how far the axis reaches as a factor; below 1, their inverses."""
 
 LONGEST_TICK = 20
 WIDEST_TEXT, WIDEST_BESIDE = 0.9, 0.35
@@ -149,11 +162,13 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     # Without namespaces and size: an inline element needs none, the page sets the size.
     head = (
         f'<svg {box.group(0)} role="img" aria-labelledby="{slug}-title {slug}-desc" '
-        f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem">'
+        f'style="max-width:{float(width) * 96 / 72 / 16:.4g}rem;'
+        f'font-size:{FONT_SIZE}px">'
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
-    return Markup(head + re.sub(r"\n\s*", "\n", body).strip())  # noqa: S704  # built here, escaped above
+    body = compact(re.sub(r"\n\s*", "\n", body))
+    return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
 
 
 def short(text: str) -> str:
@@ -185,15 +200,20 @@ def _lay_out(figure: Figure) -> None:
 
 def _name_ids(text: str, slug: str) -> str:
     """Keeps ids that are referenced, with a prefix, and drops the others."""
-    used = set(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
+    used = dict.fromkeys(re.findall(r"(?:#|url\(#)([\w.-]+)", text))
+    short = {name: f"{slug}-{number}" for number, name in enumerate(used)}
 
     def rename(match: re.Match[str]) -> str:
         name = match.group(1)
-        return f' id="{slug}-{name}"' if name in used else ""
+        return f' id="{short[name]}"' if name in short else ""
 
     text = re.sub(r' id="([^"]+)"', rename, text)
-    text = re.sub(r'xlink:href="#', f'href="#{slug}-', text)
-    return re.sub(r"url\(#", f"url(#{slug}-", text)
+    text = re.sub(
+        r'xlink:href="#([^"]+)"', lambda match: f'href="#{short[match.group(1)]}"', text
+    )
+    return re.sub(
+        r"url\(#([^)]+)\)", lambda match: f"url(#{short[match.group(1)]})", text
+    )
 
 
 def _give_to_page(text: str) -> str:
@@ -206,7 +226,9 @@ def _give_to_page(text: str) -> str:
     text = re.sub(r"font-family: [^;\"]*;? ?", "", text)
     text = re.sub(r"font: (?:(\w+) )?([\d.]+px) [^;\"]*", _font, text)
     text = re.sub(r" transform=\"rotate\(-?0 [^\"]*\"", "", text)
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+    # The figure as a whole has the size of most of its texts.
+    return text.replace(f"font-size: {FONT_SIZE}px; ", "")
 
 
 def _font(match: re.Match[str]) -> str:
@@ -225,4 +247,23 @@ def set_plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
     subs = FEW_TICKS if high > MANY * low else MORE_TICKS
     axis.set_major_locator(LogLocator(base=10, subs=subs))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_locator(NullLocator())
+
+
+def set_ratio_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """Makes an axis of ratios logarithmic, with the same ticks to either side of 1.
+
+    Call after drawing: the ticks depend on the range.
+    """
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    reach = max(high, 1 / low)
+    above = next(ticks for limit, ticks in RATIO_TICKS if reach <= limit)
+    above = tuple(tick for tick in above if tick <= high)
+    below = tuple(1 / tick for tick in reversed(above))
+    axis.set_major_locator(FixedLocator([*below, 1, *above]))
+    axis.set_major_formatter(
+        lambda value, _: f"{value:.2g}" if value < 1 else f"{value:g}"
+    )
     axis.set_minor_locator(NullLocator())

@@ -6,11 +6,17 @@ import dataclasses
 import zlib
 from typing import TYPE_CHECKING
 
-from results import explain, recorded_loss, scaling
+from reports import reference_points
+from results import explain, points, scaling
 from results.records import Control, Order
 from results.study import load_study
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from reports.reference_points import Source
     from results.explain import Explained
     from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
@@ -55,16 +61,20 @@ class View:
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
+      frame: What the figures draw: ``results.frame.points_frame``.
       recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
+      references: Published figures to show beside those of the study.
     """
 
     study: Study
     points: tuple[Point, ...]
     comparisons: tuple[Comparison, ...]
     explained: tuple[Explained, ...]
+    frame: pd.DataFrame
     recorded: tuple[RecordedLoss, ...]
     store: Store
+    references: tuple[Source, ...] = ()
 
     @property
     def rate_unit(self) -> str:
@@ -141,25 +151,29 @@ def modes_text(modes: tuple[ScalingMode, ...]) -> str:
     return " and ".join(mode.value for mode in modes) or "not planned"
 
 
-def view_store(store: Store) -> View:
+def view_store(store: Store, references: Sequence[str] = ()) -> View:
     """Reads a store once and computes the data that sections share.
 
+    Args:
+      store: The study.
+      references: Files of published figures, as ``reference_points.choose`` takes them.
+
     Raises:
-      ResultsError: The plan is missing, unreadable or contradictory.
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
     """
     study = load_study(store)
-    points = scaling.points(study)
+    measured = scaling.points(study)
+    compared = scaling.comparisons(study)
     explained = explain.explain(study)
-    with_controls = {item.case.case_id for item in explained if item.lost is not None}
+    recorded = points.recorded_losses(measured, explained)
     return View(
         study=study,
-        points=points,
-        comparisons=scaling.comparisons(study),
+        points=measured,
+        comparisons=compared,
         explained=explained,
-        recorded=tuple(
-            item
-            for item in recorded_loss.of_points(points)
-            if item.case.case_id not in with_controls
-        ),
+        frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
+        recorded=recorded,
         store=store,
+        references=reference_points.choose(references, study.plan),
     )

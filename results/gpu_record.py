@@ -45,20 +45,28 @@ class GpuUse(Record):
     num_foreign_processes: Total | None = Field(
         default=None, description="that had a context on it; the most in one reading"
     )
+    product_tflops: Amount | None = Field(
+        default=None,
+        description="TFLOP/s of a bfloat16 matrix product before the warm-up steps",
+    )
 
     @property
     def void_reason(self) -> str:
         """Why nothing measured on it counts, as one phrase; empty if it does."""
         if self.num_foreign_processes:
-            count = self.num_foreign_processes
-            others = "1 other process" if count == 1 else f"{count} other processes"
-            return f"{others} used GPU {self.index}"
+            return others_text(self.num_foreign_processes, self.index)
         causes = [reason for reason in self.slowed_by if reason in VOIDING_REASONS]
         if causes:
             return (
                 f"the clock of GPU {self.index} was lowered by {' and '.join(causes)}"
             )
         return ""
+
+
+def others_text(count: int, index: int) -> str:
+    """Says that other processes used a GPU."""
+    others = "1 other process" if count == 1 else f"{count} other processes"
+    return f"{others} used GPU {index}"
 
 
 def _is_empty(uses: Sequence[GpuUse]) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pandas as pd
 
-from results import explain, scaling, statistics
+from results import explain, recorded_loss, scaling, statistics
 from results.records import Control
 from results.study import Study, load_study
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from results.explain import Explained
+    from results.recorded_loss import RecordedLoss
     from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.statistics import Estimate
@@ -99,11 +100,21 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
       ResultsError: The plan is missing, unreadable or contradictory.
     """
     study = source if isinstance(source, Study) else load_study(source)
-    return frame_of(
-        study,
-        scaling.points(study),
-        scaling.comparisons(study),
-        explain.explain(study),
+    points = scaling.points(study)
+    explained = explain.explain(study)
+    losses = (*explained, *recorded_losses(points, explained))
+    return frame_of(study, points, scaling.comparisons(study), losses)
+
+
+def recorded_losses(
+    points: Sequence[Point], explained: Sequence[Explained]
+) -> tuple[RecordedLoss, ...]:
+    """Returns what turns record about cases that no control explains."""
+    with_controls = {item.case.case_id for item in explained if item.lost is not None}
+    return tuple(
+        item
+        for item in recorded_loss.of_points(points)
+        if item.case.case_id not in with_controls
     )
 
 
@@ -111,13 +122,13 @@ def frame_of(
     study: Study,
     points: Sequence[Point],
     comparisons: Sequence[Comparison],
-    explained: Sequence[Explained],
+    losses: Sequence[Explained | RecordedLoss],
 ) -> pd.DataFrame:
     """Returns the frame of ``points_frame`` where its figures are known already."""
     rows = [
         *_scaling_rows(study, points),
         *_ratio_rows(comparisons),
-        *_part_rows(explained),
+        *_part_rows(losses),
         *_learning_rows(study),
     ]
     plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(_types())
@@ -180,7 +191,7 @@ def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
                 ideal = float(point.num_replicas) if quantity == "speedup" else 1.0
                 more = common | {"value": ideal, "method": "1 by definition"}
                 yield _row("scaling", quantity, "estimate", point.case, **more)
-            for trial_id, repetition, value in _repetitions(point, quantity):
+            for trial_id, repetition, value in repetitions(point, quantity):
                 more = common | {
                     "value": value,
                     "unit": point.throughput.unit
@@ -193,7 +204,7 @@ def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     yield from _ceilings(study, points)
 
 
-def _repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
+def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
     """Returns single repetitions; ratios where both sides have the same ones."""
     entries = {entry.key: entry.trial_id for entry in point.case.ok_entries}
     here = scaling.values(point.case, scaling.throughput_of)
@@ -215,29 +226,34 @@ def _repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
 
 
 def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
-    baselines = {
-        (point.backend, point.mode): point for point in points if point.is_baseline
-    }
+    """Yields what as many programs that never communicate reach together.
+
+    Their speedup and efficiency are relative to the baseline of each backend.
+    """
     for case in study.controls:
         if case.spec.control is not Control.SOLO:
             continue
         found = scaling.estimate(case, scaling.throughput_of, unit="")
         if found is None:
             continue
+        size = case.spec.num_replicas
         for mode in case.modes:
             common = {"mode": mode.value, "n": found.n}
             yield _row(
                 "scaling", "throughput", "ceiling", case, value=found.value, **common
             )
-            baseline = baselines.get((case.spec.backend, mode))
-            if baseline is None or baseline.throughput is None:
-                continue
-            speedup = baseline.num_replicas * found.value / baseline.throughput.value
-            efficiency = speedup / case.spec.num_replicas
-            yield _row("scaling", "speedup", "ceiling", case, value=speedup, **common)
-            yield _row(
-                "scaling", "efficiency", "ceiling", case, value=efficiency, **common
-            )
+            for point in points:
+                if not point.is_baseline or point.mode is not mode:
+                    continue
+                if point.throughput is None or point.num_replicas == size:
+                    continue
+                speedup = point.num_replicas * found.value / point.throughput.value
+                for quantity, value in (
+                    ("speedup", speedup),
+                    ("efficiency", speedup / size),
+                ):
+                    more = common | {"value": value, "backend": point.backend}
+                    yield _row("scaling", quantity, "ceiling", case, **more)
 
 
 def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
@@ -251,8 +267,8 @@ def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
             yield _row("forest", "ratio", "estimate", item.first, **more)
 
 
-def _part_rows(explained: Sequence[Explained]) -> Iterator[Row]:
-    for item in explained:
+def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
+    for item in losses:
         if item.lost is None:
             continue
         for part in (*item.lost.parts, item.lost.step):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -27,7 +28,7 @@ from results.records import Order, PlannedTrial
 from results.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.cli.running import Conclude
@@ -120,11 +121,12 @@ def sweep(
         )
     conclude = conclude or functools.partial(running.conclude_sweep, is_json=is_json)
     missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
-    replaced = gpu_readiness.check_sweep(
-        missing, overrides, None if is_failed_retried else runs_dir, study=name
-    )
-    store = Store.create(root)
-    with lock_study(root):
+    with (
+        gpu_readiness.ready(
+            missing, overrides, None if is_failed_retried else runs_dir, study=name
+        ) as replaced,
+        _created_and_locked(root) as store,
+    ):
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
         reconciled = study_module.reconcile(existing, new, request.baseline)
@@ -156,6 +158,13 @@ def sweep(
             return _run_in_sequence(
                 store, new, request, machine, settings, conclude, reason=str(error)
             )
+
+
+@contextlib.contextmanager
+def _created_and_locked(root: Path) -> Iterator[Store]:
+    store = Store.create(root)
+    with lock_study(root):
+        yield store
 
 
 def _run_in_sequence(
@@ -228,19 +237,21 @@ def resume(
         missing = run.missing_trials(
             store, plan.trials, is_failed_retried=is_failed_retried
         )
-        replaced = gpu_readiness.check_sweep(missing, overrides)
-        settings = RunSettings(
-            timeout_sec=timeout_sec or plan.timeout_sec,
-            is_failed_retried=is_failed_retried,
-            are_checkpoints_kept=are_checkpoints_kept,
-            data_dir=plan.data_dir if data_dir is None else str(data_dir.absolute()),
-            measuring=plan.measuring,
-            **replaced,
-        )
-        conclude = functools.partial(running.conclude_sweep, is_json=is_json)
-        return running.run_until_done(
-            store, plan.trials, settings, root.parent, conclude
-        )
+        with gpu_readiness.ready(missing, overrides, study=plan.study) as replaced:
+            settings = RunSettings(
+                timeout_sec=timeout_sec or plan.timeout_sec,
+                is_failed_retried=is_failed_retried,
+                are_checkpoints_kept=are_checkpoints_kept,
+                data_dir=plan.data_dir
+                if data_dir is None
+                else str(data_dir.absolute()),
+                measuring=plan.measuring,
+                **replaced,
+            )
+            conclude = functools.partial(running.conclude_sweep, is_json=is_json)
+            return running.run_until_done(
+                store, plan.trials, settings, root.parent, conclude
+            )
 
 
 def _check_readable(store: Store) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, Any
 
 from harness.doctor import gpu_state
 from harness.errors import UnfitMachineError
-from harness.machine import gpu_choice
+from harness.machine import gpu_choice, gpu_exclusive
 from harness.planning import known_memory
 from harness.trial import gpu_probe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.doctor.gpu_state import GpuState
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
     from results.records import PlannedTrial
 
 
-def check_sweep(
+@contextlib.contextmanager
+def ready(
     missing: Sequence[PlannedTrial],
     overrides: Mapping[str, Any] | None,
     runs_dir: Path | None = None,
     *,
-    study: str = "",
-) -> dict[str, Any]:
+    study: str,
+) -> Iterator[dict[str, Any]]:
     """Checks all that can be checked before the missing trials of a study are run.
+
+    While the ``with`` block runs, no other sweep of this machine gets their GPUs.
 
     Args:
       missing: Those that are to run; without GPUs there is nothing to check.
@@ -37,7 +41,7 @@ def check_sweep(
       runs_dir: Directory of the studies; None to run also what is known not to fit.
       study: The name of the study.
 
-    Returns:
+    Yields:
       The overrides without the probe.
 
     Raises:
@@ -49,8 +53,9 @@ def check_sweep(
     chosen = check_models(missing)
     if chosen and runs_dir is not None:
         known_memory.check(missing, runs_dir, study=study, gpu=chosen[0].name)
-    check_ready(chosen, probe)
-    return replaced
+    with gpu_exclusive.hold(chosen, study=study):
+        check_ready(chosen, probe)
+        yield replaced
 
 
 def check_models(trials: Sequence[PlannedTrial]) -> tuple[Gpu, ...]:

@@ -36,6 +36,7 @@ class Request:
     runs_dir: Path
     output: Path | None
     form: str | None
+    references: tuple[str, ...]
     metric: str
     is_different_allowed: bool
     is_private_checked: bool
@@ -113,13 +114,14 @@ def _write_pages(request: Request, stores: Sequence[Store]) -> int:
     metric = gate_metrics.metric_of(request.metric)
     if request.is_site:
         assert request.output is not None
-        click.echo(str(site.write_site(stores, request.output, metric)))
+        path = site.write_site(stores, request.output, metric, request.references)
+        click.echo(str(path))
         return exit_codes.OK
     if len(stores) == 1:
         path = request.output or stores[0].report_path
         if path.is_dir():
             path /= "index.html"
-        build.write_report(stores[0], path)
+        build.write_report(stores[0], path, references=request.references)
         if request.is_json:
             running.print_summary(stores[0], is_json=True)
             running.note(f"report: {path}")
@@ -264,9 +266,9 @@ def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, s
     metric = gate_metrics.metric_of(request.metric)
     pages: Sequence[tuple[str, str]]
     if len(stores) == 1:
-        pages = [("index.html", build.build_report(stores[0]))]
+        pages = [("index.html", build.build_report(stores[0], request.references))]
     elif len(stores) == _TWO and not request.is_site:
         pages = [("comparison", comparison.build(_compared(request, stores)))]
     else:
-        pages = list(site.pages(stores, metric))
+        pages = list(site.pages(stores, metric, request.references))
     return [(where, private.visible_text(html)) for where, html in pages]

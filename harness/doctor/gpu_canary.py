@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.doctor import gpu
 from harness.doctor.finding import Finding, bad, caution, ok
-from harness.errors import DoctorError
-from harness.machine import environment, gpu_choice, gpus
+from harness.errors import DoctorError, UnfitMachineError
+from harness.machine import environment, gpu_choice, gpu_exclusive, gpus
 from harness.trial import gpu_probe
 from results.texts import printable
 
@@ -145,4 +145,9 @@ def check_gpus(
         return findings
     ids = [gpu.cuda_id for gpu in visible]
     devices = [f"GPU:{place}" for place in range(len(ids))]
-    return [*findings, *check_rates(multiply(ids, devices))]
+    try:
+        with gpu_exclusive.hold(visible, study="doctor"):
+            return [*findings, *check_rates(multiply(ids, devices))]
+    except UnfitMachineError as error:  # timing them now would disturb a sweep
+        found, _, advice = str(error).partition("; ")
+        return [*findings, bad("other sweeps", found, advice)]

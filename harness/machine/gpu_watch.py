@@ -52,7 +52,11 @@ class GpuReading:
 
 
 def num_foreign(
-    users: Collection[int], own: Collection[int], is_known: Callable[[int], bool]
+    users: Collection[int],
+    own: Collection[int],
+    is_known: Callable[[int], bool],
+    *,
+    most_on_gpu: int = 1,
 ) -> int:
     """Returns how many users of a GPU are none of our processes.
 
@@ -63,19 +67,27 @@ def num_foreign(
       users: Process ids with a context on the GPU.
       own: Processes of the harness and of all its trials.
       is_known: Whether a process with this id exists here.
+      most_on_gpu: Processes of ours that can have a context on one GPU: of a trial,
+        whatever its backend, one.
     """
     others = set(users) - set(own)
     if len(others) < len(set(users)):  # ids mean the same to the driver and to us
         return len(others)
     unknown = {pid for pid in others if not is_known(pid)}
-    return len(others - unknown) + max(len(unknown) - len(own), 0)
+    return len(others - unknown) + max(len(unknown) - most_on_gpu, 0)
 
 
 class OwnProcesses:
     """The processes of the harness, looked up again when an unknown one appears."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_on_gpu: int = 1) -> None:
+        """Knows this process.
+
+        Args:
+          most_on_gpu: Processes of ours that can have a context on one GPU now.
+        """
         self._pids: set[int] = {os.getpid()}
+        self._most_on_gpu = most_on_gpu
 
     def count_foreign(self, users: Collection[int]) -> int:
         """Returns how many of some processes are not ours."""
@@ -84,7 +96,9 @@ class OwnProcesses:
                 children = psutil.Process().children(recursive=True)
                 # A child that has ended can still be in the driver's list.
                 self._pids |= {child.pid for child in children}
-        return num_foreign(users, self._pids, psutil.pid_exists)
+        return num_foreign(
+            users, self._pids, psutil.pid_exists, most_on_gpu=self._most_on_gpu
+        )
 
 
 def read(nvml: Any, index: int, own: OwnProcesses) -> GpuReading:

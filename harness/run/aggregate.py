@@ -45,11 +45,14 @@ class Conclusion:
       status: How it ended.
       failure: Why it is not ok, or None.
       result: The observations, if the trial completed.
+      gpu_tflops: Rates of a matrix product on its GPUs, in their order; empty if a
+        process did not record them.
     """
 
     status: TrialStatus
     failure: Failure | None
     result: TrialResult | None
+    gpu_tflops: tuple[float, ...] = ()
 
 
 def conclude(
@@ -77,7 +80,10 @@ def conclude(
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
         silent = [log for log in logs if log.failure is None] or logs
         return _died(_furthest_behind(silent), trial_exit, trial_dir)
-    return _complete(trial_id, spec, logs, turns)
+    tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
+    return dataclasses.replace(
+        _complete(trial_id, spec, logs, turns), gpu_tflops=tflops
+    )
 
 
 def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
@@ -135,6 +141,19 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
     return (
         max(rank.window_start_ns for rank in ranks),
         max(rank.window_end_ns for rank in ranks),
+    )
+
+
+def with_products(conclusion: Conclusion, uses: Sequence[GpuUse]) -> tuple[GpuUse, ...]:
+    """Returns what a trial's GPUs did, with the rates of a matrix product on them.
+
+    Where not each GPU has one, such as those of served workers, none is given.
+    """
+    if len(conclusion.gpu_tflops) != len(uses):
+        return tuple(uses)
+    return tuple(
+        use.model_copy(update={"product_tflops": tflops})
+        for use, tflops in zip(uses, conclusion.gpu_tflops, strict=True)
     )
 
 

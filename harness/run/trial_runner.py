@@ -25,6 +25,7 @@ from harness.machine import (
     environment,
     foreign_load,
     gpu_choice,
+    gpu_exclusive,
     machine_state,
 )
 from harness.machine.gpu_watch import GpuWatch
@@ -34,7 +35,7 @@ from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
 from harness.run import aggregate, launch, process_tree
 from harness.trial import checkpoints
-from results.records import Measuring, StatusRecord, TrialStatus
+from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -219,6 +220,7 @@ def record(
     )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
+        uses = aggregate.with_products(conclusion, uses)
         conclusion = aggregate.judge_gpus(conclusion, uses)
         after["gpu_uses"] = uses
     store.write_env(trial_id, prepared.env.model_copy(update=after))
@@ -249,6 +251,8 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
       Interrupted: By a signal; the tree is killed, and no status is written.
     """
     prepared = prepare(store, trial, settings)
+    if others := gpu_exclusive.wait_until_free(prepared.gpus):
+        return _record_in_use(store, prepared, others)
     clock = foreign_load.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = launch.run_tree(
@@ -271,6 +275,26 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
         },
         gpu_uses=watch.uses,
     )
+
+
+def _record_in_use(store: Store, prepared: Prepared, others: str) -> StatusRecord:
+    """Records a trial that was not started: its figures would not count."""
+    status = StatusRecord(
+        trial_id=prepared.trial.trial_id,
+        status=TrialStatus.VOID,
+        started_at=prepared.started_at,
+        ended_at=now_text(),
+        duration_sec=time.monotonic() - prepared.start_sec,
+        failure=Failure(
+            phase=Phase.LAUNCH,
+            reason=(
+                f"{others} before it was started; end the others ('nvidia-smi' lists"
+                " them), then repeat the sweep with --retry failed"
+            ),
+        ),
+    )
+    store.write_status(status.trial_id, status)
+    return status
 
 
 def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:

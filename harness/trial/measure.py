@@ -117,6 +117,7 @@ def measure_trial(
     clock: Callable[[], int] = time.monotonic_ns,
     channel: turns.TurnChannel | None = None,
     count_traces: Callable[[], int] = lambda: 0,
+    before_warmup: Callable[[], None] = lambda: None,
 ) -> None:
     """Runs one trial in this process and writes all observations.
 
@@ -132,6 +133,8 @@ def measure_trial(
       channel: The connection to the harness in a relay; None for a trial that runs
         alone, with one contiguous window.
       count_traces: How many functions TensorFlow has traced so far.
+      before_warmup: Called between the first step and the others, with the program in
+        memory: what it does is in no figure, and warm-up steps follow.
 
     Raises:
       ValueError: The program's batch sizes differ from the spec's.
@@ -171,6 +174,7 @@ def measure_trial(
         is_alone=is_alone,
     )
     writer.enter(Phase.WARMUP)
+    before_warmup()
     _warm_up(program, steps, spec.num_warmup_steps - 1, channel)
     writer.enter(Phase.MEASURE)
     with quiet_collector():

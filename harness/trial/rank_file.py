@@ -12,6 +12,8 @@ which all processes of a machine share.
 - ``turn``: of a relay, after its steps: ``round_index``, ``attempt``, ``start_ns``,
   ``end_ns``, ``num_steps``, and what the process used in it.
 - ``first_step_done``: ``time_to_first_step_sec``, ``is_alone``.
+- ``gpu_canary``: ``tflops`` of a matrix product on each GPU of the process, before the
+  warm-up steps; ``reason`` where there is none.
 - ``memory``: ``peak_memory_bytes``, ``method``. Of the measured window.
 - ``window_metric``: the fields of ``QualityMetric``; counted in the measured window.
 - ``heartbeat``: ``ns``. The process is alive, at least every few seconds.
@@ -175,6 +177,7 @@ class RankLog:
       facts: Fields of the ``facts`` line, empty before the build is done.
       time_to_first_step_sec: None before the first step is done.
       is_start_alone: Whether no other trial started beside this one until then.
+      gpu_tflops: Rates of a matrix product on the GPUs of the process.
       memory: Fields of the ``memory`` line, empty before the window has ended.
       window_metrics: Fields of the ``window_metric`` lines.
       collectives: The backend's description of the collectives in a step.
@@ -191,6 +194,7 @@ class RankLog:
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     time_to_first_step_sec: float | None = None
     is_start_alone: bool = True
+    gpu_tflops: list[float] = dataclasses.field(default_factory=list)
     memory: dict[str, Any] = dataclasses.field(default_factory=dict)
     window_metrics: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     collectives: str = ""
@@ -262,6 +266,8 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
     elif kind == "first_step_done":
         log.time_to_first_step_sec = fields["time_to_first_step_sec"]
         log.is_start_alone = fields.get("is_alone", True)
+    elif kind == "gpu_canary":
+        log.gpu_tflops = [float(value) for value in fields["tflops"]]
     elif kind == "explain":
         log.collectives = fields["collectives"]
     elif kind == "done":

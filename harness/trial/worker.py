@@ -11,6 +11,7 @@ which one this is; one that is not measured serves the others. The controls of
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import sys
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent, gpu_probe, measure
+from harness.trial import die_with_parent, gpu_probe, matrix_product, measure
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
@@ -175,6 +176,9 @@ def measure_spec(
         memory=DeviceMemory(len(given)) if given else ResidentMemory(),
         channel=channel,
         count_traces=count_functions,
+        before_warmup=functools.partial(
+            matrix_product.write_tflops, writer, [f"GPU:{i}" for i in range(len(given))]
+        ),
     )
 
 

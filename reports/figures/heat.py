@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-WIDTH, ROW_HEIGHT, FRAME = 330, 16, 44
+WIDTH, ROW_HEIGHT, FRAME = 310, 16, 44
 MOST_COLUMNS: Final = 48
 LEVELS: Final = (1.02, 1.05, 1.10, 1.25)
 """Cells that take this many times the median are drawn darker from one to the next."""

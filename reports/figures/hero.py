@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Final
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
-from reports.figures import labels
-from reports.figures import scaling as drawing
+from reports.figures import labels, quantities
 from results import scaling
 from results.records import Control, ScalingMode
 
@@ -71,7 +70,7 @@ def lines(view: View) -> list[Line]:
             points = tuple(
                 point
                 for point in view.points_of(mode, backend)
-                if drawing.value_of(drawing.EFFICIENCY, point) is not None
+                if quantities.value_of(quantities.EFFICIENCY, point) is not None
             )
             if any(not point.is_baseline for point in points):
                 series = view.series(backend)
@@ -109,7 +108,7 @@ def describe(shown: Sequence[Line], of_ceilings: Sequence[Ceiling]) -> str:
         values = [
             f"{formats.percent(value)} at {formats.count(p.num_replicas, 'replica')}"
             for p in line.points
-            if (value := drawing.value_of(drawing.EFFICIENCY, p)) is not None
+            if (value := quantities.value_of(quantities.EFFICIENCY, p)) is not None
         ]
         parts.append(f"{line.backend}, {line.mode.value}: {', '.join(values)}")
     parts += [
@@ -151,7 +150,7 @@ def _top(shown: Sequence[Line], of_ceilings: Sequence[Ceiling]) -> float:
     values = [1.0, *(one.value for one in of_ceilings)]
     for line in shown:
         for point in line.points:
-            values += drawing.EFFICIENCY.dots(point)
+            values += quantities.dots(quantities.EFFICIENCY, point)
             if point.efficiency is not None:
                 values += [point.efficiency.value, point.efficiency.high or 0.0]
     most = max(
@@ -187,7 +186,9 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
         shift = aside = 0.0
     # All baselines are one point: 100 % by definition.
     places = [p.num_replicas + shift * (not p.is_baseline) for p in line.points]
-    values = [drawing.value_of(drawing.EFFICIENCY, point) for point in line.points]
+    values = [
+        quantities.value_of(quantities.EFFICIENCY, point) for point in line.points
+    ]
     axes.plot(
         places,
         values,
@@ -201,7 +202,7 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
         if estimate is not None and estimate.low is not None:
             ends = [estimate.low, min(estimate.high or top, top)]
             axes.plot([place] * 2, ends, color=color, linewidth=1.5, zorder=3)
-        dots = drawing.EFFICIENCY.dots(point)
+        dots = quantities.dots(quantities.EFFICIENCY, point)
         axes.scatter([place + aside] * len(dots), dots, s=6, color=svg.INK, zorder=5)
         axes.plot(
             [place],
@@ -236,7 +237,7 @@ def _label(
     """Writes the name of each line beside its end, in the margin at the right."""
     found = []
     for line in shown:
-        value = drawing.value_of(drawing.EFFICIENCY, line.points[-1]) or 0.0
+        value = quantities.value_of(quantities.EFFICIENCY, line.points[-1]) or 0.0
         mode = line.mode.value
         text = f"{line.backend}\n{mode}" if several else mode
         found.append(

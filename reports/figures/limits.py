@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 REACH = 1.5
 """How far intervals may extend a logarithmic axis beyond the estimates, as a factor."""
 MARGIN = 0.06
+NARROWEST_RATIO = 1.1
+"""Ratios within 10 % are not spread over a whole panel."""
 
 
 def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
@@ -31,6 +33,12 @@ def logarithmic(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float,
     return low / pad, high * pad
 
 
+def from_zero(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
+    """Returns limits from zero to all ``anchors`` and those ``ends`` close enough."""
+    top = max(anchors, default=0.0) or 1.0
+    return 0.0, (1 + MARGIN) * max(top, min(max(ends, default=top), REACH * top))
+
+
 def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, float]:
     """Returns limits around all ``anchors`` and, within one spread, around ``ends``."""
     spread = max(anchors) - min(anchors) or max(abs(max(anchors)) / 4, 1e-9)
@@ -38,3 +46,18 @@ def linear(anchors: Sequence[float], ends: Sequence[float]) -> tuple[float, floa
     high = min(max([*anchors, *ends]), max(anchors) + spread)
     pad = MARGIN * (high - low or spread)
     return low - pad, high + pad
+
+
+def symmetric(
+    anchors: Sequence[float], ends: Sequence[float], *, centre: float
+) -> tuple[float, float]:
+    """Returns logarithmic limits equally far below and above ``centre``.
+
+    Args:
+      anchors: Positive values that must be visible; at least one.
+      ends: Positive ends of intervals, or zero where they underflow.
+      centre: Positive.
+    """
+    low, high = logarithmic([*anchors, centre], ends)
+    reach = max(high / centre, centre / low, NARROWEST_RATIO)
+    return centre / reach, centre * reach

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from matplotlib.ticker import MaxNLocator
+
 from reports import svg
+from reports.figures import look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -14,7 +17,9 @@ if TYPE_CHECKING:
 
     from results.run_scores import Profile
 
-WIDTH, HEIGHT = 400, 250
+WIDTH, HEIGHT = 310, 200
+LEGEND_LINE = 13
+MOST_LINES = 7
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,13 +28,13 @@ class Line:
 
     Attributes:
       label: Case, for the legend.
-      series: Colour.
+      backend: Colour.
       dash: Index of the dash, for lines of the same colour.
       profile: Their performance profile.
     """
 
     label: str
-    series: int
+    backend: str
     dash: int
     profile: Profile
 
@@ -54,9 +59,9 @@ def draw(
       write: Formats a level.
     """
     with svg.style():
-        figure, axes = svg.new_axes(WIDTH, HEIGHT)
+        figure, axes = svg.new_axes(WIDTH, HEIGHT + LEGEND_LINE * len(lines))
         for line in lines:
-            color, found = svg.SERIES[line.series], line.profile
+            color, found = look.PAGE.color(line.backend), line.profile
             if found.lows:
                 axes.fill_between(
                     found.thresholds,
@@ -79,7 +84,15 @@ def draw(
         axes.set_ylim(-0.02, 1.02)
         axes.set_xlabel(x_label)
         axes.set_ylabel("fraction of runs")
+        axes.xaxis.set_major_locator(MaxNLocator(4))
         axes.xaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
         axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
-        axes.legend(fontsize=8, loc="lower left", frameon=False)
+        # Below the axes: inside, it would stand on lines.
+        axes.legend(
+            loc="upper left",
+            bbox_to_anchor=(0, -0.27),
+            frameon=False,
+            borderaxespad=0,
+            labelspacing=0.25,
+        )
         return svg.inline(figure, slug=slug, title=title, description=description)

@@ -1,17 +1,19 @@
-"""Figures with one row per case or comparison: value, interval and raw dots."""
+"""Figures of rows: labels in a column at the left, marks, values in a column at right.
+
+No text stands on data: the headings of groups have rows of their own, in which neither
+grid nor reference line is drawn.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import warnings
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
-import pandas as pd
-import seaborn as sns
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
-from reports.figures import limits
+from reports.figures import limits, look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +21,15 @@ if TYPE_CHECKING:
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-WIDTH = 400
-ROW_HEIGHT = 36
-FRAME_HEIGHT = 46
-MAX_DOTS = 2_000
-"""More steps than this are drawn as box plots only, to keep the page small."""
+    from reports.figures.look import Look
+
+WIDTH: Final = 310
+ROW_HEIGHT: Final = 21
+FRAME_HEIGHT: Final = 50
+MOST_ROWS: Final = 20
+"""More rows than this are for the table below a figure."""
+COLUMN_GAP: Final = 6
+MOST_TICKS: Final = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,18 +37,20 @@ class Row:
     """One row of a figure.
 
     Attributes:
-      label: Name of the row; written above it.
-      series: Colour and marker.
+      group: Rows of one group stand together under it; empty for none.
+      label: Name of the row within its group; in the column at the left.
+      backend: For colour and marker.
       value: Position of the marker, or None for no marker.
       low: Lower end of the interval, or None.
       high: Upper end of the interval, or None.
       dots: Raw values.
-      text: The value in words, at the right end.
+      text: The value in words; in the column at the right.
       is_hollow: Whether the row is no evidence (oversubscribed).
     """
 
+    group: str
     label: str
-    series: int
+    backend: str
     value: float | None = None
     low: float | None = None
     high: float | None = None
@@ -50,81 +58,192 @@ class Row:
     text: str = ""
     is_hollow: bool = False
 
+    @property
+    def name(self) -> str:
+        """Group and label, for descriptions."""
+        return ", ".join(part for part in (self.group, self.label) if part)
 
-def _prepare(axes: Axes, rows: Sequence[Row], axis_label: str) -> None:
-    axes.set_ylim(len(rows) - 0.45, -0.7)
-    axes.set_yticks([])
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel(axis_label)
-    for place, row in enumerate(rows):
-        for text, x, align in ((row.label, 0.0, "left"), (row.text, 1.0, "right")):
-            axes.annotate(
-                text,
-                (x, place),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 12),
-                textcoords="offset points",
-                ha=align,
-                va="center",
-                color=svg.INK,
-                bbox={"facecolor": svg.PAPER, "linewidth": 0, "pad": 1},
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where rows and headings of groups lie, from 0 downwards.
+
+    Attributes:
+      rows: Of each row.
+      headings: Of each group with a name.
+      spans: First and last row of each group.
+    """
+
+    rows: tuple[int, ...]
+    headings: tuple[tuple[int, str], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def number(self) -> int:
+        """Rows and headings together."""
+        return max(self.rows) + 1
+
+
+def place(groups: Sequence[str]) -> Places:
+    """Returns where the rows of these groups lie; rows of a group must be together."""
+    rows, headings, spans = [], [], []
+    free = 0
+    for group, members in itertools.groupby(groups):
+        if group:
+            headings.append((free, group))
+            free += 1
+        count = len(list(members))
+        rows += range(free, free + count)
+        spans.append((free, free + count - 1))
+        free += count
+    return Places(rows=tuple(rows), headings=tuple(headings), spans=tuple(spans))
+
+
+def height_of(places: Places) -> float:
+    """Returns the height in points of a figure of rows."""
+    return FRAME_HEIGHT + ROW_HEIGHT * places.number
+
+
+def write_columns(
+    axes: Axes,
+    places: Places,
+    labels: Sequence[str],
+    texts: Sequence[str],
+    *,
+    look: Look,
+    reference: float | None = None,
+) -> None:
+    """Writes labels, values and headings; draws the grid between the headings.
+
+    Call after the limits of the x axis are set.
+    """
+    axes.set_ylim(places.number - 0.4, -0.6)
+    axes.set_yticks(places.rows, [svg.short(label) for label in labels])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="y", length=0, pad=COLUMN_GAP, labelcolor=look.ink)
+    axes.grid(visible=False)
+    axes.set_ylabel("")
+    for row, text in zip(places.rows, texts, strict=True):
+        axes.annotate(
+            text,
+            (1.0, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(COLUMN_GAP, 0),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            color=look.ink,
+            annotation_clip=False,
+        )
+    column = max(
+        (text.get_window_extent().width for text in axes.get_yticklabels()),
+        default=0.0,
+    )
+    dots_per_point = axes.get_figure(root=True).dpi / svg.POINTS_PER_INCH  # type: ignore[union-attr]
+    for row, heading in places.headings:
+        axes.annotate(
+            heading,
+            (0.0, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(-column / dots_per_point - COLUMN_GAP, -1),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            color=look.ink,
+            weight="bold",
+        )
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    for first, last in places.spans:
+        top, bottom = first - 0.5, last + 0.5
+        axes.vlines(ticks, top, bottom, color=look.grid, linewidth=0.8, zorder=0)
+        if reference is not None:
+            axes.vlines(
+                [reference], top, bottom, color=look.muted, linewidth=1.1, zorder=1
             )
 
 
-def _draw_row(axes: Axes, place: float, row: Row) -> None:
-    color = svg.SERIES[row.series]
+def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
+    """Draws interval, dots and marker of one row."""
+    color = look_.color(row.backend)
     if row.low is not None and row.high is not None:
         axes.plot(
             [row.low, row.high],
-            [place, place],
+            [at, at],
             color=color,
-            alpha=0.35,
-            linewidth=4.5,
+            linewidth=1.6,
             solid_capstyle="butt",
+            zorder=3,
         )
-    axes.scatter(
+    axes.plot(
         row.dots,
-        [place + 0.2] * len(row.dots),
-        s=9,
+        [at + 0.3] * len(row.dots),
+        linestyle="none",
+        marker=".",
+        markersize=3.2,
+        markeredgewidth=0,
         color=color,
-        alpha=0.6,
-        linewidths=0,
     )
     if row.value is not None:
         axes.plot(
             [row.value],
-            [place],
-            marker=svg.MARKERS[row.series],
+            [at],
+            marker=look.marker(row.backend),
             markersize=6,
             color=color,
-            markerfacecolor=svg.PAPER if row.is_hollow else color,
+            markerfacecolor=look_.paper if row.is_hollow else color,
             markeredgewidth=1.4,
             zorder=4,
         )
 
 
-def _draw_box(
-    axes: Axes, frame: pd.DataFrame, color: str, *, is_with_outliers: bool
+def draw_on(
+    axes: Axes,
+    rows: Sequence[Row],
+    *,
+    axis_label: str,
+    look_: Look,
+    reference: float | None = None,
+    is_from_zero: bool = False,
+    is_logarithmic: bool = False,
+    is_percent: bool = False,
 ) -> None:
-    with warnings.catch_warnings():
-        # Seaborn 0.13 passes "vert" to matplotlib 3.11, which expects "orientation".
-        warnings.simplefilter("ignore", DeprecationWarning)
-        warnings.simplefilter("ignore", PendingDeprecationWarning)
-        sns.boxplot(
-            data=frame,
-            x="value",
-            y="place",
-            orient="h",
-            native_scale=True,
-            width=0.3,
-            fill=False,
-            color=color,
-            linecolor=color,
-            linewidth=1.2,
-            showfliers=is_with_outliers,
-            flierprops={"marker": ".", "markersize": 3, "markeredgewidth": 0},
-            ax=axes,
+    """Draws estimates in rows; ``reference`` is a line to compare with.
+
+    A logarithmic axis with a reference is symmetric about it, so that half as much and
+    twice as much are equally far away.
+    """
+    places = place([row.group for row in rows])
+    for at, row in zip(places.rows, rows, strict=True):
+        draw_row(axes, at, row, look_)
+    anchors = [dot for row in rows for dot in row.dots]
+    anchors += [row.value for row in rows if row.value is not None]
+    anchors += [] if reference is None else [reference]
+    ends = [end for row in rows for end in (row.low, row.high) if end is not None]
+    if is_logarithmic and reference is not None:
+        axes.set_xlim(limits.symmetric(anchors, ends, centre=reference))
+        svg.set_ratio_log(axes, "x")
+    elif is_logarithmic:
+        axes.set_xlim(limits.logarithmic(anchors, ends))
+        svg.set_plain_log(axes, "x")
+    else:
+        axes.set_xlim(limits.linear(anchors, ends))
+        if is_from_zero:
+            axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=[1, 2, 5, 10]))
+    if is_percent:
+        axes.xaxis.set_major_formatter(
+            lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
         )
+    axes.set_xlabel(axis_label)
+    write_columns(
+        axes,
+        places,
+        [row.label for row in rows],
+        [row.text for row in rows],
+        look=look_,
+        reference=reference,
+    )
 
 
 def draw_estimates(
@@ -139,62 +258,18 @@ def draw_estimates(
     is_logarithmic: bool = False,
     is_percent: bool = False,
 ) -> Markup:
-    """Draws estimates in rows; ``reference`` is a line to compare with."""
+    """Draws estimates in rows as a figure of the page."""
     with svg.style():
-        figure, axes = svg.new_axes(WIDTH, FRAME_HEIGHT + ROW_HEIGHT * len(rows))
-        if reference is not None:
-            axes.axvline(reference, color=svg.MUTED, linewidth=1.1, zorder=1)
-        for place, row in enumerate(rows):
-            _draw_row(axes, place, row)
-        anchors = [dot for row in rows for dot in row.dots]
-        anchors += [row.value for row in rows if row.value is not None]
-        anchors += [] if reference is None else [reference]
-        ends = [end for row in rows for end in (row.low, row.high) if end is not None]
-        if is_logarithmic:
-            axes.set_xlim(limits.logarithmic(anchors, ends))
-            svg.set_plain_log(axes, "x")
-        else:
-            axes.set_xlim(limits.linear(anchors, ends))
-            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        if is_percent:
-            axes.xaxis.set_major_formatter(
-                lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
-            )
-        if is_from_zero:
-            axes.set_xlim(left=0)
-        _prepare(axes, rows, axis_label)
-        return svg.inline(figure, slug=slug, title=title, description=description)
-
-
-def draw_distributions(
-    rows: Sequence[Row],
-    *,
-    slug: str,
-    title: str,
-    description: str,
-    axis_label: str,
-) -> Markup:
-    """Draws the ``dots`` of each row as a box plot, with the dots if they are few."""
-    frame = pd.DataFrame(
-        [(place, dot) for place, row in enumerate(rows) for dot in row.dots],
-        columns=["place", "value"],
-    )
-    is_few = len(frame) <= MAX_DOTS
-    with svg.style():
-        figure, axes = svg.new_axes(WIDTH, FRAME_HEIGHT + ROW_HEIGHT * len(rows))
-        for place, row in enumerate(rows):
-            color = svg.SERIES[row.series]
-            part = frame[frame["place"] == place]
-            _draw_box(axes, part, color, is_with_outliers=not is_few)
-            if is_few:
-                axes.scatter(
-                    part["value"],
-                    [place + 0.27 + 0.04 * (k % 3) for k in range(len(part))],
-                    s=6,
-                    color=color,
-                    alpha=0.45,
-                    linewidths=0,
-                )
-        _prepare(axes, rows, axis_label)
-        axes.set_ylabel("")
+        places = place([row.group for row in rows])
+        figure, axes = svg.new_axes(WIDTH, height_of(places))
+        draw_on(
+            axes,
+            rows,
+            axis_label=axis_label,
+            look_=look.PAGE,
+            reference=reference,
+            is_from_zero=is_from_zero,
+            is_logarithmic=is_logarithmic,
+            is_percent=is_percent,
+        )
         return svg.inline(figure, slug=slug, title=title, description=description)

@@ -1,308 +1,321 @@
-"""Throughput, speedup and efficiency over replicas: one panel per scaling mode."""
+"""Throughput, speedup and efficiency over replicas: a panel per scaling mode."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, Final
 
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg
-from reports.figures import limits
-from results import scaling, statistics
-from results.records import Control
+from reports.figures import limits, look, references
+from reports.figures.quantities import EFFICIENCY, THROUGHPUT
+from results.records import ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
+    import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
-    from reports.view import View
-    from results.records import ScalingMode
-    from results.scaling import Point
-    from results.statistics import Estimate
+    from reports.figures.look import Look
+    from reports.figures.quantities import Quantity
+    from reports.reference_points import Source
 
-WIDTH, HEIGHT = 330, 235
-DODGE = 0.04
-DOT_SHIFT = 0.055
-"""Curves and dots are shifted sideways by this many doublings, so none is hidden."""
-CEILING_REACH = 1.14
-"""How far the line of a ceiling reaches to either side, as a factor."""
+WIDTH, HEIGHT = 310, 225
+MOST_LINES: Final = 7
+"""More backends than this are drawn in several panels."""
+MOST_LINEAR: Final = 16
+"""Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
+DODGE: Final = 0.016
+DOT_SHIFT: Final = 0.012
+"""Curves and dots are shifted sideways by this share of an axis, so none is hidden."""
+MOST_DOTS: Final = 150
+"""Of more repetitions of a backend, only markers and intervals are drawn."""
+CEILING_REACH: Final = 0.035
+"""How far the line of a ceiling reaches to either side, as a share of the axis."""
+LEAST_TICK_GAP: Final = 0.055
+"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
+MOST_OF_A_GAP: Final = 0.07
+"""Share of the smallest gap between two sizes that a shift may take."""
+RIGHT_MARGIN: Final = 1.06
+
+
+def backends_of(frame: pd.DataFrame) -> list[str]:
+    """Returns the backends of a frame, in its order."""
+    return list(dict.fromkeys(frame["backend"]))
+
+
+def panels_of(frame: pd.DataFrame) -> list[list[str]]:
+    """Returns the backends of each panel: at most seven lines each."""
+    found = backends_of(frame)
+    return [found[i : i + MOST_LINES] for i in range(0, len(found), MOST_LINES)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Quantity:
-    """One quantity that is drawn over the number of replicas.
+class Sideways:
+    """Shifts curves sideways by a share of the x axis, linear or logarithmic."""
 
-    Attributes:
-      name: As in the glossary.
-      slug: For ids.
-      estimate: Returns its estimate at a point.
-      dots: Raw values of a point, one per repetition.
-      ideal: The value of perfect scaling at n replicas from a baseline at n_b replicas
-        with value x.
-      write: Formats one value.
-    """
+    sizes: tuple[int, ...]
+    is_log: bool
 
-    name: str
-    slug: str
-    estimate: Callable[[Point], Estimate | None]
-    dots: Callable[[Point], list[float]]
-    ideal: Callable[[int, int, float], float]
-    write: Callable[[float], str]
+    @property
+    def smallest(self) -> int:
+        """The fewest replicas."""
+        return self.sizes[0]
 
+    @property
+    def largest(self) -> int:
+        """The most replicas."""
+        return self.sizes[-1]
 
-def _throughputs(point: Point) -> list[float]:
-    return list(scaling.values(point.case, scaling.throughput_of).values())
-
-
-def _speedups(point: Point) -> list[float]:
-    """Ratios of single repetitions, where both sides have the same ones."""
-    if point.is_baseline or point.baseline is None or point.speedup is None:
-        return []
-    if point.speedup.method == statistics.TWO_GROUPS:
-        return []
-    here = scaling.values(point.case, scaling.throughput_of)
-    there = scaling.values(point.baseline, scaling.throughput_of)
-    factor = point.baseline.spec.num_replicas
-    return [factor * here[key] / there[key] for key in here if key in there]
-
-
-THROUGHPUT = Quantity(
-    name="Throughput",
-    slug="throughput",
-    estimate=lambda point: point.throughput,
-    dots=_throughputs,
-    ideal=lambda n, base, value: value * n / base,
-    write=formats.significant,
-)
-SPEEDUP = Quantity(
-    name="Speedup",
-    slug="speedup",
-    estimate=lambda point: point.speedup,
-    dots=_speedups,
-    ideal=lambda n, _base, _value: float(n),
-    write=formats.times,
-)
-EFFICIENCY = Quantity(
-    name="Parallel efficiency",
-    slug="efficiency",
-    estimate=lambda point: point.efficiency,
-    dots=lambda point: [value / point.num_replicas for value in _speedups(point)],
-    ideal=lambda _n, _base, _value: 1.0,
-    write=formats.percent,
-)
-QUANTITIES = (THROUGHPUT, SPEEDUP, EFFICIENCY)
-
-
-def value_of(quantity: Quantity, point: Point) -> float | None:
-    """Returns the value of a point; the baseline's is fixed by definition."""
-    estimate = quantity.estimate(point)
-    if estimate is not None:
-        return estimate.value
-    if point.is_baseline and point.throughput is not None:
-        return quantity.ideal(point.num_replicas, point.num_replicas, 1.0)
-    return None
-
-
-def _shift(view: View, backend: str) -> float:
-    """Factor on the number of replicas that shifts a backend sideways."""
-    backends = view.study.backends
-    return 2 ** (DODGE * (backends.index(backend) - (len(backends) - 1) / 2))
+    def __call__(self, num_replicas: float, share: float) -> float:
+        """Returns the place of ``num_replicas``, shifted by ``share`` of the axis."""
+        if not self.is_log:
+            gap = min(b - a for a, b in itertools.pairwise((0, *self.sizes)))
+            whole = min(self.largest * RIGHT_MARGIN, gap * MOST_OF_A_GAP / DODGE)
+            return num_replicas + share * whole
+        reach = max(self.largest / self.smallest, 2.0)
+        return float(num_replicas * reach**share)
 
 
 def _draw_curve(
-    axes: Axes, quantity: Quantity, curve: tuple[Point, ...], series: int, shift: float
+    axes: Axes, rows: pd.DataFrame, shift: float, sideways: Sideways, look_: Look
 ) -> None:
-    color, marker = svg.SERIES[series], svg.MARKERS[series]
-    known = [(point, value_of(quantity, point)) for point in curve]
-    drawn = [(point, value) for point, value in known if value is not None]
-    places = [point.num_replicas * shift for point, _ in drawn]
-    axes.plot(
-        places,
-        [value for _, value in drawn],
+    """Draws one backend: line, intervals, repetitions, markers."""
+    backend = rows["backend"].iloc[0]
+    color, marker = look_.color(backend), look.marker(backend)
+    estimates = rows[rows["kind"] == "estimate"].sort_values("num_replicas")
+    places = [sideways(n, shift) for n in estimates["num_replicas"].astype(int)]
+    values = estimates["value"].tolist()
+    axes.plot(places, values, color=color, linewidth=1.6, linestyle=look.dash(backend))
+    with_interval = estimates["low"].notna()
+    axes.vlines(
+        [x for x, shown in zip(places, with_interval, strict=True) if shown],
+        estimates["low"][with_interval],
+        estimates["high"][with_interval],
         color=color,
-        linewidth=1.6,
-        linestyle=svg.DASHES[series],
-        zorder=2,
+        linewidth=1.3,
+        zorder=2.5,
     )
-    for (point, value), place in zip(drawn, places, strict=True):
-        estimate = quantity.estimate(point)
-        if estimate is not None and estimate.low is not None:
-            assert estimate.high is not None
+    dots = rows[rows["kind"] == "repetition"]
+    if len(dots) > MOST_DOTS:
+        dots = dots.head(0)
+    axes.plot(
+        [sideways(n, shift + DOT_SHIFT) for n in dots["num_replicas"].astype(int)],
+        dots["value"],
+        linestyle="none",
+        marker=".",
+        markersize=3,
+        markeredgewidth=0,
+        color=color,
+        zorder=3,
+    )
+    for is_hollow in (False, True):
+        chosen = estimates["is_oversubscribed"] == is_hollow
+        if chosen.any():
             axes.plot(
-                [place, place],
-                [estimate.low, estimate.high],
+                [x for x, shown in zip(places, chosen, strict=True) if shown],
+                estimates["value"][chosen],
+                linestyle="none",
+                marker=marker,
+                markersize=5,
                 color=color,
-                linewidth=4.5,
-                alpha=0.35,
-                solid_capstyle="butt",
-                zorder=2,
-            )
-        dots = quantity.dots(point)
-        axes.scatter(
-            [place * 2**DOT_SHIFT] * len(dots),
-            dots,
-            s=7,
-            color=color,
-            alpha=0.6,
-            linewidths=0,
-            zorder=3,
-        )
-        axes.plot(
-            [place],
-            [value],
-            marker=marker,
-            markersize=5,
-            color=color,
-            markerfacecolor=svg.PAPER if point.is_oversubscribed else color,
-            markeredgewidth=1.4,
-            zorder=4,
-        )
-
-
-def _draw_ideal(axes: Axes, quantity: Quantity, view: View, mode: ScalingMode) -> None:
-    """One shared line, or one per backend where the baselines differ."""
-    sizes = sorted({point.num_replicas for point in view.points if point.mode is mode})
-    drawn = set()
-    for backend in view.study.backends:
-        for point in view.points_of(mode, backend):
-            if not point.is_baseline or point.throughput is None:
-                continue
-            start = point.throughput.value
-            line = tuple(quantity.ideal(n, point.num_replicas, start) for n in sizes)
-            if line in drawn or (len(sizes) == 1 and quantity is THROUGHPUT):
-                continue
-            drawn.add(line)
-            own = quantity is THROUGHPUT
-            axes.plot(
-                [n * _shift(view, backend) for n in sizes] if own else sizes,
-                line,
-                color=svg.SERIES[view.series(backend)] if own else svg.MUTED,
-                alpha=0.7,
-                linewidth=0.9,
-                dashes=(2, 2.5),
-                zorder=1,
+                markerfacecolor=look_.paper if is_hollow else color,
+                markeredgewidth=1.4,
+                zorder=4,
             )
 
 
-def ceilings(quantity: Quantity, view: View, mode: ScalingMode) -> dict[int, float]:
-    """Returns the throughput of programs that never communicate, by their number."""
-    if quantity is not THROUGHPUT:
-        return {}
-    found = {
-        case.spec.num_replicas: scaling.estimate(case, scaling.throughput_of, unit="")
-        for case in view.study.controls
-        if case.spec.control is Control.SOLO and mode in case.modes
-    }
-    return {n: estimate.value for n, estimate in found.items() if estimate is not None}
+def _ideals(
+    estimates: pd.DataFrame, quantity: Quantity, sizes: Sequence[int]
+) -> dict[tuple[float, ...], str]:
+    """Returns perfect scaling at every size, by the backend of the baseline."""
+    found: dict[tuple[float, ...], str] = {}
+    for row in estimates[estimates["is_baseline"]].itertuples():
+        base = int(row.num_replicas)
+        line = tuple(quantity.ideal(n, base, row.value) for n in sizes)
+        found.setdefault(line, row.backend)
+    return found
 
 
-def _draw_ceilings(
-    axes: Axes, quantity: Quantity, view: View, mode: ScalingMode
+def _hatch_oversubscribed(
+    axes: Axes, rows: pd.DataFrame, sideways: Sideways, look_: Look
 ) -> None:
-    for num_replicas, value in ceilings(quantity, view, mode).items():
-        axes.plot(
-            [num_replicas / CEILING_REACH, num_replicas * CEILING_REACH],
-            [value, value],
-            color=svg.INK,
-            linewidth=1.6,
-            zorder=3,
-        )
-
-
-def _hatch_oversubscribed(axes: Axes, view: View, mode: ScalingMode) -> None:
-    points = [point for point in view.points if point.mode is mode]
-    beyond = [point.num_replicas for point in points if point.is_oversubscribed]
-    if not beyond:
+    beyond = rows["num_replicas"][rows["is_oversubscribed"]]
+    if beyond.empty:
         return
-    within = [n for n in (p.num_replicas for p in points) if n < min(beyond)]
-    left = (max(within) * min(beyond)) ** 0.5 if within else min(beyond) / 1.4
+    first = int(beyond.min())
+    within = [int(n) for n in rows["num_replicas"] if n < first]
+    low = max(within) if within else sideways.smallest / 1.4
+    left = (low * first) ** 0.5 if sideways.is_log else (low + first) / 2
     axes.axvspan(
         left,
-        max(beyond) * 1.35,
+        axes.get_xlim()[1],
         facecolor="none",
-        edgecolor=svg.GRID,
+        edgecolor=look_.grid,
         hatch="////",
         linewidth=0,
         zorder=0,
     )
 
 
-def _limits(
-    quantity: Quantity, view: View, mode: ScalingMode, sizes: list[int]
+def y_limits(
+    rows: pd.DataFrame, quantity: Quantity, *, is_log: bool
 ) -> tuple[float, float]:
-    anchors, ends = [], []
-    for point in view.points:
-        value = value_of(quantity, point)
-        if point.mode is not mode or value is None:
-            continue
-        anchors += [value, *quantity.dots(point)]
-        if point.is_baseline:
-            n_b = point.num_replicas
-            anchors += [quantity.ideal(n, n_b, value) for n in sizes]
-        estimate = quantity.estimate(point)
-        if estimate is not None and estimate.low is not None:
-            assert estimate.high is not None
-            ends += [estimate.low, estimate.high]
-    anchors += ceilings(quantity, view, mode).values()
-    return limits.logarithmic(anchors or [1.0], ends)
+    """Returns limits that all panels of a quantity share; linear ones are from zero."""
+    estimates = rows[rows["kind"] == "estimate"]
+    sizes = sorted({int(n) for n in rows["num_replicas"]})
+    anchors = [float(value) for value in rows["value"]]
+    anchors += [value for line in _ideals(estimates, quantity, sizes) for value in line]
+    ends = [
+        float(end) for end in (*estimates["low"].dropna(), *estimates["high"].dropna())
+    ]
+    if is_log and quantity is not EFFICIENCY:
+        return limits.logarithmic(anchors or [1.0], ends)
+    return limits.from_zero(anchors, ends)
 
 
-def describe(quantity: Quantity, view: View, mode: ScalingMode) -> str:
+def _set_replicas_axis(axes: Axes, sizes: Sequence[int], sideways: Sideways) -> None:
+    if sideways.is_log:
+        axes.set_xscale("log", base=2)
+        axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
+        ticks = list(sizes)
+    else:
+        axes.set_xlim(0, sideways.largest * RIGHT_MARGIN + 0.25)
+        ticks = []
+        for size in reversed(sizes):
+            gap = (ticks[-1] - size) / sideways.largest if ticks else 1.0
+            if gap >= LEAST_TICK_GAP:
+                ticks.append(size)
+        ticks.reverse()
+    axes.set_xticks(ticks, [str(size) for size in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.grid(visible=False, axis="x")
+    axes.set_xlabel("replicas")
+
+
+def draw_on(
+    axes: Axes,
+    frame: pd.DataFrame,
+    quantity: Quantity,
+    mode: str,
+    *,
+    backends: Sequence[str],
+    is_log: bool,
+    look_: Look,
+) -> None:
+    """Draws one panel.
+
+    Args:
+      axes: Where.
+      frame: Rows of ``figure == "scaling"``, of all modes: they share the y axis.
+      quantity: What.
+      mode: Of the panel.
+      backends: Those that are drawn, at most seven.
+      is_log: Whether both axes are logarithmic; of efficiency, only that of replicas.
+      look_: Colours.
+    """
+    of_quantity = frame[frame["quantity"] == quantity.slug]
+    shown = of_quantity[
+        (of_quantity["mode"] == mode) & of_quantity["backend"].isin(backends)
+    ]
+    sizes = sorted({int(n) for n in frame["num_replicas"][frame["mode"] == mode]})
+    is_over_doublings = is_log or (quantity is EFFICIENCY and sizes[-1] > MOST_LINEAR)
+    sideways = Sideways(sizes=tuple(sizes), is_log=is_over_doublings)
+    _set_replicas_axis(axes, sizes, sideways)
+    _hatch_oversubscribed(axes, shown, sideways, look_)
+    estimates = shown[shown["kind"] == "estimate"]
+    for line, backend in _ideals(estimates, quantity, sizes).items():
+        own = quantity is THROUGHPUT
+        # From zero: perfect scaling is a straight line through the origin.
+        is_open = not is_log and quantity is not EFFICIENCY
+        axes.plot(
+            [0, *sizes] if is_open else sizes,
+            [0.0, *line] if is_open else line,
+            color=look_.color(backend) if own else look_.muted,
+            linewidth=1.0,
+            dashes=(2, 2.5),
+            zorder=1,
+        )
+    for row in shown[shown["kind"] == "ceiling"].itertuples():
+        reach = [sideways(int(row.num_replicas), s * CEILING_REACH) for s in (-1, 1)]
+        color = look_.ink if quantity is THROUGHPUT else look_.color(row.backend)
+        axes.plot(reach, [row.value] * 2, color=color, linewidth=1.6, zorder=3)
+    for number, backend in enumerate(backends):
+        rows = shown[shown["backend"] == backend]
+        if not rows.empty:
+            shift = DODGE * (number - (len(backends) - 1) / 2)
+            _draw_curve(axes, rows, shift, sideways, look_)
+    axes.set_ylim(y_limits(of_quantity, quantity, is_log=is_log))
+    if is_log and quantity is not EFFICIENCY:
+        svg.set_plain_log(axes, "y")
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    if quantity is EFFICIENCY:
+        axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
+    heading = f"{mode.capitalize()} scaling"
+    units = [unit for unit in shown["unit"] if unit]
+    if quantity is THROUGHPUT and units:
+        heading += f", {units[0]}"
+    axes.set_title(heading, color=look_.ink, pad=10)
+
+
+def describe(frame: pd.DataFrame, quantity: Quantity, mode: str) -> str:
     """Describes a panel in words."""
+    rows = frame[(frame["quantity"] == quantity.slug) & (frame["mode"] == mode)]
     parts = []
-    for backend in view.study.backends:
+    for backend in backends_of(frame):
+        estimates = rows[(rows["kind"] == "estimate") & (rows["backend"] == backend)]
         values = [
-            f"{quantity.write(value)} at {formats.count(p.num_replicas, 'replica')}"
-            + (" (oversubscribed)" if p.is_oversubscribed else "")
-            for p in view.points_of(mode, backend)
-            if (value := value_of(quantity, p)) is not None
+            f"{quantity.write(row.value)} at "
+            f"{formats.count(int(row.num_replicas), 'replica')}"
+            + (" (oversubscribed)" if row.is_oversubscribed else "")
+            for row in estimates.itertuples()
         ]
         if values:
             parts.append(f"{backend}: {', '.join(values)}")
     parts += [
-        f"ceiling, programs that never communicate: {quantity.write(value)} at "
-        f"{formats.count(n, 'replica')}"
-        for n, value in ceilings(quantity, view, mode).items()
+        ("ceiling" if quantity is THROUGHPUT else f"ceiling of {row.backend}")
+        + f", programs that never communicate: {quantity.write(row.value)} at "
+        f"{formats.count(int(row.num_replicas), 'replica')}"
+        for row in rows[rows["kind"] == "ceiling"].itertuples()
     ]
     return f"{'; '.join(parts)}." if parts else "No trial is ok."
 
 
-def draw(quantity: Quantity, view: View, mode: ScalingMode) -> Markup:
-    """Draws one panel."""
-    unit = view.rate_unit
+def draw(
+    frame: pd.DataFrame,
+    quantity: Quantity,
+    mode: str,
+    *,
+    backends: Sequence[str],
+    is_log: bool = False,
+    suffix: str = "",
+    published: Sequence[Source] = (),
+) -> Markup:
+    """Draws one panel as a figure of the page."""
     with svg.style():
         figure, axes = svg.new_axes(WIDTH, HEIGHT)
-        _hatch_oversubscribed(axes, view, mode)
-        _draw_ideal(axes, quantity, view, mode)
-        _draw_ceilings(axes, quantity, view, mode)
-        for backend in view.study.backends:
-            curve = view.points_of(mode, backend)
-            shift = _shift(view, backend)
-            _draw_curve(axes, quantity, curve, view.series(backend), shift)
-        sizes = sorted({p.num_replicas for p in view.points if p.mode is mode})
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes, [str(size) for size in sizes])
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
-        limits_of_y = _limits(quantity, view, mode, sizes)
-        axes.set_ylim(limits_of_y)
-        if quantity is EFFICIENCY:
-            axes.set_ylim(bottom=0)
-            axes.yaxis.set_major_formatter(lambda value, _: formats.percent(value))
-        else:
-            svg.set_plain_log(axes, "y")
-        axes.grid(visible=False, axis="x")
-        axes.set_xlabel("replicas")
-        heading = f"{mode.value.capitalize()} scaling"
-        if quantity is THROUGHPUT:
-            heading += f", {unit}"
-        axes.set_title(heading, color=svg.INK, pad=10)
+        draw_on(
+            axes,
+            frame,
+            quantity,
+            mode,
+            backends=backends,
+            is_log=is_log,
+            look_=look.PAGE,
+        )
+        shown = published if quantity is EFFICIENCY else ()
+        sizes = [int(n) for n in frame["num_replicas"][frame["mode"] == mode]]
+        references.draw(axes, shown, ScalingMode(mode), sizes)
+        scale = ", logarithmic" if is_log else ""
         return svg.inline(
             figure,
-            slug=f"{quantity.slug}-{mode.value}",
-            title=f"{quantity.name}, {mode.value} scaling",
-            description=describe(quantity, view, mode),
+            slug=f"{quantity.slug}-{mode}{'-log' if is_log else ''}{suffix}",
+            title=f"{quantity.name}, {mode} scaling{scale}",
+            description=describe(frame, quantity, mode)
+            + references.describe(shown, ScalingMode(mode), sizes),
         )

@@ -4,34 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import formats, page, verdict
-from reports.figures import rows
-from reports.view import modes_text
+from reports import page, verdict
+from reports.figures import data, rows
+from reports.plot import rows_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.scaling import Comparison
 
 TITLE = "Backends compared"
 SLUG = "backends"
-
-
-def _row(view: View, comparison: Comparison) -> rows.Row:
-    spec, ratio = comparison.first.spec, comparison.ratio
-    assert ratio is not None
-    replicas = formats.count(spec.num_replicas, "replica")
-    return rows.Row(
-        label=f"{spec.backend} / {comparison.second.spec.backend}, {replicas}, "
-        f"{modes_text(comparison.modes)}",
-        series=view.series(spec.backend),
-        value=ratio.value,
-        low=ratio.low,
-        high=ratio.high,
-        text=formats.times(ratio.value),
-        is_hollow=comparison.is_oversubscribed,
-    )
 
 
 def render(view: View) -> Markup:
@@ -40,12 +23,21 @@ def render(view: View) -> Markup:
     texts = [(item, verdict.compare_text(item)) for item in view.comparisons]
     if not measured:
         return page.NOTHING
+    drawn = rows_of.ratios(view.frame)
     figure = rows.draw_estimates(
-        [_row(view, item) for item in measured],
+        drawn,
         slug="forest",
         title="Throughput ratios of backends",
         description=" ".join(verdict.compare_text(item) for item in measured),
-        axis_label="ratio of throughput (1 = equally fast)",
+        axis_label="ratio of throughput (1: equally fast)",
         reference=1.0,
+        is_logarithmic=True,
     )
-    return page.render("backends", view=view, figure=figure, texts=texts)
+    return page.render(
+        "backends",
+        view=view,
+        figure=figure,
+        texts=texts,
+        num_left_out=len(measured) - len(drawn),
+        csv=data.of_rows(view.frame, "forest"),
+    )

@@ -7,13 +7,12 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports import axes, formats, page
-from reports.figures import curves
+from reports.figures import curves, data, limits
+from reports.plot import rows_of
 from reports.sections import seeds
 from results import learning_gains
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from markupsafe import Markup
 
     from reports.view import View
@@ -22,6 +21,10 @@ if TYPE_CHECKING:
 
 TITLE = "Learning"
 SLUG = "learning"
+MOST_OPEN = 12
+"""A table of more rows is closed at first."""
+MOST_PICTURED = 8
+"""Runs whose pictures are shown; the others are in the folders of their trials."""
 MOST_PICTURE_BYTES = 2**24
 """Larger files are not pictures of ours, and would be embedded in the page."""
 
@@ -39,15 +42,6 @@ class Run:
     case: Case
     entry: Entry
     points: tuple[tuple[QualityPoint, QualityMetric], ...]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Spent:
-    """The quantity on the x axis."""
-
-    slug: str
-    label: str
-    of: Callable[[QualityPoint], float]
 
 
 def collect(view: View) -> dict[str, tuple[Run, ...]]:
@@ -80,10 +74,18 @@ class Picture:
 
 
 def pictures(view: View) -> list[tuple[Picture, ...]]:
-    """Returns the first and the last picture of each quality run that made any."""
-    found = []
+    """Returns the first and the last picture of quality runs that made any.
+
+    Of many runs, those of the first repetition of each case.
+    """
+    found: list[tuple[Picture, ...]] = []
     for case in view.study.quality_runs:
-        for entry in case.ok_entries:
+        entries = case.ok_entries
+        if len(view.study.quality_runs) * len(entries) > MOST_PICTURED:
+            entries = entries[:1]
+        for entry in entries:
+            if len(found) == MOST_PICTURED:
+                return found
             points = [point for point in entry.result.curve if point.samples]
             of_run = tuple(
                 picture
@@ -109,20 +111,27 @@ def _picture(
     )
 
 
-def _curve(view: View, run: Run, spent: Spent, *, is_first: bool) -> curves.Curve:
-    spec = run.case.spec
-    return curves.Curve(
-        label=f"{spec.backend} x{spec.num_replicas}" if is_first else "",
-        series=view.series(spec.backend),
-        spent=tuple(spent.of(point) for point, _ in run.points),
-        values=tuple(metric.value for _, metric in run.points),
-        lows=tuple(metric.low for _, metric in run.points),
-        highs=tuple(metric.high for _, metric in run.points),
-        is_hollow=run.case.is_oversubscribed,
-    )
+def _panels(drawn: list[curves.Curve]) -> list[tuple[str, list[curves.Curve]]]:
+    """Returns heading and lines of each panel: all cases, or those of one backend."""
+    if len(drawn) <= curves.MOST_LINES:
+        return [("", drawn)]
+    found = []
+    for backend in dict.fromkeys(curve.backend for curve in drawn):
+        own = [
+            dataclasses.replace(curve, label=curve.label.replace(f"{backend} ", ""))
+            for curve in drawn
+            if curve.backend == backend
+        ]
+        found += [
+            (backend, own[i : i + curves.MOST_LINES])
+            for i in range(0, len(own), curves.MOST_LINES)
+        ]
+    return found
 
 
-def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Markup]:
+def _draw(
+    view: View, number: int, name: str, runs: tuple[Run, ...], axis: axes.Axis
+) -> list[Markup]:
     unit = runs[0].points[0][1].unit
     ends = [
         f"{seeds.name_run(run.case, run.entry)}: "
@@ -131,39 +140,40 @@ def _draw(view: View, number: int, name: str, runs: tuple[Run, ...]) -> list[Mar
         for run in runs
     ]
     spendings = [
-        Spent(
-            slug="time",
-            label="training time in s, without evaluations",
-            of=lambda point: point.train_time_sec,
-        ),
-        Spent(
-            slug="examples",
-            label=f"{view.study.example_unit}, repeated ones counted again",
-            of=lambda point: point.num_examples,
+        ("time", "train_time_sec", "training time in s, without evaluations"),
+        (
+            "examples",
+            "num_examples",
+            f"{view.study.example_unit}, repeated ones counted again",
         ),
     ]
     if all(point.num_environment_steps for run in runs for point, _ in run.points):
-        spendings.append(
-            Spent(
-                slug="environment-steps",
-                label="environment steps of all actors",
-                of=lambda point: point.num_environment_steps or 0,
-            )
-        )
-    cases = [run.case.case_id for run in runs]
+        label = "environment steps of all actors"
+        spendings.append(("environment-steps", "num_environment_steps", label))
+    rows = view.frame[view.frame["quantity"] == axis[0]]
+    if axis[1]:
+        rows = rows[(rows["method"] == axis[1]) & (rows["n"] == axis[2])]
+    y_limits = limits.linear(
+        rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
+    )
+    panels = _panels(rows_of.cases_of_learning(rows, axis[0], spendings[0][1]))
+    if len(panels) > 1:
+        spendings = spendings[:1]
     return [
         curves.draw(
-            [
-                _curve(view, run, spent, is_first=cases.index(cases[i]) == i)
-                for i, run in enumerate(runs)
-            ],
-            slug=f"learning-{number}-{spent.slug}",
-            title=f"{name} against {spent.slug}",
+            lines,
+            heading=heading,
+            slug=f"learning-{number}-{slug}{f'-{index}' if index else ''}",
+            title=f"{name} against {slug}",
             description="; ".join(ends) + ".",
-            x_label=spent.label,
+            x_label=label,
             write=lambda value: formats.quality(value, unit),
+            y_limits=y_limits,
         )
-        for spent in spendings
+        for slug, column, label in spendings
+        for index, (heading, lines) in enumerate(
+            _panels(rows_of.cases_of_learning(rows, axis[0], column))
+        )
     ]
 
 
@@ -177,10 +187,10 @@ def render(view: View) -> Markup:
     figures = [
         (
             name,
-            _draw(view, number, name, runs),
+            _draw(view, number, name, runs, axis),
             runs,
             axes.explain(axis, all_axes),
-            seeds.draw(view, number, name, runs),
+            seeds.draw(number, name, runs),
             learning_gains.of_metric(
                 runs[0].points[-1][1].name, view.study.quality_runs
             ),
@@ -197,4 +207,7 @@ def render(view: View) -> Markup:
         planned=view.study.quality_runs,
         pictures=pictures(view),
         name_run=seeds.name_run,
+        most_open=MOST_OPEN,
+        most_pictured=MOST_PICTURED,
+        csv=data.of_rows(view.frame, "learning"),
     )

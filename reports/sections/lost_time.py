@@ -110,27 +110,29 @@ def name_of(item: Explained | RecordedLoss) -> str:
     return f"{item.case.spec.backend} x{item.case.spec.num_replicas}"
 
 
-def _draw(view: View, backend: str, name: str, lost: LostTime, slug: str) -> Markup:
+def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
     parts = [part for part in lost.parts if part.value_sec is not None] + [lost.step]
     write = writer(lost)
     bars = [
         waterfall.Bar(
-            label=NAMES[part.name],
+            label=waterfall.LABELS.get(part.name, NAMES[part.name]),
             value=1000 * (part.value_sec or 0.0),
             low=None if part.low_sec is None else 1000 * part.low_sec,
             high=None if part.high_sec is None else 1000 * part.high_sec,
-            text=with_interval(part, write),
-            is_loss=part.name not in ("alone", "ideal", "step"),
+            text=write(part.value_sec or 0.0),
             is_total=part.name == "step",
         )
         for part in parts
     ]
     return waterfall.draw(
         bars,
-        series=view.series(backend),
+        backend=backend,
         slug=slug,
         title=f"Where the time of a step of {name} went",
-        description="; ".join(f"{bar.label} {bar.text} ms" for bar in bars) + ".",
+        description="; ".join(
+            f"{NAMES[part.name]} {with_interval(part, write)} ms" for part in parts
+        )
+        + ".",
         axis_label="ms per step",
     )
 
@@ -138,11 +140,11 @@ def _draw(view: View, backend: str, name: str, lost: LostTime, slug: str) -> Mar
 def render(view: View) -> Markup:
     """Renders a waterfall and a table per case; nothing where nothing is known."""
     explained = [
-        _show(view, item, name_of(item), f"lost-time-{number}")
+        _show(item, name_of(item), f"lost-time-{number}")
         for number, item in enumerate(view.explained)
     ]
     recorded = [
-        _show(view, item, f"{name_of(item)}, {item.mode.value}", f"recorded-{number}")
+        _show(item, f"{name_of(item)}, {item.mode.value}", f"recorded-{number}")
         for number, item in enumerate(_largest(view.recorded))
     ]
     if not explained and not recorded:
@@ -167,14 +169,14 @@ def _largest(items: tuple[RecordedLoss, ...]) -> list[RecordedLoss]:
     return list(found.values())[:MOST_FIGURES]
 
 
-def _show(view: View, item: Explained | RecordedLoss, name: str, slug: str) -> Shown:
+def _show(item: Explained | RecordedLoss, name: str, slug: str) -> Shown:
     lost = item.lost
     if lost is None:
         return Shown(item=item, name=name, figure=None)
     return Shown(
         item=item,
         name=name,
-        figure=_draw(view, item.case.spec.backend, name, lost, slug),
+        figure=_draw(item.case.spec.backend, name, lost, slug),
         rows=tuple(
             (NAMES[part.name], part, MEANINGS[part.name])
             for part in (*lost.parts, lost.step)

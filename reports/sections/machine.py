@@ -5,13 +5,14 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import gpu_facts, page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
     from results.records import Environment
+    from results.study import Entry
 
 TITLE = "Machine"
 SLUG = "machine"
@@ -28,33 +29,16 @@ def _canary_drift(environments: list[Environment]) -> float | None:
     return max(times) / min(times) - 1 if times else None
 
 
-def _gpus(environments: list[Environment]) -> str:
-    """Says what the GPUs did while trials were measured; "" without GPUs."""
-    uses = [use for env in environments for use in env.gpu_uses]
-    clocks = [use.clock_mhz for use in uses if use.clock_mhz is not None]
-    powers = [use.power_watts for use in uses if use.power_watts is not None]
-    heats = [u.temperature_celsius for u in uses if u.temperature_celsius is not None]
-    reasons = sorted({reason for use in uses for reason in use.slowed_by})
-    parts = []
-    if clocks:
-        parts.append(f"{min(clocks):,.0f} to {max(clocks):,.0f} MHz")
-    if powers:
-        parts.append(f"{min(powers):,.0f} to {max(powers):,.0f} W")
-    if heats:
-        parts.append(f"at most {max(heats):.0f} degrees Celsius")
-    if reasons:
-        parts.append(f"clock lowered by {' and '.join(reasons)}")
-    return ", ".join(parts)
-
-
 def render(view: View) -> Markup:
     """Renders the facts of each environment; warns if there are several."""
     trials: dict[str, list[str]] = collections.defaultdict(list)
     records: dict[str, list[Environment]] = collections.defaultdict(list)
+    entries: dict[str, list[Entry]] = collections.defaultdict(list)
     for entry in view.study.planned:
         if entry.trial is not None and entry.trial.env is not None:
             trials[entry.trial.env.fingerprint].append(entry.trial_id)
             records[entry.trial.env.fingerprint].append(entry.trial.env)
+            entries[entry.trial.env.fingerprint].append(entry)
     machines = [
         {
             "fingerprint": fingerprint,
@@ -63,7 +47,10 @@ def render(view: View) -> Markup:
             "drift": _canary_drift(environments),
             # Trials have different numbers of them.
             "gpus": max((env.gpus for env in environments), key=len),
-            "gpu_uses": _gpus(environments),
+            "gpu_uses": gpu_facts.while_measured(environments),
+            "gpu_sharing": gpu_facts.sharing(environments),
+            "gpu_products": gpu_facts.products(environments),
+            "gpu_energy": gpu_facts.energy(entries[fingerprint]),
             "loads": [
                 env.load_average_before
                 for env in environments

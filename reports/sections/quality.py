@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from reports import axes, formats, page
 from reports.figures import rows
+from reports.plot import rows_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 TITLE = "Quality"
 SLUG = "quality"
+MOST_TRIALS = 300
+"""Of more trials, the table has a row per case in place of a row per trial."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +80,9 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
     unit = cases[0].trials[0][1].unit
     drawn = [
         rows.Row(
-            label=quality.case.label,
-            series=view.series(quality.case.spec.backend),
+            group=quality.case.spec.backend,
+            label=rows_of.label_of(quality.case),
+            backend=quality.case.spec.backend,
             value=quality.mean,
             low=min(metric.low for _, metric in quality.trials),
             high=max(metric.high for _, metric in quality.trials),
@@ -88,11 +92,14 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
         )
         for quality in cases
     ]
+    drawn = rows_of.most_replicas(
+        drawn, [quality.case.spec.num_replicas for quality in cases]
+    )
     return rows.draw_estimates(
         drawn,
         slug=f"quality-{list(collect(view)).index(name)}",
         title=f"{name} per case",
-        description="; ".join(f"{row.label}: {row.text}" for row in drawn) + ".",
+        description="; ".join(f"{row.name}: {row.text}" for row in drawn) + ".",
         axis_label=name,
         is_percent=unit in formats.RATIO_UNITS,
     )
@@ -123,4 +130,6 @@ def render(view: View) -> Markup:
         figures=figures,
         num_left_out=len(everything) - len(found),
         steps=steps,
+        most_rows=rows.MOST_ROWS,
+        most_trials=MOST_TRIALS,
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from reports import page
+from reports.figures import data, quantities, references
 from reports.figures import scaling as drawing
 from results import scaling_laws
 
@@ -16,26 +17,53 @@ if TYPE_CHECKING:
 TITLE = "Scaling"
 SLUG = "scaling"
 
-LEADS = {
-    "throughput": "Examples of the global batch per second, both axes logarithmic. "
-    "Dotted: ideal scaling from each backend's own baseline.",
-    "speedup": "Throughput relative to the backend's own baseline, both axes "
-    "logarithmic. Dotted: ideal.",
-    "efficiency": "Speedup divided by the number of replicas. Dotted: ideal.",
-}
+SCALES = (("linear", "From zero", False), ("log", "Logarithmic", True))
+"""Slug, name, and whether the axes are logarithmic; the first is shown."""
+
+
+def _views(view: View) -> list[dict[str, Any]]:
+    """Returns the panels of each quantity on each scale: one figure with a switch."""
+    found = view.frame[view.frame["figure"] == "scaling"]
+    if found.empty:
+        return []
+    modes = list(dict.fromkeys(found["mode"]))
+    panels = drawing.panels_of(found)
+    return [
+        {
+            "quantity": quantity,
+            "scale": scale,
+            "panels": [
+                drawing.draw(
+                    found,
+                    quantity,
+                    mode,
+                    backends=backends,
+                    is_log=is_log,
+                    suffix=f"-{number}" if number else "",
+                    published=view.references,
+                )
+                for number, backends in enumerate(panels)
+                for mode in modes
+            ],
+        }
+        for quantity in quantities.QUANTITIES
+        for scale, _, is_log in SCALES
+    ]
 
 
 def render(view: View) -> Markup:
-    """Renders one figure per quantity, one panel per scaling mode."""
+    """Renders one figure of three quantities, a panel per scaling mode, and laws."""
     if not view.is_anything_measured or not view.study.cases:
         return page.NOTHING
-    figures = [
-        {
-            "quantity": quantity,
-            "lead": LEADS[quantity.slug],
-            "panels": [drawing.draw(quantity, view, mode) for mode in view.study.modes],
-        }
-        for quantity in drawing.QUANTITIES
-    ]
     laws = scaling_laws.of_points(view.points, view.study.plan.baseline_num_replicas)
-    return page.render("scaling", view=view, figures=figures, laws=laws)
+    return page.render(
+        "scaling",
+        view=view,
+        views=_views(view),
+        quantities=quantities.QUANTITIES,
+        scales=SCALES,
+        laws=laws,
+        csv=data.of_rows(view.frame, "scaling"),
+        references=view.references,
+        reference_marks=references.marks(view.references),
+    )

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.sections.learning import Run
-    from reports.view import View
     from results.run_scores import RunScore
     from results.study import Case, Entry
 
@@ -46,11 +45,11 @@ class Together:
 
     Attributes:
       cases: The cases.
-      panel: Their performance profiles.
+      panels: Their performance profiles, at most seven lines each.
     """
 
     cases: tuple[CaseScore, ...]
-    panel: Markup
+    panels: tuple[Markup, ...]
 
 
 def name_run(case: Case, entry: Entry) -> str:
@@ -84,11 +83,10 @@ def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
     return tuple(found)
 
 
-def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | None:
+def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
     """Returns table and profiles of one metric, or None without repetitions.
 
     Args:
-      view: The study.
       number: Index of the metric in the page.
       name: Its title.
       runs: The runs of all cases.
@@ -101,32 +99,49 @@ def draw(view: View, number: int, name: str, runs: Sequence[Run]) -> Together | 
     low, high = min(values), max(values)
     margin = 0.05 * (high - low) or 1.0
     levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
-    dashes: dict[int, int] = {}
-    lines = []
-    for found in cases:
-        series = view.series(found.case.spec.backend)
-        dash = dashes[series] = dashes.get(series, -1) + 1
-        lines.append(
-            profiles.Line(
-                label=found.case.label,
-                series=series,
-                dash=dash,
-                profile=run_scores.profile(
-                    {found.case.spec.data: found.reached}, levels
-                ),
+    panels = []
+    for index, chosen in enumerate(_panels(cases)):
+        dashes: dict[str, int] = {}
+        lines = []
+        for found in chosen:
+            backend = found.case.spec.backend
+            dash = dashes[backend] = dashes.get(backend, -1) + 1
+            lines.append(
+                profiles.Line(
+                    label=found.case.label,
+                    backend=backend,
+                    dash=dash,
+                    profile=run_scores.profile(
+                        {found.case.spec.data: found.reached}, levels
+                    ),
+                )
             )
+        panel = profiles.draw(
+            lines,
+            slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
+            title=f"Fraction of runs that reached a level of {name}",
+            description="; ".join(
+                f"{found.case.label}: {found.score.statistic} "
+                f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
+                for found in chosen
+            )
+            + ".",
+            x_label=f"{name} at the end",
+            write=lambda value: formats.quality(value, unit),
         )
-    panel = profiles.draw(
-        lines,
-        slug=f"learning-{number}-profile",
-        title=f"Fraction of runs that reached a level of {name}",
-        description="; ".join(
-            f"{found.case.label}: {found.score.statistic} "
-            f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
-            for found in cases
-        )
-        + ".",
-        x_label=f"{name} at the end",
-        write=lambda value: formats.quality(value, unit),
-    )
-    return Together(cases=cases, panel=panel)
+        panels.append(panel)
+    return Together(cases=cases, panels=tuple(panels))
+
+
+def _panels(cases: tuple[CaseScore, ...]) -> list[tuple[CaseScore, ...]]:
+    """Returns the lines of each panel: all cases, or those of one backend each."""
+    if len(cases) <= profiles.MOST_LINES:
+        return [cases]
+    found = []
+    for backend in dict.fromkeys(case.case.spec.backend for case in cases):
+        own = tuple(case for case in cases if case.case.spec.backend == backend)
+        found += [
+            own[i : i + profiles.MOST_LINES]
+            for i in range(0, len(own), profiles.MOST_LINES)
+        ]
+    return found

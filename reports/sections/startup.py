@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from reports import formats, page
 from reports.figures import rows
+from reports.plot import rows_of
 from results import scaling
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ SLUG = "startup"
 
 
 def _row(
-    view: View,
     case: Case,
     estimate: Estimate,
     metric: Callable[[Entry], float],
@@ -31,8 +31,9 @@ def _row(
 ) -> rows.Row:
     estimate = estimate.scaled(1 / scale)
     return rows.Row(
-        label=case.label,
-        series=view.series(case.spec.backend),
+        group=case.spec.backend,
+        label=rows_of.label_of(case),
+        backend=case.spec.backend,
         value=estimate.value,
         low=estimate.low,
         high=estimate.high,
@@ -64,14 +65,16 @@ def render(view: View) -> Markup:
             estimate = scaling.estimate(case, metric, unit=unit)
             assert estimate is not None
             table.setdefault(case.case_id, {})[slug] = estimate
-            drawn.append(_row(view, case, estimate, metric, write, scale))
+            drawn.append(_row(case, estimate, metric, write, scale))
         if drawn:
+            sizes = [case.spec.num_replicas for case in view.measured_cases]
+            drawn = rows_of.most_replicas(drawn, sizes)
             panels.append(
                 rows.draw_estimates(
                     drawn,
                     slug=slug,
                     title=f"{name} per case",
-                    description="; ".join(f"{row.label}: {row.text}" for row in drawn)
+                    description="; ".join(f"{row.name}: {row.text}" for row in drawn)
                     + ".",
                     axis_label=f"{name.lower()}, {unit}",
                     is_from_zero=True,
@@ -89,5 +92,6 @@ def render(view: View) -> Markup:
         view=view,
         panels=panels,
         table=rows_of_table,
+        num_left_out=max(0, len(rows_of_table) - rows.MOST_ROWS),
         is_first_step_missing=any(first is None for _, first, _ in rows_of_table),
     )

@@ -6,7 +6,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from reports import formats, page
-from reports.figures import rows
+from reports.figures import data, rows, step_times
+from reports.plot import rows_of
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 TITLE = "Step times"
 SLUG = "steps"
 
-MILLISECONDS = 1000
+MOST_WARMUP_DOTS = 30
+"""Of more warmup steps of a case than this, the shortest and the longest are drawn."""
 
 
 def measured_steps(case: Case) -> tuple[float, ...]:
@@ -59,7 +61,7 @@ def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
     return "; ".join(parts) + "."
 
 
-def _warmup_row(view: View, case: Case, steps: tuple[float, ...]) -> rows.Row:
+def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
     """All warmup steps as dots, and the mean first step as the marker."""
     first = statistics.geometric_mean(
         rank.warmup_step_time_sec[0]
@@ -68,11 +70,12 @@ def _warmup_row(view: View, case: Case, steps: tuple[float, ...]) -> rows.Row:
         if rank.warmup_step_time_sec
     )
     return rows.Row(
-        label=case.label,
-        series=view.series(case.spec.backend),
+        group=case.spec.backend,
+        label=rows_of.label_of(case),
+        backend=case.spec.backend,
         value=first,
-        dots=steps,
-        text=f"first {formats.seconds(first)}",
+        dots=steps if len(steps) <= MOST_WARMUP_DOTS else (min(steps), max(steps)),
+        text=formats.seconds(first),
         is_hollow=case.is_oversubscribed,
     )
 
@@ -87,16 +90,8 @@ def render(view: View) -> Markup:
     panels = []
     if measured:
         panels.append(
-            rows.draw_distributions(
-                [
-                    rows.Row(
-                        label=case.label,
-                        series=view.series(case.spec.backend),
-                        dots=tuple(MILLISECONDS * step for step in steps),
-                        text=f"median {formats.seconds(quartiles(steps)[1])}",
-                    )
-                    for case, steps in measured
-                ],
+            step_times.boxes(
+                rows_of.cases_of_steps(view.frame, "measure"),
                 slug="steps-measured",
                 title="Measured step times per case",
                 description=_describe(measured),
@@ -104,13 +99,16 @@ def render(view: View) -> Markup:
             )
         )
     if warmup:
-        drawn = [_warmup_row(view, case, steps) for case, steps in warmup]
+        drawn = rows_of.most_replicas(
+            [_warmup_row(case, steps) for case, steps in warmup],
+            [case.spec.num_replicas for case, _ in warmup],
+        )
         panels.append(
             rows.draw_estimates(
                 drawn,
                 slug="steps-warmup",
                 title="Warmup step times per case",
-                description="; ".join(f"{row.label}: {row.text}" for row in drawn)
+                description="; ".join(f"{row.name}: first {row.text}" for row in drawn)
                 + ".",
                 axis_label="time of one warmup step, s (logarithmic)",
                 is_logarithmic=True,
@@ -119,4 +117,11 @@ def render(view: View) -> Markup:
     if not panels:
         return page.NOTHING
     table = [(case, steps, quartiles(steps)) for case, steps in measured]
-    return page.render("steps", view=view, panels=panels, table=table)
+    return page.render(
+        "steps",
+        view=view,
+        panels=panels,
+        table=table,
+        num_left_out=max(0, len(measured) - rows.MOST_ROWS),
+        csv=data.of_steps(view.frame),
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import page, reproduce
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -19,4 +19,4 @@ def render(view: View) -> Markup:
     """Renders the table of points."""
     if not any(point.throughput for point in view.points):
         return page.NOTHING
-    return page.render("summary", view=view)
+    return page.render("summary", view=view, reproduce=reproduce)

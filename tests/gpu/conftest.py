@@ -2,6 +2,7 @@
 
 They run only where TensorFlow sees NVIDIA GPUs, and are skipped elsewhere with the
 reason. With ``REQUIRE_GPU=1`` (``make test-gpu``) it is a failure that there is none.
+``test_rehearsal.py`` runs anywhere what of them needs no GPU.
 """
 
 from __future__ import annotations
@@ -24,6 +25,25 @@ from results.store import Store, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600
+REHEARSAL = "test_rehearsal.py"
+COMMON = (
+    "--workload=resnet50",
+    "--mode=weak",
+    "--data=synthetic",
+    "--budget=none",
+)
+SWEEPS = {
+    "one replica": ("--backends=single,in_graph", "--replicas=1", "--repeats=3"),
+    "compiled": ("--backends=in_graph", "--replicas=1", "--repeats=1"),
+    "beyond memory": (
+        "--backends=in_graph",
+        "--replicas=1",
+        "--repeats=1",
+        "--per-replica-batch-size=8192",
+    ),
+    "eight": ("--backends=in_graph,tf_mirrored", "--replicas=1,8", "--repeats=3"),
+}
+"""The options of each sweep, without those of ``COMMON``."""
 
 
 @functools.cache
@@ -44,7 +64,10 @@ def _count_gpus() -> tuple[int, str]:
 def _needs_gpus(request: pytest.FixtureRequest) -> None:
     """Skips a test that needs more GPUs than there are, or fails where one must be."""
     marker = request.node.get_closest_marker("gpu")
-    assert marker is not None, "every test of this folder has the marker gpu"
+    if request.path.name == REHEARSAL:
+        assert marker is None, "what needs a GPU is no rehearsal"
+        return
+    assert marker is not None, "every other test of this folder has the marker gpu"
     needed = marker.kwargs.get("count", 1)
     found, reason = _count_gpus()
     if not found and os.environ.get("REQUIRE_GPU"):
@@ -108,14 +131,19 @@ def run_sweep(folder: Path, *options: str) -> Swept:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: Any) -> Any:
-    """Returns a function that sweeps ResNet-50 in weak scaling, on synthetic images."""
+    """Returns a function that makes a sweep of ``SWEEPS``, with more options."""
 
-    def run(*options: str, device: str = "gpu") -> Swept:
-        common = ("--workload=resnet50", f"--device={device}", "--mode=weak")
-        data = ("--data=synthetic", "--budget=none")
-        return run_sweep(tmp_path_factory.mktemp("sweep"), *common, *data, *options)
+    def run(name: str, *options: str, device: str = "gpu") -> Swept:
+        chosen = (*COMMON, f"--device={device}", *SWEEPS[name], *options)
+        return run_sweep(tmp_path_factory.mktemp("sweep"), *chosen)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def options_of_sweeps() -> dict[str, tuple[str, ...]]:
+    """Returns the options of each sweep on GPUs, by name."""
+    return {name: (*COMMON, *options) for name, options in SWEEPS.items()}
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from fake_root import FakeRoot
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from harness.machine import gpu_exclusive
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
@@ -82,9 +83,18 @@ def fake_root(tmp_path: Path) -> FakeRoot:
 
 
 @pytest.fixture
-def install_gpus(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns a function that gives this machine a driver with some GPUs."""
+def install_gpus(
+    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> Any:
+    """Returns a function that gives this machine a driver with some GPUs.
+
+    Locks of other tests, which have GPUs of the same names, are elsewhere; and nothing
+    waits for processes of the trial before, which never had a context.
+    """
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    folder = tmp_path_factory.mktemp("gpu-locks")
+    monkeypatch.setattr(gpu_exclusive, "lock_folder", lambda: folder)
+    monkeypatch.setattr(gpu_exclusive, "WAIT_SEC", 0.0)
 
     def install(gpus: list[FakeGpu], **fields: Any) -> FakeNvml:
         made = FakeNvml(gpus, **fields)

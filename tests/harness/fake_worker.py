@@ -252,6 +252,23 @@ class Memory:
         return 2**20
 
 
+def write_products(writer: RankWriter, spec: TrialSpec) -> None:
+    """Writes what a matrix product on each GPU of this process would: the last is slow.
+
+    ``FAKE_NO_PRODUCT`` stands for a program that leaves no memory for it.
+    """
+    if spec.device != "gpu":
+        return
+    if os.environ.get("FAKE_NO_PRODUCT"):
+        writer.write("gpu_canary", tflops=[], reason="OOM when allocating tensor")
+        return
+    num_gpus = 1 if "TF_CONFIG" in os.environ else spec.num_replicas
+    rates = [600.0] * num_gpus
+    if num_gpus > 1:
+        rates[-1] = 480.0
+    writer.write("gpu_canary", tflops=rates, reason="")
+
+
 def main() -> int:
     """Runs one fake trial."""
     trial_dir = Path(sys.argv[1])
@@ -288,6 +305,7 @@ def main() -> int:
             memory=Memory(),
             clock=clock,
             channel=TurnChannel.from_environment(rank),
+            before_warmup=lambda: write_products(writer, spec),
         )
     except Exception as error:  # noqa: BLE001 - as in the worker
         measure.write_failure(writer, error)

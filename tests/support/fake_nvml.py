@@ -36,6 +36,8 @@ class FakeGpu:
       bus_id: PCI address, by which the kernel knows its NUMA node.
       memory_bytes: Size of its memory.
       users: Process ids that have a context on it.
+      users_later: More of them, once the driver has been asked ``asked_before`` times.
+      asked_before: How often that is.
       utilization: Percent of the last moments in which a kernel ran.
       clock_mhz: Clock of the multiprocessors now.
       max_clock_mhz: The highest one.
@@ -56,6 +58,8 @@ class FakeGpu:
     bus_id: str = "00000000:1B:00.0"
     memory_bytes: int = 80 * GIB
     users: list[int] = dataclasses.field(default_factory=list)
+    users_later: list[int] = dataclasses.field(default_factory=list)
+    asked_before: int = 0
     utilization: int = 0
     clock_mhz: int = 1980
     max_clock_mhz: int = 1980
@@ -73,7 +77,7 @@ class FakeGpu:
 
 def make_gpus(count: int, **fields: Any) -> list[FakeGpu]:
     """Returns GPUs that differ only in their addresses, and have no users."""
-    assert "users" not in fields, "all of them would share the list"
+    assert not {"users", "users_later"} & {*fields}, "all of them would share the list"
     return [
         FakeGpu(uuid=f"GPU-{i:02x}ab", bus_id=f"00000000:{i + 16:02X}:00.0", **fields)
         for i in range(count)
@@ -175,7 +179,9 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: FakeGpu) -> Any:  # noqa: N802
         """Processes that have a context."""
         self._check(handle, "nvmlDeviceGetComputeRunningProcesses")
-        return [types.SimpleNamespace(pid=pid) for pid in list(handle.users)]
+        pids = [*handle.users, *([] if handle.asked_before else handle.users_later)]
+        handle.asked_before = max(handle.asked_before - 1, 0)
+        return [types.SimpleNamespace(pid=pid) for pid in pids]
 
     def nvmlDeviceGetUtilizationRates(self, handle: FakeGpu) -> Any:  # noqa: N802
         """In percent."""

@@ -67,6 +67,7 @@ class Shape:
         steps take longer.
       twin_factor: In a relay, by which steps of the twin take longer; None for no twin.
       void_share: In a relay, of turns that are void.
+      baseline_batch_size: Examples per step of one replica; of all with strong scaling.
       name: Of the study.
       workload_version: Of all trials.
     """
@@ -90,6 +91,7 @@ class Shape:
     revisions: dict[str, float] = dataclasses.field(default_factory=dict)
     twin_factor: float | None = None
     void_share: float = 0.0
+    baseline_batch_size: int = BASE_BATCH
     name: str = "resnet50-laptop-synthetic"
     workload_version: str = "1"
 
@@ -207,7 +209,8 @@ def _spec(
     shape: Shape,
     budget: Budget | None = None,
 ) -> TrialSpec:
-    per_replica = BASE_BATCH if mode is WEAK else max(1, BASE_BATCH // num_replicas)
+    base = shape.baseline_batch_size
+    per_replica = base if mode is WEAK else max(1, base // num_replicas)
     return TrialSpec(
         workload="resnet50",
         workload_version=shape.workload_version,

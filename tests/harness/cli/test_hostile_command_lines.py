@@ -113,6 +113,7 @@ VERBS: dict[str, dict[str, Any]] = {
         "-o": paths,
         "--format": st.sampled_from(FORMATS) | texts,
         "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
+        "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
         "--allow-different": None,
         "--check-private": None,
     },
@@ -164,7 +165,7 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
         # No trial starts, no process looks for MuJoCo, no figure is drawn.
         patch.setattr("harness.run.sweep.run_trial", refuse)
         patch.setattr("workloads.d4pg.requirements._make_environment", refuse)
-        patch.setattr("reports.build.build_report", lambda _: "a page\n")
+        patch.setattr("reports.build.build_report", lambda *_: "a page\n")
         yield folder
 
 

@@ -87,6 +87,33 @@ def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus: Any) -
     assert "1 other process used GPU 1" == void_reason(watch.uses())
 
 
+def test_children_of_a_trial_are_ours(install_gpus: Any) -> None:
+    """A worker may start processes of its own, which the driver lists as well."""
+    grandchild = "import sys; sys.stdin.read()"
+    code = (
+        "import subprocess, sys\n"
+        f"made = subprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
+        "print(made.pid, flush=True)\n"
+        "made.wait()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        assert child.stdout is not None
+        machine = make_gpus(1)
+        machine[0].users = [int(child.stdout.readline()), os.getppid()]
+        install_gpus(machine)
+        with GpuWatch(gpus.read_gpus()) as watch:
+            pass
+        assert child.stdin is not None
+        child.stdin.close()
+
+    assert [1] == [use.num_foreign_processes for use in watch.uses()]
+
+
 @pytest.mark.parametrize(
     ("users", "own", "expected"),
     [
@@ -97,6 +124,8 @@ def test_a_process_of_others_is_seen_and_one_of_ours_is_not(install_gpus: Any) -
         # Ids of another name space: one can be ours, the second cannot.
         ((STRANGER,), (5,), 0),
         ((STRANGER, STRANGER + 1), (5,), 1),
+        # Two sweeps in one container: the harness has processes without a context.
+        ((STRANGER, STRANGER + 1), (5, 6, 7), 1),
         # Ours are found by their ids, so an unknown one is of others.
         ((5, STRANGER), (5, 6), 1),
     ],

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_nvml import FakeGpu, FakeMig, make_gpus
+from fake_nvml import FakeGpu, FakeMig, FakeNvml, make_gpus
 
 from harness.cli import exit_codes
+from harness.cli import main as cli
+from harness.machine import gpu_exclusive
+from harness.machine.gpus import Gpu
 from results import frame, verify
 from results.gpu_record import GpuUse
-from results.records import Environment, TrialStatus, Turn
+from results.records import Environment, Phase, TrialStatus, Turn
 from results.store import Store
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 SWEEP = (
     "sweep",
@@ -28,6 +30,11 @@ SWEEP = (
     "--study=s",
 )
 STRANGERS = [1]
+
+
+def gpus_of(machine: list[FakeGpu]) -> list[Gpu]:
+    """Returns what the harness knows of some GPUs."""
+    return [Gpu(index=i, uuid=g.uuid, name=g.name) for i, g in enumerate(machine)]
 
 
 def _environments(folder: Path) -> dict[int, Environment]:
@@ -89,6 +96,46 @@ def test_energy_per_example_is_a_column(sweep: Any, tmp_path: Path) -> None:
         assert expected == pytest.approx(row.joules_per_example)
 
 
+def test_a_matrix_product_on_each_gpu_is_recorded_with_the_trial(
+    sweep: Any, tmp_path: Path
+) -> None:
+    """As the canary of the cores is, for each GPU that the trial has."""
+    code, _, err = sweep(make_gpus(2), "--backends=in_graph", "--replicas=1,2")
+    found = {
+        num_replicas: [use.product_tflops for use in env.gpu_uses]
+        for num_replicas, env in _environments(tmp_path).items()
+    }
+
+    assert exit_codes.OK == code, err
+    assert {1: [600.0], 2: [600.0, 480.0]} == found
+
+
+@pytest.mark.processes
+def test_processes_of_a_cluster_record_a_product_each(
+    sweep: Any, tmp_path: Path
+) -> None:
+    """Each has one GPU; together they have those of the trial, in order."""
+    code, _, err = sweep(make_gpus(2), "--backends=multi_worker", "--replicas=2")
+    (env,) = _environments(tmp_path).values()
+
+    assert exit_codes.OK == code, err
+    assert [600.0, 600.0] == [use.product_tflops for use in env.gpu_uses]
+
+
+def test_a_trial_without_memory_for_the_product_counts(
+    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rates are unknown, and the reason is in the file of the process."""
+    monkeypatch.setenv("FAKE_NO_PRODUCT", "1")
+    code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
+    (env,) = _environments(tmp_path).values()
+    (rank,) = tmp_path.rglob("rank_0.jsonl")
+
+    assert exit_codes.OK == code, err
+    assert [None] == [use.product_tflops for use in env.gpu_uses]
+    assert '"reason": "OOM when allocating tensor"' in rank.read_text()
+
+
 def test_one_gpu_is_enough(sweep: Any, tmp_path: Path) -> None:
     """Default replica counts follow from the GPUs."""
     code, _, err = sweep(make_gpus(1), "--backends=single")
@@ -125,8 +172,22 @@ def test_one_mig_instance_is_enough(sweep: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"users": STRANGERS}, r"1 other process used GPU 1 while it was measured"),
-        ({"reasons": 0x40}, r"the clock of GPU 1 was lowered by heat \(hardware\)"),
+        # The check before the trial finds nobody, the first reading within it does.
+        (
+            {"users_later": STRANGERS, "asked_before": 1},
+            r"1 other process used GPU 1 while it was measured; .* doctor --device gpu",
+        ),
+        (
+            {"users": STRANGERS},
+            (
+                r"1 other process used GPU 1 before it was started; end the others"
+                r" \('nvidia-smi' lists them\), then repeat .* with --retry failed"
+            ),
+        ),
+        (
+            {"reasons": 0x40},
+            r"the clock of GPU 1 was lowered by heat \(hardware\) .*doctor --device",
+        ),
     ],
 )
 def test_a_trial_that_others_or_heat_disturbed_is_void(
@@ -134,10 +195,14 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
 ) -> None:
     """GPU 1 is disturbed after the sweep has begun: trials without it are ok."""
     machine = make_gpus(2)
+    num_calls = 0
 
-    def canary(_core: int | None) -> float:  # runs after the checks of the sweep
-        for name, value in change.items():
-            setattr(machine[1], name, value)
+    def canary(_core: int | None) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == 3:  # before the second trial, which has both GPUs
+            for name, value in change.items():
+                setattr(machine[1], name, value)
         return 0.2
 
     code, _, _ = sweep(machine, "--backends=in_graph", "--replicas=1,2", canary=canary)
@@ -148,9 +213,114 @@ def test_a_trial_that_others_or_heat_disturbed_is_void(
     assert TrialStatus.OK is statuses[1].status
     assert TrialStatus.VOID is statuses[2].status
     assert re.match(reason, statuses[2].failure.reason)
-    assert "doctor --device gpu" in statuses[2].failure.reason
     differences = [d for d in verify.verify(store).differences if "status" in d.where]
     assert [] == differences
+
+
+def test_a_trial_whose_gpu_is_in_use_is_not_started(
+    sweep: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would take its time, and not count."""
+    machine = make_gpus(1)
+    started = tmp_path / "started"
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(started))
+
+    def canary(_core: int | None) -> float:
+        machine[0].users = STRANGERS
+        return 0.2
+
+    code, _, _ = sweep(machine, "--backends=single", "--replicas=1", canary=canary)
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+
+    assert exit_codes.NOTHING_MEASURED == code
+    assert TrialStatus.VOID is trial.status.status
+    assert Phase.LAUNCH is trial.status.failure.phase
+    assert trial.result is None
+    assert not started.exists()
+
+
+def test_a_process_that_is_about_to_end_is_waited_for(
+    sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver can list that of the trial before for a few seconds."""
+    machine = make_gpus(1)
+    answers = iter([[], STRANGERS, STRANGERS])  # before the sweep, before the trial
+    monkeypatch.setattr(gpu_exclusive, "WAIT_SEC", 60.0)
+    monkeypatch.setattr(gpu_exclusive, "_PERIOD_SEC", 0.01)
+    listed = FakeNvml.nvmlDeviceGetComputeRunningProcesses
+
+    def leave(nvml: FakeNvml, handle: FakeGpu) -> Any:
+        handle.users = next(answers, [])
+        return listed(nvml, handle)
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", leave)
+    code, _, err = sweep(machine, "--backends=single", "--replicas=1")
+
+    assert exit_codes.OK == code, err
+    assert next(answers, None) is None
+
+
+def test_a_second_sweep_on_the_same_gpus_is_one_line(
+    sweep: Any, harness: Any, gpu_overrides: Any, tmp_path: Path, written: Any
+) -> None:
+    """Also between two trials, and where the driver lists no process."""
+    found: list[Any] = []
+    machine = make_gpus(
+        4, unsupported=frozenset({"nvmlDeviceGetComputeRunningProcesses"})
+    )
+
+    def canary(_core: int | None) -> float:  # no trial has a process now
+        if not found:
+            before = written()
+            second = [part for part in SWEEP if part != "--study=s"]
+            options = ("--backends=single", "--replicas=1", "--study=second")
+            found.append(cli.main((*second, *options), run_overrides=gpu_overrides))
+            found.append(before == written())
+        return 0.2
+
+    code, _, err = sweep(machine, "--backends=single", "--replicas=1", canary=canary)
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+
+    assert exit_codes.OK == code, err
+    assert [exit_codes.UNFIT, True] == found
+    assert 1 == len(lines)
+    assert re.fullmatch(
+        r"error: GPU 0 \(NVIDIA H100 80GB HBM3\) is used by another sweep \(study 's',"
+        rf" process {os.getpid()}\), but a trial needs its GPUs for itself; wait for"
+        r" its end, or choose other GPUs with CUDA_VISIBLE_DEVICES",
+        lines[0],
+    )
+
+
+def test_sweeps_on_different_gpus_do_not_exclude_each_other(
+    sweep: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a lock is gone with its sweep."""
+    machine = make_gpus(2)
+    with gpu_exclusive.hold(gpus_of(machine)[:1], study="other"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+        code, _, err = sweep(machine, "--backends=single", "--replicas=1")
+        assert exit_codes.OK == code, err
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert exit_codes.UNFIT == sweep(machine, "--replicas=1", "--retry=failed")[0]
+    assert exit_codes.OK == sweep(machine, "--backends=single", "--replicas=1")[0]
+
+
+def test_a_lock_that_cannot_be_made_is_one_line(
+    sweep: Any, written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is measured without it."""
+    folder = Path("/nonexistent")
+    monkeypatch.setattr(gpu_exclusive, "lock_folder", lambda: folder)
+    code, _, err = sweep(make_gpus(1), "--backends=single", "--replicas=1")
+
+    assert exit_codes.UNFIT == code
+    assert re.fullmatch(
+        r"error: cannot lock GPU 0 against other sweeps with '/nonexistent/.*\.lock':"
+        r" No such file or directory; remove that file, or set TMPDIR\n",
+        err,
+    )
+    assert [] == written()
 
 
 def test_a_gpu_at_its_power_limit_is_recorded_and_ok(

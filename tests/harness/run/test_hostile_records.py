@@ -313,7 +313,7 @@ def check_study(root: pathlib.Path) -> None:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.
-        patch.setattr("reports.build.write_report", lambda *_: None)
+        patch.setattr("reports.build.write_report", lambda *_, **__: None)
         run("resume", str(root), "--retry=failed")
 
 

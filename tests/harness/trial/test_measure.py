@@ -194,6 +194,37 @@ def test_one_warmup_step_is_the_first_step(tmp_path: Path, make_spec: Any) -> No
     ]
 
 
+def test_what_runs_before_warmup_is_in_no_figure(
+    tmp_path: Path, make_spec: Any
+) -> None:
+    """A matrix product on the GPUs takes 100 s here; the program is in memory then."""
+    clock = FakeClock()
+    program = FakeProgram(clock)
+    seen = []
+
+    def multiply() -> None:
+        clock.now += 100 * SECOND
+        seen.append((program.num_steps, hasattr(program, "window_start")))
+
+    writer = RankWriter(rank_path(tmp_path, 0), clock)
+    measure.measure_trial(
+        lambda: program,
+        make_spec(num_warmup_steps=3, num_measured_steps=4),
+        writer,
+        example_unit="images",
+        memory=FakeMemory(clock),
+        clock=clock,
+        before_warmup=multiply,
+    )
+    writer.close()
+    log = read_rank(tmp_path, 0)
+
+    assert [(1, False)] == seen
+    assert 1 == log.time_to_first_step_sec
+    assert {1.0} == {step.time_sec for step in log.steps}
+    assert 7 == len(log.steps)
+
+
 def test_time_to_first_step_has_build_and_step(tmp_path: Path, make_spec: Any) -> None:
     """Ten seconds of build and one of step, and no more."""
     _, log = measured(tmp_path, make_spec())

@@ -1,0 +1,69 @@
+"""How one point of a report is measured again: command, commit, seed."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.records import Plan
+    from results.scaling import Point
+    from results.study import Case
+
+_OF_ANOTHER_STUDY: Final = ("--study", "--runs-dir", "--repeats")
+"""Options of the study that was measured, with a value, which the new one has not."""
+_OF_A_POINT: Final = ("--backends", "--replicas", "--mode", "--seed", "--budget")
+_SHORT_COMMIT: Final = 12
+
+
+def command(plan: Plan, point: Point) -> str:
+    """Returns the command that measures a point and its baseline again.
+
+    Empty where the study was not made by the verb ``sweep``.
+    """
+    if "sweep" not in plan.command:
+        return ""
+    kept = _without(plan.command, (*_OF_ANOTHER_STUDY, *_OF_A_POINT))
+    sizes = sorted({plan.baseline_num_replicas, point.num_replicas})
+    kept += [
+        *("--backends", point.backend),
+        *("--mode", point.mode.value),
+        *("--replicas", ",".join(str(size) for size in sizes)),
+        *("--repeats", str(plan.repeats)),
+        *("--seed", str(plan.seed)),
+        *("--budget", "none"),
+    ]
+    return shlex.join(kept)
+
+
+def commits(case: Case) -> str:
+    """Returns the commits of the source trees that measured a case."""
+    found = set()
+    for entry in case.ok_entries:
+        env = entry.trial.env if entry.trial is not None else None
+        state = env.machine_state if env is not None else None
+        if state is not None and state.git_commit is not None:
+            changes = " with changes" if state.is_source_modified else ""
+            found.add(f"{state.git_commit[:_SHORT_COMMIT]}{changes}")
+    return ", ".join(sorted(found)) or "not recorded"
+
+
+def seeds(case: Case) -> str:
+    """Returns the seeds of the trials of a case, in the order of repetitions."""
+    return ", ".join(str(entry.spec.seed) for entry in case.ok_entries)
+
+
+def _without(arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Returns arguments without options, given as two words or with an equals sign."""
+    kept = []
+    is_value = False
+    for argument in arguments:
+        if is_value:
+            is_value = False
+        elif argument in options:
+            is_value = True
+        elif argument.partition("=")[0] not in options:
+            kept.append(argument)
+    return kept

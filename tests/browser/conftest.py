@@ -1,0 +1,157 @@
+"""A real Chromium, and pages of studies of every shape for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import pathlib
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import build
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from results.store import Store
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+HERE = pathlib.Path(__file__).parent
+LARGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A running browser; tests are skipped where there is none."""
+    pytest.importorskip(
+        "playwright", reason="Playwright is not installed: make setup installs it"
+    )
+    path = os.environ.get("CHROMIUM") or next(
+        filter(None, map(shutil.which, NAMES)), ""
+    )
+    if not path:
+        pytest.skip(
+            "no Chromium: apt-get install chromium, or set CHROMIUM to its path"
+        )
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver:
+        # As root, as in containers, Chromium runs without its sandbox only.
+        found = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="session")
+def shapes(synthetic: Any) -> dict[str, Any]:
+    """Every shape of study, by name."""
+    shape = synthetic.Shape
+    every_failure = {
+        (backend, mode, n, repetition): synthetic.TrialStatus.FAILED
+        for backend in ("in_graph", "tf_mirrored")
+        for mode in shape().modes
+        for n in (1, 2)
+        for repetition in range(3)
+    }
+    return {
+        "default": shape(budget=synthetic.LEARNING),
+        "large": shape(
+            backends=("single", "in_graph", "tf_mirrored", "multi_worker"),
+            replicas=LARGE_SIZES,
+            baseline_batch_size=64,
+            repeats=5,
+            budget=synthetic.LEARNING,
+            num_learning_runs=5,
+            has_actors=True,
+        ),
+        "broken": dataclasses.replace(
+            synthetic.BROKEN, budget=synthetic.LEARNING, num_learning_runs=3
+        ),
+        "single N": shape(replicas=(1,)),
+        "single repetition": shape(repeats=1),
+        "all failed": shape(statuses=every_failure),
+    }
+
+
+@pytest.fixture(scope="session")
+def stores(
+    tmp_path_factory: pytest.TempPathFactory, synthetic: Any, shapes: dict[str, Any]
+) -> Callable[[str], Store]:
+    """Makes the store of a shape, once."""
+
+    @functools.cache
+    def store_of(name: str) -> Store:
+        return synthetic.make_store(tmp_path_factory.mktemp("study"), shapes[name])
+
+    return store_of
+
+
+@pytest.fixture(scope="session")
+def reports(
+    tmp_path_factory: pytest.TempPathFactory, stores: Callable[[str], Store]
+) -> Callable[[str], pathlib.Path]:
+    """Builds the report of a shape, once."""
+
+    @functools.cache
+    def report_of(name: str) -> pathlib.Path:
+        path = tmp_path_factory.mktemp("report") / "index.html"
+        return build.write_report(stores(name), path)
+
+    return report_of
+
+
+@pytest.fixture
+def open_page(browser: Any, reports: Callable[[str], pathlib.Path]) -> Iterator[Any]:
+    """Opens the report of a shape; fails on anything the page says or asks for."""
+    contexts = []
+    said: list[str] = []
+
+    def opened(
+        name: str | pathlib.Path,
+        width: int = 1280,
+        *,
+        scheme: str = "light",
+        is_scripted: bool = True,
+    ) -> Any:
+        context = browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme=scheme,
+            java_script_enabled=is_scripted,
+            accept_downloads=True,
+        )
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("dialog", lambda dialog: (said.append("dialog"), dialog.dismiss()))
+        path = name if isinstance(name, pathlib.Path) else reports(name)
+        page.on(
+            "request",
+            lambda request: (
+                said.append(request.url)
+                if not request.url.startswith((path.as_uri(), "data:", "blob:"))
+                else None
+            ),
+        )
+        page.goto(path.as_uri())
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert [] == said
+
+
+@pytest.fixture(scope="session")
+def measure() -> str:
+    """What measures the texts of the visible figures, in the page."""
+    return (HERE / "measure.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def axe() -> str:
+    """The accessibility checks."""
+    return (HERE / "axe" / "axe.min.js").read_text(encoding="utf-8")

@@ -1,0 +1,93 @@
+"""Where things lie in a real browser: nothing overlaps, nothing is cut off."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+SHAPES = (
+    "default",
+    "large",
+    "broken",
+    "single N",
+    "single repetition",
+    "all failed",
+)
+SMALLEST_TEXT = 11.0
+MOST_PAGES = 8
+MOST_SCREENS = 14
+A4 = {"width": "210mm", "height": "297mm"}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_text_of_a_figure_overlaps_or_leaves_its_panel(
+    open_page: Any, measure: str, name: str
+) -> None:
+    """On a phone, where figures are smallest, and on a desktop; on both scales."""
+    page = open_page(name, 390)
+    on_phone = page.evaluate(measure)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    on_desktop = page.evaluate(measure)
+
+    assert [] == on_phone["found"]
+    assert [] == on_desktop["found"]
+    if name == "all failed":
+        assert 0 == on_phone["figures"]
+    else:
+        assert on_phone["figures"] >= 4
+        assert on_phone["smallest"] >= SMALLEST_TEXT
+
+
+@pytest.mark.parametrize("name", ["default", "large"])
+def test_no_text_overlaps_in_any_view_of_the_switch(
+    open_page: Any, measure: str, name: str
+) -> None:
+    """Speedup and throughput, linear and logarithmic."""
+    page = open_page(name, 390)
+    for quantity in ("efficiency", "speedup", "throughput"):
+        for scale in ("linear", "log"):
+            page.locator(f"label[for=show-{quantity}]").click()
+            page.locator(f"label[for=show-{scale}]").click()
+            assert [] == page.evaluate(measure)["found"], (quantity, scale)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_page_scrolls_sideways(open_page: Any, name: str) -> None:
+    """From small phones to desktops."""
+    page = open_page(name, 360)
+    for width in (360, 390, 768, 1280):
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_panels_of_one_quantity_share_their_axis(open_page: Any) -> None:
+    """Weak and strong scaling are compared by eye."""
+    page = open_page("default")
+    labels = page.evaluate(
+        """() => [...document.querySelectorAll('.shown-efficiency.shown-linear svg')]
+        .map(svg => [...svg.querySelectorAll('text')].map(text => text.textContent)
+        .filter(text => text.includes('%')))"""
+    )
+
+    assert 2 == len(labels)
+    assert labels[0] == labels[1]
+    assert re.match(r"0\s%", labels[0][0])
+
+
+def test_a_study_of_400_trials_is_at_most_14_screens(open_page: Any) -> None:
+    """With details closed, on a desktop."""
+    page = open_page("large")
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = false)")
+    height = page.evaluate("document.documentElement.scrollHeight")
+
+    assert height <= MOST_SCREENS * 900
+
+
+def test_a_default_sweep_prints_on_at_most_8_pages(open_page: Any) -> None:
+    """A4; no heading is parted from what follows it."""
+    page = open_page("default")
+    pdf = page.pdf(**A4, margin=dict.fromkeys(("top", "bottom"), "12mm"))
+
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) <= MOST_PAGES

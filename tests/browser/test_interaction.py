@@ -1,0 +1,137 @@
+"""What a reader does with a page: switch, sort, copy, download; and without scripts."""
+
+from __future__ import annotations
+
+import io
+import pathlib
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import pytest
+
+from reports import build
+from results import frame
+from results.records import Failure, Phase, TrialStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.store import Store
+
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+
+
+def _download(page: Any, press: Callable[[], None]) -> bytes:
+    with page.expect_download() as waiting:
+        press()
+    return pathlib.Path(waiting.value.path()).read_bytes()
+
+
+@pytest.mark.parametrize("is_scripted", [True, False])
+def test_the_switch_shows_one_quantity_at_a_time(
+    open_page: Any, *, is_scripted: bool
+) -> None:
+    """It is made of style sheets only."""
+    page = open_page("default", is_scripted=is_scripted)
+    page.locator("label[for=show-throughput]").click()
+    page.locator("label[for=show-log]").click()
+
+    assert page.locator(".shown-throughput.shown-log").is_visible()
+    assert 1 == page.locator(".switch > .panels:visible").count()
+
+
+@pytest.mark.parametrize("is_scripted", [True, False])
+def test_the_downloaded_data_are_those_of_the_frame(
+    open_page: Any, stores: Callable[[str], Store], *, is_scripted: bool
+) -> None:
+    """Every row of the figure, with all digits; a link that needs no script."""
+    page = open_page("default", is_scripted=is_scripted)
+    link = page.locator("a[download='scaling.csv']")
+    found = pd.read_csv(io.BytesIO(_download(page, link.click)))
+    points = frame.points_frame(stores("default"))
+    expected = points[points.figure == "scaling"]
+
+    assert expected["value"].tolist() == found["value"].tolist()
+    assert expected["backend"].tolist() == found["backend"].tolist()
+    assert expected["kind"].tolist() == found["kind"].tolist()
+
+
+def test_a_figure_is_saved_as_svg_and_png(open_page: Any) -> None:
+    """The file stands alone: no variable of the page is left in it."""
+    page = open_page("default", scheme="dark")
+    figure = page.locator("figure[data-name=backends]")
+    drawing = _download(page, figure.get_by_text("Save as SVG").click).decode()
+    picture = _download(page, figure.get_by_text("Save as PNG").click)
+
+    assert drawing.startswith("<svg")
+    assert "var(" not in drawing
+    assert "www.w3.org/2000/svg" in drawing
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_a_column_is_sorted_by_number(open_page: Any) -> None:
+    """Ascending, then descending; the heading says which."""
+    page = open_page("default")
+    table = page.locator("#summary table")
+    heading = table.locator("thead th", has_text="Throughput")
+
+    def column() -> list[float]:
+        values = table.evaluate(
+            "t => [...t.tBodies[0].rows].map(row => Number(row.cells[4].dataset.sort))"
+        )
+        return [float(value) for value in values]
+
+    before = column()
+    heading.get_by_role("button").click()
+    assert sorted(before) == column()
+    assert "ascending" == heading.get_attribute("aria-sort")
+    heading.get_by_role("button").click()
+    assert sorted(before, reverse=True) == column()
+    assert "descending" == heading.get_attribute("aria-sort")
+
+
+def test_a_table_is_copied_as_tsv(open_page: Any) -> None:
+    """As many columns in every line, headings first."""
+    page = open_page("default")
+    text = page.evaluate("tsvOf(document.querySelector('#summary table'))")
+    lines = text.strip().split("\n")
+
+    assert lines[0].startswith("Backend\tMode\tReplicas")
+    assert 1 == len({line.count("\t") for line in lines})
+    assert 1 + 8 == len(lines)
+
+
+def test_without_scripts_everything_is_readable(open_page: Any) -> None:
+    """No button that does nothing; every table and figure is there."""
+    scripted = open_page("default")
+    plain = open_page("default", is_scripted=False)
+
+    assert 0 == plain.locator("button").count()
+    for selector in ("table", "figure svg[role=img]", "section"):
+        assert scripted.locator(selector).count() == plain.locator(selector).count()
+
+
+def test_hostile_text_is_shown_and_never_run(
+    open_page: Any, tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """In the name of a study and of a backend, in a reason and a traceback."""
+    shape = synthetic.Shape(
+        name=HOSTILE,
+        backends=("in_graph", HOSTILE),
+        replicas=(1, 2),
+        statuses={("in_graph", synthetic.WEAK, 2, 0): TrialStatus.FAILED},
+    )
+    failure = Failure(
+        phase=Phase.BUILD, reason=HOSTILE, exception_type="E", traceback=HOSTILE
+    )
+    before = dict(synthetic.synthetic_trial.FAILURES)
+    synthetic.synthetic_trial.FAILURES[TrialStatus.FAILED] = failure
+    try:
+        store = synthetic.make_store(tmp_path / "study", shape)
+    finally:
+        synthetic.synthetic_trial.FAILURES.update(before)
+    page = open_page(build.write_report(store, tmp_path / "index.html"))
+
+    assert 1 == page.locator("script").count()
+    assert 0 == page.locator("img[src=x]").count()
+    assert HOSTILE in page.locator("body").inner_text()

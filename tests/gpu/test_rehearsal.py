@@ -1,0 +1,144 @@
+"""What of the first half hour on GPUs runs without one: its programs and its options.
+
+A mistake in them would otherwise be found on the machine whose time is dear.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import FakeNvml, make_gpus
+
+from harness.cli import exit_codes
+from harness.cli import main as cli
+from workloads import options
+
+FOLDER = Path(__file__).parent
+FIRST_HALF_HOUR = (FOLDER / "test_first_half_hour.py").read_text(encoding="utf-8")
+# As on GPUs: sums over a batch in two parts are rounded differently, over 20 steps.
+LOSS_TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
+
+
+@pytest.mark.processes
+def test_two_replicas_on_one_cpu_train_as_one(run_program: Any) -> None:
+    """The program of the test on one GPU, on two virtual CPUs."""
+    one, two = (
+        [float(line) for line in run_program("two_on_one.py", "cpu", count).split()]
+        for count in ("1", "2")
+    )
+
+    assert 20 == len(one) == len(two)
+    assert one[-1] < one[0]
+    assert one == pytest.approx(two, **LOSS_TOLERANCE)
+
+
+@pytest.mark.processes
+def test_the_program_that_counts_kernels_finds_none_on_a_cpu(run_program: Any) -> None:
+    """It builds, steps, profiles and reads the trace; a CPU starts no kernels."""
+    printed = run_program("count_kernels.py", "in_graph", "smoke", "4")
+
+    assert {"kernels": 0, "copies": 0} == json.loads(printed.splitlines()[-1])
+
+
+def test_kernels_and_copies_of_the_first_gpu_are_counted(tmp_path: Path) -> None:
+    """Per dispatch, on its streams: not those of GPU 1, nor derived lines."""
+    from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
+    space: Any = xplane_pb2.XSpace()
+    for name in ("/host:CPU", "/device:GPU:0", "/device:GPU:1"):
+        plane = space.planes.add(name=name)
+        for key, event in ((1, "gemm"), (2, "MemcpyH2D"), (3, "Memset")):
+            plane.event_metadata[key].id = key
+            plane.event_metadata[key].name = event
+        for line_name in ("Stream #7(Compute)", "Stream #9(MemcpyH2D)", "XLA Ops"):
+            line = plane.lines.add(name=line_name)
+            for key in (1, 1, 1, 2, 3):
+                line.events.add(metadata_id=key)
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(space.SerializeToString())
+    spec = importlib.util.spec_from_file_location(
+        "count_kernels", FOLDER / "count_kernels.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    program = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(program)
+    found = program.count_events(path)
+
+    assert {"kernels": 6, "copies": 4} == {
+        name: count * program.NUM_DISPATCHES for name, count in found.items()
+    }
+
+
+@pytest.mark.processes
+def test_the_sweep_with_one_replica_is_read_as_on_a_gpu(sweep: Any) -> None:
+    """Real trials on the CPU, through the same functions."""
+    swept = sweep(
+        "one replica",
+        "--preset=smoke",
+        "--repeats=1",
+        "--order=sequential",
+        "--num-warmup-steps=2",
+        "--num-measured-steps=2",
+        device="cpu",
+    )
+
+    assert swept.images_per_sec("single", 1) > 0
+    assert swept.images_per_sec("in_graph", 1) > 0
+    (trial,) = swept.trials("in_graph", 1)
+    assert all(map(math.isfinite, trial.result.ranks[0].losses))
+    assert () == trial.env.gpus == trial.env.gpu_uses
+
+
+def test_every_sweep_can_be_planned_on_eight_gpus(
+    options_of_sweeps: dict[str, tuple[str, ...]],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: Any,
+) -> None:
+    """With the options that the tests pass, each kind of compilation, and make's."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.chdir(tmp_path)
+    sweeps = [[*chosen] for chosen in options_of_sweeps.values()]
+    jits = [f"--option=jit={jit}" for jit in options.JITS]
+    sweeps += [[*options_of_sweeps["compiled"], jit] for jit in jits]
+    makefile = (FOLDER.parents[1] / "Makefile").read_text(encoding="utf-8")
+    (flags,) = re.findall(r"^SWEEP_GPU_FLAGS \?= (.+)$", makefile, re.MULTILINE)
+    for chosen in [*sweeps, flags.split()]:  # the last one is make sweep-gpu
+        code = cli.main(["plan", "--device=gpu", *chosen])
+        printed = capsys.readouterr()
+
+        assert exit_codes.OK == code, (chosen, printed.err)
+        assert re.search(r"\bin_graph\b", printed.out)
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_every_kind_of_compilation_has_its_test() -> None:
+    """Those that workloads take, at least."""
+    (tested,) = re.findall(r'"jit", (\[.*?\])', FIRST_HALF_HOUR)
+
+    assert set(options.JITS) <= set(json.loads(tested))
+
+
+def test_the_page_describes_every_test_and_its_threshold() -> None:
+    """``docs/gpu.md`` says what each should show, and that none has run."""
+    page = (FOLDER.parents[1] / "docs/gpu.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.+?) \| .+ \| .+ \|$", page, re.MULTILINE)
+    described = {re.sub(r"\W+", "_", row.lower()).strip("_") for row in rows}
+    names = re.findall(r"^def test_(\w+)", FIRST_HALF_HOUR, re.MULTILINE)
+
+    assert len(names) >= 6
+    assert [] == [name for name in names if name not in described]
+    for threshold in ("1e-4", "2 %", "3 %", "7.3 times", "`tf_mirrored`"):
+        assert threshold in page
+    assert "This project has not run on GPUs." in page
+    readme = (FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    assert "This project has not run on GPUs." in readme

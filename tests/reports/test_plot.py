@@ -1,0 +1,267 @@
+"""Figures for a notebook, and the rules that all figures keep."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+from relay_study import ALL, Lost, RelayShape
+from relay_study import make_store as make_relay
+
+from reports import formats, plot, svg
+from reports.figures import curves, data, limits, rows
+from reports.figures import scaling as over_replicas
+from reports.plot import rows_of
+from results import frame, statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+mpl.use("agg")
+EIGHT = tuple(f"backend_{index}" for index in range(8))
+
+
+@pytest.fixture(scope="module")
+def points(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> pd.DataFrame:
+    """Of a study with quality runs of three seeds."""
+    shape = synthetic.Shape(
+        replicas=(1, 2, 4), budget=synthetic.LEARNING, num_learning_runs=3
+    )
+    path = tmp_path_factory.mktemp("study")
+    return frame.points_frame(synthetic.make_store(path, shape))
+
+
+@pytest.fixture(scope="module")
+def explained(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    """Of a study with controls."""
+    shape = RelayShape(lost={"in_graph": Lost(contention=0.006)}, controls=ALL)
+    return frame.points_frame(make_relay(tmp_path_factory.mktemp("relay"), shape))
+
+
+@pytest.fixture(autouse=True)
+def _no_figures_left() -> Iterator[None]:
+    """Closes what pyplot opened."""
+    yield
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    "draw", [plot.scaling, plot.forest, plot.learning, plot.steps], ids=str
+)
+def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(
+    points: pd.DataFrame, draw: Any
+) -> None:
+    """The frame that ``points_frame`` returns is all it needs."""
+    import matplotlib.pyplot as plt
+
+    made = draw(points)
+    _, given = plt.subplots()
+
+    assert made.has_data()
+    assert given is draw(points, given)
+    assert given.has_data()
+
+
+def test_a_waterfall_is_drawn_of_a_study_with_controls(explained: pd.DataFrame) -> None:
+    """The whole is the last bar, and as long as all others together."""
+    axes = plot.waterfall(explained)
+    widths = [patch.get_width() for patch in axes.patches]
+
+    assert "step" == axes.get_yticklabels()[-1].get_text()
+    assert widths[-1] == pytest.approx(sum(widths[:-1]))
+
+
+def test_axes_begin_at_zero_unless_they_are_logarithmic(points: pd.DataFrame) -> None:
+    """Half as high is half as much."""
+    for quantity in ("efficiency", "speedup", "throughput"):
+        axes = plot.scaling(points, quantity=quantity)
+        assert 0 == axes.get_ylim()[0] == axes.get_xlim()[0]
+        assert "linear" == axes.get_xscale() == axes.get_yscale()
+        both = plot.scaling(points, quantity=quantity, is_log=True)
+        assert "log" == both.get_xscale()
+
+
+def test_panels_of_a_quantity_share_their_axis(points: pd.DataFrame) -> None:
+    """Weak and strong scaling are compared by eye."""
+    for quantity in ("efficiency", "speedup", "throughput"):
+        weak, strong = (
+            plot.scaling(points, quantity=quantity, mode=mode)
+            for mode in ("weak", "strong")
+        )
+        assert weak.get_ylim() == strong.get_ylim()
+
+
+def test_the_drawn_values_are_those_of_the_frame(points: pd.DataFrame) -> None:
+    """Markers of efficiency, weak scaling."""
+    chosen = points.query(
+        "quantity == 'efficiency' and kind == 'estimate' and mode == 'weak'"
+    )
+    axes = plot.scaling(points, quantity="efficiency")
+    drawn = {
+        round(y, 9) for line in axes.lines for y in np.atleast_1d(line.get_ydata())
+    }
+
+    assert {round(value, 9) for value in chosen["value"]} <= drawn
+
+
+def test_ratios_have_1_in_the_middle(points: pd.DataFrame) -> None:
+    """Half as fast and twice as fast are equally far away."""
+    axes = plot.forest(points)
+    low, high = axes.get_xlim()
+
+    assert "log" == axes.get_xscale()
+    assert low * high == pytest.approx(1)
+
+
+def test_several_seeds_are_a_median_and_a_band(points: pd.DataFrame) -> None:
+    """One line per case, however many seeds."""
+    cases = rows_of.cases_of_learning(points, "top_1", "train_time_sec")
+    axes = plot.learning(points)
+
+    assert [3] * 6 == [len(case.runs) for case in cases]
+    assert 6 == len(axes.lines)
+    assert 6 == len(axes.collections)
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (
+            plot.waterfall,
+            r"no rows of figure 'waterfall', only of scaling, forest, .*: pass results",
+        ),
+        (
+            lambda points: plot.scaling(points, mode="both"),
+            r"mode 'both' is not in the frame, which has weak, strong: pass one of",
+        ),
+        (
+            lambda points: plot.scaling(points, quantity="speed"),
+            r"quantity 'speed' is not in .* efficiency, speedup, throughput: pass one",
+        ),
+        (
+            lambda points: plot.learning(points, metric="fid"),
+            r"metric 'fid' is not in the frame, which has top_1: pass one of these",
+        ),
+        (
+            lambda points: plot.steps(points, kind="violin"),
+            r"kind 'violin' is not in the frame, which has box, ecdf: pass one of",
+        ),
+    ],
+)
+def test_what_a_frame_has_not_is_an_error(
+    points: pd.DataFrame, act: Any, message: str
+) -> None:
+    """It says what the frame has."""
+    with pytest.raises(ValueError, match=message):
+        act(points)
+
+
+def test_at_most_seven_lines_are_in_a_panel(
+    tmp_path_factory: pytest.TempPathFactory, synthetic: Any
+) -> None:
+    """Eight backends have two panels."""
+    shape = synthetic.Shape(backends=EIGHT, repeats=1)
+    found = frame.points_frame(
+        synthetic.make_store(tmp_path_factory.mktemp("eight"), shape)
+    )
+
+    panels = over_replicas.panels_of(found[found.figure == "scaling"])
+    assert [7, 1] == [len(panel) for panel in panels]
+    assert 28 * 2 < len(found[found.figure == "forest"])
+    drawn = rows_of.ratios(found)
+    assert rows.MOST_ROWS == len(drawn)
+    assert {"N = 2"} == {row.label.partition(",")[0] for row in drawn}
+
+
+def test_headings_have_rows_of_their_own() -> None:
+    """Rows of one group stand under its name."""
+    places = rows.place(["a", "a", "b"])
+
+    assert (1, 2, 4) == places.rows
+    assert ((0, "a"), (3, "b")) == places.headings
+    assert ((1, 2), (4, 4)) == places.spans
+    assert (0, 1) == rows.place(["", ""]).rows
+
+
+@pytest.mark.parametrize(
+    "places", [[0.0, 0.0, 0.0], [0.9, 1.0, 1.0], [0.1, 0.5, 0.52], [1.0]]
+)
+def test_labels_are_moved_apart_within_the_axis(places: list[float]) -> None:
+    """None overlaps another, none leaves the panel."""
+    moved = curves.spread(places, 0.1, 0.0, 1.0)
+    gaps = [after - before for before, after in itertools.pairwise(moved)]
+
+    assert all(gap >= 0.1 - 1e-9 for gap in gaps)
+    assert min(moved) >= 0
+    assert max(moved) <= 1
+
+
+def test_limits_of_ratios_are_symmetric_and_those_from_zero_hold_everything() -> None:
+    """However narrow the ratios are, and however long an interval is."""
+    assert limits.symmetric([1.01], [], centre=1.0) == pytest.approx((1 / 1.1, 1.1))
+    low, high = limits.symmetric([0.5, 1.2], [0.3, 1.5], centre=1.0)
+    assert low * high == pytest.approx(1)
+    assert low < 0.5
+    bottom, top = limits.from_zero([2.0, 5.0], [900.0])
+    assert 0 == bottom
+    assert 5 < top < 10
+    assert (0.0, 1.06) == limits.from_zero([], [])
+
+
+def test_ticks_of_ratios_are_mirrored_at_1() -> None:
+    """From a few per cent to a factor of a hundred."""
+    for reach in (1.1, 1.5, 4, 10, 300):
+        with svg.style():
+            _, axes = svg.new_axes(100, 100)
+            axes.set_xlim(1 / reach, reach)
+            svg.set_ratio_log(axes, "x")
+            ticks = axes.get_xticks()
+        assert 1 in ticks
+        assert len(ticks) % 2 == 1
+        assert len(ticks) >= 3
+        assert (1 / ticks[::-1]).tolist() == pytest.approx(ticks.tolist())
+
+
+def test_data_in_a_link_are_a_table_without_empty_columns(points: pd.DataFrame) -> None:
+    """Few steps are all there, of many the quartiles of each case."""
+    assert data.of_rows(points, "scaling").startswith("data:text/csv;charset=utf-8,")
+    assert "train_time_sec" not in data.of_rows(points, "scaling")
+    assert "" == data.of_rows(points, "waterfall")
+    assert "step_index" in data.of_steps(points)
+    assert "lower_quartile" in data.of_steps(pd.concat([points] * 3))
+
+
+@pytest.mark.parametrize(
+    ("write", "numbers", "expected"),
+    [
+        (formats.percent, (0.062, 0.058, 0.064), "6.2 % (95 % CI 5.8 % to 6.4 %)"),
+        (formats.percent, (0.8, 0.5, 1.3), "80 % (95 % CI 50 % to 130 %)"),
+        (formats.times, (1.5701, 0.95, 2.59), "1.57x (95 % CI 0.95x to 2.59x)"),
+        (
+            formats.times,
+            (1.0012, 1.0009, 1.0015),
+            "1.0012x (95 % CI 1.0009x to 1.0015x)",
+        ),
+        (formats.significant, (862.0, 861.7, 862.4), "862.0 (95 % CI 861.7 to 862.4)"),
+    ],
+)
+def test_digits_follow_the_interval(
+    write: Any, numbers: tuple[float, float, float], expected: str
+) -> None:
+    """Never the same number three times."""
+    value, low, high = numbers
+    estimate = statistics.Estimate(
+        value=value, low=low, high=high, n=3, unit="", method=""
+    )
+    text = formats.in_words(estimate, write)
+
+    for space in (formats.THIN_SPACE, formats.HARD_SPACE):
+        text = text.replace(space, " ")
+    assert expected == re.sub(formats.TIMES, "x", text)
