@@ -36,6 +36,7 @@ class Request:
     runs_dir: Path
     output: Path | None
     form: str | None
+    references: tuple[str, ...]
     metric: str
     references: tuple[str, ...]
     is_different_allowed: bool
@@ -121,7 +122,8 @@ def _write_pages(request: Request, stores: Sequence[Store]) -> int:
     metric = gate_metrics.metric_of(request.metric)
     if request.is_site:
         assert request.output is not None
-        click.echo(str(site.write_site(stores, request.output, metric)))
+        path = site.write_site(stores, request.output, metric, request.references)
+        click.echo(str(path))
         return exit_codes.OK
     if len(stores) == 1:
         path = request.output or stores[0].report_path
@@ -276,5 +278,5 @@ def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, s
     elif len(stores) == _TWO and not request.is_site:
         pages = [("comparison", comparison.build(_compared(request, stores)))]
     else:
-        pages = list(site.pages(stores, metric))
+        pages = list(site.pages(stores, metric, request.references))
     return [(where, private.visible_text(html)) for where, html in pages]

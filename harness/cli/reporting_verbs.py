@@ -70,6 +70,13 @@ def list_(what: str | None, *, runs_dir: Path, is_json: bool) -> int:
     help="What is written.  [default: html]",
 )
 @click.option(
+    "--references",
+    multiple=True,
+    metavar="FILE|nvidia|mlperf|none",
+    help="Published figures to show beside the study's; give it again for more files."
+    "  [default: all that are included, for studies on GPUs]",
+)
+@click.option(
     "--metric",
     metavar="NAME",
     default="throughput",

@@ -45,7 +45,9 @@ class Pair:
     text: str
 
 
-def pages(stores: Sequence[Store], metric: Metric) -> Iterator[tuple[str, str]]:
+def pages(
+    stores: Sequence[Store], metric: Metric, references: Sequence[str] = ()
+) -> Iterator[tuple[str, str]]:
     """Yields the path of every page below the site's folder, and its HTML.
 
     The same studies give the same bytes, in whatever order they are named.
@@ -53,10 +55,11 @@ def pages(stores: Sequence[Store], metric: Metric) -> Iterator[tuple[str, str]]:
     Args:
       stores: The studies.
       metric: What pairs of them are compared by.
+      references: Published figures on the pages, as ``build_report`` takes them.
 
     Raises:
-      ResultsError: A plan is missing, unreadable or contradictory, or a study is given
-        twice.
+      ResultsError: A plan is missing, unreadable or contradictory, a study is given
+        twice, or references cannot be used.
     """
     _check_different(stores)
     loaded = [(store, view_store(store)) for store in stores]
@@ -66,7 +69,8 @@ def pages(stores: Sequence[Store], metric: Metric) -> Iterator[tuple[str, str]]:
     cards = []
     for (store, view), slug in zip(loaded, names, strict=True):
         cards.append(make_card(view, slug))
-        html = with_link(build.build_report(store), "All studies", f"../../{INDEX}")
+        html = build.build_report(store, references)
+        html = with_link(html, "All studies", f"../../{INDEX}")
         yield f"studies/{slug}/{INDEX}", html
     views = dict(zip(names, (view for _, view in loaded), strict=True))
     compared: list[Pair] = []
@@ -79,7 +83,10 @@ def pages(stores: Sequence[Store], metric: Metric) -> Iterator[tuple[str, str]]:
 
 
 def write_site(
-    stores: Sequence[Store], folder: pathlib.Path, metric: Metric
+    stores: Sequence[Store],
+    folder: pathlib.Path,
+    metric: Metric,
+    references: Sequence[str] = (),
 ) -> pathlib.Path:
     """Writes the site and returns the path of its index.
 
@@ -87,7 +94,7 @@ def write_site(
       ResultsError: A study cannot be read; nothing was written.
       WriteStoreError: ``folder`` is not a folder that can be written to.
     """
-    written = list(pages(stores, metric))
+    written = list(pages(stores, metric, references))
     if folder.exists() and not folder.is_dir():
         raise errors.WriteStoreError(
             f"cannot write site {str(folder)!r}: it is not a directory; choose a "

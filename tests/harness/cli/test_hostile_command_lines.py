@@ -113,6 +113,7 @@ VERBS: dict[str, dict[str, Any]] = {
         "-o": paths,
         "--format": st.sampled_from(FORMATS) | texts,
         "--metric": st.sampled_from(("throughput", "peak_memory", "top_1")) | texts,
+        "--references": st.sampled_from(("nvidia", "mlperf", "none")) | paths,
         "--allow-different": None,
         "--check-private": None,
     },
