@@ -120,20 +120,18 @@ def _with_decimals(
     write: Callable[[float], str], decimals: int
 ) -> Callable[[float], str]:
     """Returns ``write`` with other decimals; what it writes must end in its unit."""
+    more = {significant: significant, seconds: seconds, gibibytes: gibibytes}
 
     def written(value: float) -> str:
-        if write is percent:
-            return f"{_fixed(100 * value, decimals)}{THIN_SPACE}%"
-        if write is times:
-            return f"{_fixed(value, decimals)}{TIMES}"
-        if write is significant:
-            return significant(value, decimals + 1)
-        if write is seconds:
-            return seconds(value, decimals + 1)
-        if write is gibibytes:
-            return gibibytes(value, decimals + 1)
-        if write is ratio:
-            return _fixed(value, decimals)
+        if write in (percent, times, ratio):
+            factor, unit = {
+                percent: (100, f"{THIN_SPACE}%"),
+                times: (1, TIMES),
+                ratio: (1, ""),
+            }[write]
+            return f"{_fixed(factor * value, decimals)}{unit}"
+        if write in more:
+            return more[write](value, decimals + 1)
         return write(value)
 
     return written

@@ -38,7 +38,6 @@ class Request:
     form: str | None
     references: tuple[str, ...]
     metric: str
-    references: tuple[str, ...]
     is_different_allowed: bool
     is_private_checked: bool
     is_json: bool
@@ -89,13 +88,6 @@ def _check(request: Request) -> None:
         raise StudyError(
             "--json is for the report of one study and excludes --format; use"
             " --format json"
-        )
-    if request.references and (
-        len(request.studies) > 1 or request.form not in (None, "html")
-    ):
-        raise StudyError(
-            f"--references {request.references[0]!r} is for the page of one study;"
-            " leave it out"
         )
     if request.form == "tensorboard" and request.output is None:
         raise StudyError(

@@ -84,13 +84,6 @@ def list_(what: str | None, *, runs_dir: Path, is_json: bool) -> int:
     help="Of the ratios of two studies: throughput, time_to_first_step or peak_memory.",
 )
 @click.option(
-    "--references",
-    multiple=True,
-    metavar="FILE|nvidia|mlperf|none",
-    help="Published figures to show beside those of one study; give it again for more"
-    " files.  [default: all that are included, for studies on GPUs]",
-)
-@click.option(
     "--allow-different",
     "is_different_allowed",
     is_flag=True,

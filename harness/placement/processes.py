@@ -57,13 +57,17 @@ class Processes:
         """Whether a member computes, rather than coordinates or stores variables."""
         return member[0] == "worker"
 
-    @property
-    def measures_all_replicas(self) -> bool:
-        """Whether every process that computes is one that is measured."""
+    def num_replicas_here(self, num_replicas: int) -> int:
+        """Returns the replicas of each process that is measured; 0 if others compute.
+
+        Args:
+          num_replicas: Those of the trial.
+        """
+        if not self.members:
+            return num_replicas
         measured = self.members[: self.num_ranks]
-        return all(
-            member in measured for member in self.members if self.runs_replicas(member)
-        )
+        computing = [member for member in self.members if self.runs_replicas(member)]
+        return int(set(computing) <= set(measured))
 
     def rank(self, member: Member) -> int | None:
         """The rank of a member, or None where it only serves."""

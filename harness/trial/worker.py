@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
             env.placement,
             writer,
             TurnChannel.from_environment(rank),
-            has_peak=processes.measures_all_replicas,
+            num_replicas_here=processes.num_replicas_here(spec.num_replicas),
         )
     except Exception as error:  # noqa: BLE001 - recorded, whatever it is
         measure.write_failure(writer, error)
@@ -132,7 +132,7 @@ def measure_spec(
     writer: RankWriter,
     channel: TurnChannel | None = None,
     *,
-    has_peak: bool = True,
+    num_replicas_here: int = 0,
 ) -> None:
     """Prepares TensorFlow, then measures; in a relay, when the harness says so.
 
@@ -141,8 +141,8 @@ def measure_spec(
       placement: Its cores and threads.
       writer: Where observations go.
       channel: The connection to the harness in a relay.
-      has_peak: Whether the peak rate of this process's devices says something about
-        the trial, which also needs those of all others that compute.
+      num_replicas_here: Replicas of this process, on whose devices the peak rate is
+        measured; 0 where other processes compute that are not measured.
 
     Raises:
       Exception: Whatever TensorFlow, the replicator or the workload raises.
@@ -202,8 +202,12 @@ def measure_spec(
         memory=DeviceMemory(len(given)) if given else ResidentMemory(),
         channel=channel,
         count_traces=count_functions,
-        measure_peak=functools.partial(peak.measure_peak, num_gpus=len(given))
-        if has_peak
+        measure_peak=functools.partial(
+            peak.measure_peak,
+            num_replicas=num_replicas_here,
+            num_gpus=len(given),
+        )
+        if num_replicas_here
         else None,
         before_warmup=functools.partial(
             matrix_product.write_tflops, writer, [f"GPU:{i}" for i in range(len(given))]

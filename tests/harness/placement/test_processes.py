@@ -74,6 +74,20 @@ def test_parameter_servers_come_with_a_chief_that_is_measured() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (catalog.ONE_PROCESS, 3),
+        (catalog.WORKERS, 1),
+        (catalog.SERVED_WORKERS, 0),
+        (catalog.PARAMETER_SERVERS, 0),
+    ],
+)
+def test_replicas_of_a_measured_process(kind: str, expected: int) -> None:
+    """None where processes compute that are not measured."""
+    assert expected == processes_of(backend_of(kind), 3).num_replicas_here(3)
+
+
 @given(num_replicas=st.integers(1, 6), cores=st.integers(1, 3))
 def test_workers_have_cores_of_their_own_while_they_suffice(
     num_replicas: int, cores: int
