@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports import formats, input_bound, page
+from reports import formats, input_bound, page, utilisation
 from reports.figures import waterfall
 
 if TYPE_CHECKING:
@@ -156,6 +156,7 @@ def render(view: View) -> Markup:
         recorded=recorded,
         all_recorded=[item for item in view.recorded if item.lost is not None],
         names=NAMES,
+        utilisation=utilisation.line(view),
     )
 
 

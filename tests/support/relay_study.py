@@ -105,6 +105,7 @@ class RelayShape:
         share.
       noise_of_processes: The same between processes.
       not_ok: Trials that failed, by control, replicas and generation.
+      peak_flops_per_sec: Of every process; None if it was not measured.
       is_without_common_round: Whether cases and controls are valid in turn.
     """
 
@@ -119,6 +120,7 @@ class RelayShape:
     noise: float = 0.03
     noise_of_processes: float = 0.0005
     not_ok: frozenset[tuple[Control, int, int]] = frozenset()
+    peak_flops_per_sec: float | None = None
     is_without_common_round: bool = False
 
 
@@ -259,6 +261,7 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
         trial_id=trial.trial_id,
         example_unit="images",
         num_parameters=23_528_522,
+        flops_per_example=1_000_000,
         global_batch_size=spec.global_batch_size,
         num_measured_steps=num_steps,
         window_sec=sum(turn.time_sec for turn in turns),
@@ -273,6 +276,7 @@ def _result(trial: PlannedTrial, shape: RelayShape) -> TrialResult:
                 window_end_ns=now_ns,
                 losses=(2.4, 2.3),
                 peak_memory_bytes=2**30,
+                peak_flops_per_sec=shape.peak_flops_per_sec,
             )
             for rank in range(num_ranks)
         ),

@@ -1,0 +1,56 @@
+"""Model FLOP utilisation: throughput by operations over the peak of all processes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from relay_study import RelayShape, make_store
+
+from reports import build, utilisation
+from reports.view import view_store
+from results import scaling, summary
+from results.study import load_study
+
+if TYPE_CHECKING:
+    import pathlib
+
+PEAK = 2e9
+FLOPS_PER_EXAMPLE = 1_000_000
+
+
+def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path: pathlib.Path) -> None:
+    """Two processes have two peaks; the interval is over generations."""
+    store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
+    for case in load_study(store).cases:
+        for entry in case.ok_entries:
+            total = PEAK * len(entry.result.ranks)
+            expected = scaling.throughput_of(entry) * FLOPS_PER_EXAMPLE / total
+            assert scaling.flop_utilisation_of(entry) == pytest.approx(expected)
+    for point in summary.summary(store)["points"]:
+        found, rate = point["flop_utilisation"], point["throughput"]
+        total = PEAK * point["num_replicas"]
+        assert found["n"] == rate["n"] == 4
+        for name in ("value", "low", "high"):
+            expected = rate[name] * FLOPS_PER_EXAMPLE / total
+            assert found[name] == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_page_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
+    """Every case with its interval and n, and the peak per replica."""
+    store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
+    line = utilisation.line(view_store(store))
+
+    assert "on the same devices (2.00 GFLOP/s per replica)" in line
+    assert re.search(r"in_graph, 1 replica x 8 \d\.\d.% \(95.%.CI \d\.\d.% to", line)
+    assert 2 == line.count("n = 4")
+    assert line in build.build_report(store).replace("&#39;", "'")
+
+
+def test_nothing_is_said_where_a_peak_is_missing(tmp_path: pathlib.Path) -> None:
+    """Such as in records of earlier versions."""
+    store = make_store(tmp_path)
+
+    assert utilisation.line(view_store(store)) == ""
+    assert {None} == {p["flop_utilisation"] for p in summary.summary(store)["points"]}
