@@ -80,6 +80,21 @@ GpuUses = Annotated[
 were watched, and sources of older revisions, which reject unknown fields, read them."""
 
 
+def with_products(
+    uses: Sequence[GpuUse], tflops: Sequence[float]
+) -> tuple[GpuUse, ...]:
+    """Returns what a trial's GPUs did, with the rates of a matrix product on them.
+
+    Where not each GPU has one, such as those of served workers, none is given.
+    """
+    if len(tflops) != len(uses):
+        return tuple(uses)
+    return tuple(
+        use.model_copy(update={"product_tflops": rate})
+        for use, rate in zip(uses, tflops, strict=True)
+    )
+
+
 def void_reason(uses: Sequence[GpuUse]) -> str:
     """Returns why the first of the GPUs to blame makes a figure void, or ""."""
     return next((use.void_reason for use in uses if use.void_reason), "")

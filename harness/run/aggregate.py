@@ -145,19 +145,6 @@ def window_ns(conclusion: Conclusion) -> tuple[int | None, int | None]:
     )
 
 
-def with_products(conclusion: Conclusion, uses: Sequence[GpuUse]) -> tuple[GpuUse, ...]:
-    """Returns what a trial's GPUs did, with the rates of a matrix product on them.
-
-    Where not each GPU has one, such as those of served workers, none is given.
-    """
-    if len(conclusion.gpu_tflops) != len(uses):
-        return tuple(uses)
-    return tuple(
-        use.model_copy(update={"product_tflops": tflops})
-        for use, tflops in zip(uses, conclusion.gpu_tflops, strict=True)
-    )
-
-
 def judge_gpus(conclusion: Conclusion, uses: Sequence[GpuUse]) -> Conclusion:
     """Returns the conclusion, void where others or heat disturbed the trial's GPUs.
 

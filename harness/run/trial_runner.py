@@ -35,6 +35,7 @@ from harness.placement import allocation as placement
 from harness.placement.processes import processes_of
 from harness.run import aggregate, launch, process_tree
 from harness.trial import checkpoints
+from results import gpu_record
 from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
@@ -223,7 +224,7 @@ def record(
     )
     if gpu_uses is not None and prepared.gpus:
         uses = gpu_uses(*aggregate.window_ns(conclusion))
-        uses = aggregate.with_products(conclusion, uses)
+        uses = gpu_record.with_products(uses, conclusion.gpu_tflops)
         conclusion = aggregate.judge_gpus(conclusion, uses)
         after["gpu_uses"] = uses
     store.write_env(trial_id, prepared.env.model_copy(update=after))
