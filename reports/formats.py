@@ -121,22 +121,15 @@ def _with_decimals(
 ) -> Callable[[float], str]:
     """Returns ``write`` with other decimals; what it writes must end in its unit."""
 
-    def written(value: float) -> str:
-        if write is percent:
-            return f"{_fixed(100 * value, decimals)}{THIN_SPACE}%"
-        if write is times:
-            return f"{_fixed(value, decimals)}{TIMES}"
-        if write is significant:
-            return significant(value, decimals + 1)
-        if write is seconds:
-            return seconds(value, decimals + 1)
-        if write is gibibytes:
-            return gibibytes(value, decimals + 1)
-        if write is ratio:
-            return _fixed(value, decimals)
-        return write(value)
-
-    return written
+    others: dict[Callable[[float], str], Callable[[float], str]] = {
+        percent: lambda value: f"{_fixed(100 * value, decimals)}{THIN_SPACE}%",
+        times: lambda value: f"{_fixed(value, decimals)}{TIMES}",
+        ratio: lambda value: _fixed(value, decimals),
+        significant: lambda value: significant(value, decimals + 1),
+        seconds: lambda value: seconds(value, decimals + 1),
+        gibibytes: lambda value: gibibytes(value, decimals + 1),
+    }
+    return others.get(write, write)
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:
