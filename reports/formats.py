@@ -120,7 +120,6 @@ def _with_decimals(
     write: Callable[[float], str], decimals: int
 ) -> Callable[[float], str]:
     """Returns ``write`` with other decimals; what it writes must end in its unit."""
-
     others: dict[Callable[[float], str], Callable[[float], str]] = {
         percent: lambda value: f"{_fixed(100 * value, decimals)}{THIN_SPACE}%",
         times: lambda value: f"{_fixed(value, decimals)}{TIMES}",
