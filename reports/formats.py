@@ -120,21 +120,15 @@ def _with_decimals(
     write: Callable[[float], str], decimals: int
 ) -> Callable[[float], str]:
     """Returns ``write`` with other decimals; what it writes must end in its unit."""
-    more = {significant: significant, seconds: seconds, gibibytes: gibibytes}
-
-    def written(value: float) -> str:
-        if write in (percent, times, ratio):
-            factor, unit = {
-                percent: (100, f"{THIN_SPACE}%"),
-                times: (1, TIMES),
-                ratio: (1, ""),
-            }[write]
-            return f"{_fixed(factor * value, decimals)}{unit}"
-        if write in more:
-            return more[write](value, decimals + 1)
-        return write(value)
-
-    return written
+    others: dict[Callable[[float], str], Callable[[float], str]] = {
+        percent: lambda value: f"{_fixed(100 * value, decimals)}{THIN_SPACE}%",
+        times: lambda value: f"{_fixed(value, decimals)}{TIMES}",
+        ratio: lambda value: _fixed(value, decimals),
+        significant: lambda value: significant(value, decimals + 1),
+        seconds: lambda value: seconds(value, decimals + 1),
+        gibibytes: lambda value: gibibytes(value, decimals + 1),
+    }
+    return others.get(write, write)
 
 
 def interval(low: float, high: float, write: Callable[[float], str]) -> str:
