@@ -53,7 +53,9 @@ def _no_figures_left() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "draw", [plot.scaling, plot.forest, plot.learning, plot.steps], ids=str
+    "draw",
+    [plot.scaling, plot.forest, plot.learning, plot.steps],
+    ids=["scaling", "forest", "learning", "steps"],
 )
 def test_a_figure_is_drawn_on_new_axes_or_on_given_ones(
     points: pd.DataFrame, draw: Any
