@@ -264,7 +264,7 @@ def change_differences(
         {(change.group, change.name): change.sketch for change in changes}
         for changes in (first, second)
     )
-    found = {}
+    found: dict[tuple[str, str], float] = {}
     for key in dict.fromkeys((*here, *there)):
         one, other = here.get(key, ()), there.get(key, ())
         if len(one) != len(other):

@@ -77,7 +77,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
                 f" {failure['status']} in {failure['phase']}: {failure['reason']}"
             )
         for line in matches:
-            click.echo(one_line(f"  {line}"))
+            click.echo(one_line(line))
     return name_problems(store)
 
 

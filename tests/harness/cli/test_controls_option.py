@@ -71,5 +71,7 @@ def test_controls_in_sequence_exit_with_2(harness: Any, written: Any) -> None:
     )
 
     assert 2 == code
-    assert "--controls nosync,solo,synthetic,input_only with order sequential" in err
+    assert (
+        "--controls nosync,solo,synthetic,input_only,no_update with order sequential"
+    ) in err
     assert [] == written()

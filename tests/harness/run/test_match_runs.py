@@ -67,7 +67,7 @@ def test_replicas_that_do_not_match_are_not_sane(
         err,
     )
     assert "2 of 8 trials are not ok" in err
-    assert "  in_graph x2 does not match one replica: " in status
+    assert "\nin_graph x2 does not match one replica: " in status
     assert exit_codes.OK == verified
 
 
