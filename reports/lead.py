@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reports.view import View
     from results.records import ScalingMode
     from results.scaling import Point
@@ -39,7 +41,7 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
     return tuple(max(known, key=_size_and_throughput)) if known else ()
 
 
-def _size_and_throughput(curve: list[Point]) -> tuple[int, float]:
+def _size_and_throughput(curve: Sequence[Point]) -> tuple[int, float]:
     last = curve[-1]
     assert last.throughput is not None
     return last.num_replicas, last.throughput.value

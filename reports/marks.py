@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import statistics
 from typing import TYPE_CHECKING
 
 from reports import formats
@@ -153,14 +154,11 @@ def _quiet(view: View) -> Mark:
 
 def _drift(view: View) -> Mark:
     name = "Drift"
-    times: dict[str, list[float]] = collections.defaultdict(list)
-    for env in _environments(view):
-        canaries = (env.canary_before_sec, env.canary_after_sec)
-        times[env.fingerprint] += [seconds for seconds in canaries if seconds]
-    if len(times) > 1:
-        reason = f"{len(times)} different environments"
+    fingerprints = {env.fingerprint for env in _environments(view)}
+    if len(fingerprints) > 1:
+        reason = f"{len(fingerprints)} different environments"
         return Mark(name=name, level=Level.BAD, reason=reason)
-    known = [seconds for of in times.values() for seconds in of]
+    known = [statistics.median(of) for of in _canaries(view) if of]
     if not known:
         return Mark(name=name, level=Level.CAUTION, reason="speed was not recorded")
     drift = max(known) / min(known) - 1
@@ -175,6 +173,24 @@ def _drift(view: View) -> Mark:
         )
     level = Level.BAD if drift > LARGE_DRIFT else Level.CAUTION
     return Mark(name=name, level=level, reason=reason)
+
+
+def _canaries(view: View) -> list[list[float]]:
+    """Returns the seconds of a fixed computation, of what ran at about the same time.
+
+    Of a trial, or in a relay of a generation, whose trials lie side by side.
+    """
+    is_relay = view.study.plan.measuring.order is Order.RELAY
+    found: dict[str | int, list[float]] = collections.defaultdict(list)
+    for entry in view.study.planned:
+        if entry.trial is None or entry.trial.env is None:
+            continue
+        env = entry.trial.env
+        is_of_generation = is_relay and entry.spec.budget is None
+        key = entry.spec.repetition_index if is_of_generation else entry.trial_id
+        canaries = (env.canary_before_sec, env.canary_after_sec)
+        found[key] += [seconds for seconds in canaries if seconds]
+    return list(found.values())
 
 
 def _failures(view: View) -> Mark:

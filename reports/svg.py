@@ -260,9 +260,9 @@ def set_ratio_log(axes: Axes, which: Literal["x", "y"]) -> None:
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
     reach = max(high, 1 / low)
-    above = next(ticks for limit, ticks in RATIO_TICKS if reach <= limit)
-    above = tuple(tick for tick in above if tick <= high)
-    below = tuple(1 / tick for tick in reversed(above))
+    ticks = next(ticks for limit, ticks in RATIO_TICKS if reach <= limit)
+    above = [tick for tick in ticks if tick <= high]
+    below = [1 / tick for tick in reversed(above)]
     axis.set_major_locator(FixedLocator([*below, 1, *above]))
     axis.set_major_formatter(
         lambda value, _: f"{value:.2g}" if value < 1 else f"{value:g}"

@@ -261,7 +261,7 @@ def change_differences(
     A change of zero on both sides is no difference.
     """
     here, there = (
-        {(change.group, change.name): change.sketch for change in changes}
+        {(str(change.group), change.name): change.sketch for change in changes}
         for changes in (first, second)
     )
     found: dict[tuple[str, str], float] = {}

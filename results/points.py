@@ -104,7 +104,8 @@ def points_frame(source: Store | Study) -> pd.DataFrame:
     study = source if isinstance(source, Study) else load_study(source)
     points = scaling.points(study)
     explained = explain.explain(study)
-    losses = (*explained, *recorded_losses(points, explained))
+    losses: list[Explained | RecordedLoss] = [*explained]
+    losses += recorded_losses(points, explained)
     return frame_of(study, points, scaling.comparisons(study), losses)
 
 
@@ -184,7 +185,7 @@ def _of(estimate: Estimate) -> Row:
 def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
     for point in points:
         for quantity in QUANTITIES:
-            common = {"mode": point.mode.value, "is_baseline": point.is_baseline}
+            common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
             if point.is_crossed_out:
                 more = common | {"method": point.missing_reason}
                 yield _row("scaling", quantity, "crossed_out", point.case, **more)

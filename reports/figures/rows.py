@@ -86,7 +86,9 @@ class Places:
 
 def place(groups: Sequence[str]) -> Places:
     """Returns where the rows of these groups lie; rows of a group must be together."""
-    rows, headings, spans = [], [], []
+    rows: list[int] = []
+    headings: list[tuple[int, str]] = []
+    spans: list[tuple[int, int]] = []
     free = 0
     for group, members in itertools.groupby(groups):
         if group:

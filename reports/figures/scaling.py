@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
@@ -14,7 +14,7 @@ from reports.figures.quantities import EFFICIENCY, THROUGHPUT
 from results.records import ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pandas as pd
     from markupsafe import Markup
@@ -129,12 +129,17 @@ def _draw_curve(
             )
 
 
+def _each(rows: pd.DataFrame) -> Iterator[Any]:
+    """Yields rows as named tuples; the types of their values are not known."""
+    yield from rows.itertuples()
+
+
 def _ideals(
     estimates: pd.DataFrame, quantity: Quantity, sizes: Sequence[int]
 ) -> dict[tuple[float, ...], str]:
     """Returns perfect scaling at every size, by the backend of the baseline."""
     found: dict[tuple[float, ...], str] = {}
-    for row in estimates[estimates["is_baseline"]].itertuples():
+    for row in _each(estimates[estimates["is_baseline"]]):
         base = int(row.num_replicas)
         line = tuple(quantity.ideal(n, base, row.value) for n in sizes)
         found.setdefault(line, row.backend)
@@ -267,7 +272,7 @@ def draw_on(
             dashes=(2, 2.5),
             zorder=1,
         )
-    for row in shown[shown["kind"] == "ceiling"].itertuples():
+    for row in _each(shown[shown["kind"] == "ceiling"]):
         reach = [sideways(int(row.num_replicas), s * CEILING_REACH) for s in (-1, 1)]
         color = look_.ink if quantity is THROUGHPUT else look_.color(row.backend)
         axes.plot(reach, [row.value] * 2, color=color, linewidth=1.6, zorder=3)
@@ -301,13 +306,13 @@ def describe(frame: pd.DataFrame, quantity: Quantity, mode: str) -> str:
             f"{quantity.write(row.value)} at "
             f"{formats.count(int(row.num_replicas), 'replica')}"
             + (" (oversubscribed)" if row.is_oversubscribed else "")
-            for row in estimates.itertuples()
+            for row in _each(estimates)
         ]
         crossed = rows[(rows["kind"] == "crossed_out") & (rows["backend"] == backend)]
         values += [
             f"crossed out at {formats.count(int(row.num_replicas), 'replica')}, since "
             f"it {row.method}"
-            for row in crossed.itertuples()
+            for row in _each(crossed)
         ]
         if values:
             parts.append(f"{backend}: {', '.join(values)}")
@@ -315,7 +320,7 @@ def describe(frame: pd.DataFrame, quantity: Quantity, mode: str) -> str:
         ("ceiling" if quantity is THROUGHPUT else f"ceiling of {row.backend}")
         + f", programs that never communicate: {quantity.write(row.value)} at "
         f"{formats.count(int(row.num_replicas), 'replica')}"
-        for row in rows[rows["kind"] == "ceiling"].itertuples()
+        for row in _each(rows[rows["kind"] == "ceiling"])
     ]
     return f"{'; '.join(parts)}." if parts else "No trial is ok."
 

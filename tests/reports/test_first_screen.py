@@ -19,9 +19,11 @@ from results.records import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
+    from collections.abc import Callable
 
     from reports.view import View
     from results.store import Store
+    from results.study import Entry
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
@@ -224,12 +226,15 @@ def test_trials_in_sequence_call_for_caution(sequence: View) -> None:
     assert re.match(r"With caution \(design, sample[\w, ]*\): ", _text(sequence))
 
 
-def _with_environments(view: View, **fields: Any) -> View:
-    """Changes the environment of every second trial."""
+def _with_environments(
+    view: View, choose: Callable[[Entry], bool] | None = None, **fields: Any
+) -> View:
+    """Changes the environment of every second trial, or of those that are chosen."""
     entries = []
     for number, entry in enumerate(view.study.entries):
         changed = entry
-        if number % 2 and entry.trial is not None and entry.trial.env is not None:
+        is_chosen = choose(entry) if choose else number % 2
+        if is_chosen and entry.trial is not None and entry.trial.env is not None:
             env = entry.trial.env.model_copy(update=fields)
             changed = dataclasses.replace(
                 entry, trial=dataclasses.replace(entry.trial, env=env)
@@ -255,7 +260,16 @@ def test_a_large_drift_changes_the_words_of_the_verdict(
     assert _mark(drifted, "Drift").level is Level.BAD
     assert re.match(r"Not reliable \(drift\): ", _text(drifted))
     assert _text(drifted).endswith("Next: repeat on a quiet machine.")
-    assert _mark(_with_environments(relay, **slow), "Drift").level is Level.CAUTION
+    one_reading = _with_environments(relay, **slow)
+    assert _mark(one_reading, "Drift").level is Level.OK
+    generation = _with_environments(
+        relay,
+        lambda entry: entry.spec.repetition_index == 1,
+        canary_before_sec=2 * before,
+        **slow,
+    )
+    assert _mark(generation, "Drift").level is Level.CAUTION
+    assert _plain(_mark(generation, "Drift").reason).startswith("speed of the machine")
 
 
 def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:
