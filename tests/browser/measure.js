@@ -8,6 +8,9 @@
   const meet = (a, b, slack) =>
     a.left + slack < b.right && b.left + slack < a.right &&
     a.top + slack < b.bottom && b.top + slack < a.bottom;
+  // Letters are lower than the box of a line of text.
+  const lettersOf = (box) => ({ left: box.left, right: box.right,
+    top: box.top + box.height * 0.15, bottom: box.bottom - box.height * 0.15 });
   const figures = [...document.querySelectorAll("figure svg[role=img]")]
     .filter((svg) => svg.getClientRects().length);
   for (const svg of figures) {
@@ -24,7 +27,7 @@
         found.push(`${name}: ${text} leaves the panel`);
       }
       for (const [other, otherBox] of texts.slice(index + 1)) {
-        if (meet(box, otherBox, SLACK)) found.push(`${name}: ${text} over ${other}`);
+        if (meet(lettersOf(box), lettersOf(otherBox), SLACK)) found.push(`${name}: ${text} over ${other}`);
       }
     });
     const windowOf = (element) => {

@@ -20,7 +20,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
     [
         (95, 700_000, {"replicas": (1, 2, 4, 8), "repeats": 7}),
         (
-            395,
+            300,
             1_500_000,
             {
                 "backends": BACKENDS,
@@ -31,7 +31,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
             },
         ),
     ],
-    ids=["100 trials", "400 trials"],
+    ids=["100 trials", "310 trials"],
 )
 def test_a_page_stays_small(
     tmp_path: pathlib.Path,
