@@ -38,7 +38,8 @@ def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:
     known = [
         curve for curve in curves if any(of.efficiency is not None for of in curve)
     ]
-    return tuple(max(known, key=_size_and_throughput)) if known else ()
+    best: Sequence[Point] = max(known, key=_size_and_throughput) if known else ()
+    return tuple(best)
 
 
 def _size_and_throughput(curve: Sequence[Point]) -> tuple[int, float]:
