@@ -24,7 +24,11 @@ def line(view: View) -> str:
         estimate = scaling.estimate(case, scaling.flop_utilisation_of, unit="")
         assert estimate is not None
         figure = formats.in_words(estimate, formats.percent)
-        parts.append(f"{case.label} {figure}, n = {estimate.n}")
+        spec = case.spec
+        parts.append(
+            f"{spec.backend} x{spec.num_replicas} with {spec.per_replica_batch_size} per"
+            f" replica {figure}, n = {estimate.n}"
+        )
         peaks += [
             sum(rank.peak_flops_per_sec or 0.0 for rank in entry.result.ranks)
             / (case.spec.num_replicas * _GIGA)

@@ -43,7 +43,7 @@ def test_the_page_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
     line = utilisation.line(view_store(store))
 
     assert "on the same devices (2.00 GFLOP/s per replica)" in line
-    assert re.search(r"in_graph, 1 replica x 8 \d\.\d.% \(95.%.CI \d\.\d.% to", line)
+    assert re.search(r"in_graph x1 with 8 per replica \d\.\d.% \(95.%.CI ", line)
     assert 2 == line.count("n = 4")
     assert line in build.build_report(store).replace("&#39;", "'")
 
