@@ -26,8 +26,8 @@ def line(view: View) -> str:
         figure = formats.in_words(estimate, formats.percent)
         spec = case.spec
         parts.append(
-            f"{spec.backend} x{spec.num_replicas} with {spec.per_replica_batch_size} per"
-            f" replica {figure}, n = {estimate.n}"
+            f"{spec.backend} x{spec.num_replicas} with {spec.per_replica_batch_size}"
+            f" per replica {figure}, n = {estimate.n}"
         )
         peaks += [
             sum(rank.peak_flops_per_sec or 0.0 for rank in entry.result.ranks)
