@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
+from replicator.validation.user_functions import check_function, check_takes_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +44,11 @@ class CompiledStep:
 
         Args:
           step_fn: Single-device code, as for ``Replicator.run``.
+
+        Raises:
+          TypeError: It is not a function.
         """
+        check_function(step_fn, "CompiledStep")
         self.step_fn = step_fn
         functools.update_wrapper(self, step_fn, updated=())
 
@@ -77,7 +82,11 @@ def draw(function: Callable[[], _T]) -> _T:
     Returns:
       What it returned. In a ``CompiledStep`` it ran before the program: the numbers are
       those of the same step without XLA.
+
+    Raises:
+      TypeError: ``function`` cannot be called without an argument.
     """
+    check_takes_none(function, "draw")
     if _AROUND.graph is None:
         return function()
     with _AROUND.graph.as_default(), _called_from(None):

@@ -105,7 +105,7 @@ def reports(
 
 @pytest.fixture
 def open_page(browser: Any, reports: Callable[[str], pathlib.Path]) -> Iterator[Any]:
-    """Opens the report of a shape; fails on anything the page says or asks for."""
+    """Opens the report of a shape; fails on anything the page says or loads."""
     contexts = []
     said: list[str] = []
 

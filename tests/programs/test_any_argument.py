@@ -12,6 +12,7 @@ import replicator
 # Errors of what the user passed, when it is called: they must come through.
 ERRORS_OF_USERS = {
     ("run(value)", "a Keras layer"),
+    ("draw(value)", "a Keras layer"),
     ("map_reduce(value, items)", "a Keras layer"),
     ("map_gather(items, value)", "a Keras layer"),
     ("audit_inputs(key_fn=value)", "a Keras layer"),

@@ -245,7 +245,7 @@ HOSTILE = [
     (("--quality-repeats=1000000", "--budget=9steps"), r"has \d{7} trials, and each"),
     (
         ("--replicas=1..65536", "--mode=weak"),
-        r"the sweep has 524288 trials, and each is a process; allowed are at most",
+        r"the sweep has 655360 trials, and each is a process; allowed are at most",
     ),
 ]
 

@@ -98,14 +98,14 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
         (("power", "one"), r"study 'one' has 1 generation\(s\) .* a spread needs 2 or"),
         (("power", "alone"), r"study 'alone' has no primary contrast, so it has no sp"),
         (
-            ("power", "--spread=3%", "--minutes=4"),
-            r"--minutes 4 is time for 1 generation\(s\) of 2.2 min, .* --minutes 5 or",
+            ("power", "--spread=3%", "--minutes=3"),
+            r"--minutes 3 is time for 1 generation\(s\) of 1.8 min, .* --minutes 4 or",
         ),
         (
             ("power", "--spread=3%", "--target=1%"),
             (
-                r"--target 1.00% needs 45 generations, about 101 min at .*, and 9.0 min"
-                r" are time for 4, which reach 4.3%; use --minutes 102 or"
+                r"--target 1.00% needs 45 generations, about 81 min at .*, and 9.0 min"
+                r" are time for 5, which reach 3.5%; use --minutes 81 or"
             ),
         ),
         (
@@ -209,12 +209,12 @@ def test_power_uses_the_spread_of_the_primary_contrast(
 
 
 def test_power_shows_the_expected_operating_points(harness: Any) -> None:
-    """At a spread of 3 % and four generations."""
+    """At a spread of 3 % and five generations."""
     code, out, _ = harness("power", "--spread=3%")
 
     assert exit_codes.OK == code
     rows = dict(
         re.findall(r"^ +([+]\d+\.\d%) +(\d\.\d+ +\d\.\d+ +\d\.\d+)", out, re.MULTILINE)
     )
-    assert ["0.791", "0.050", "0.016"] == rows["+0.0%"].split()
-    assert ["0.001", "0.000", "0.982"] == rows["+8.0%"].split()
+    assert ["0.905", "0.050", "0.013"] == rows["+0.0%"].split()
+    assert ["0.000", "0.000", "0.998"] == rows["+8.0%"].split()

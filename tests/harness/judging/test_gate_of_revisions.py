@@ -130,16 +130,16 @@ def test_a_disturbed_machine_gives_no_verdict(gate: Any) -> None:
 
 
 def test_costs_are_measured_alone(gate: Any, tmp_path: Path) -> None:
-    """Peak memory in sequence: no twin, no turns, four repetitions."""
+    """Peak memory in sequence: no twin, no turns, five repetitions."""
     of = tuple(arg for arg in GATE if not arg.startswith(("--rounds", "--repeats")))
     code, out, err = gate(
         "--baseline=slower", "--metric=peak_memory", "--study=g", of=of
     )
 
     assert exit_codes.OK == code, err
-    assert re.search(r"in_graph x1, weak +\+0.0 % .* 4  pass\n", out)
+    assert re.search(r"in_graph x1, weak +\+0.0 % .* 5  pass\n", out)
     plan = Store.open(tmp_path / "runs" / "g").read_plan()
-    assert 8 == len(plan.trials)
+    assert 10 == len(plan.trials)
     assert {Order.SEQUENTIAL} == {trial.spec.order for trial in plan.trials}
 
 

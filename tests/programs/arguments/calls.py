@@ -86,6 +86,8 @@ IN_STEP = {
         lambda v: replicator.map_gather([1, 2], lambda _: v)
     ),
     "mean_over_examples(value)": in_step(replicator.mean_over_examples),
+    "draw(value)": in_step(replicator.draw),
+    "draw(lambda: value)": in_step(lambda v: replicator.draw(lambda: v)),
     "logical_device(value)": in_step(
         lambda v: replicator.logical_device(v).__enter__()
     ),
@@ -103,6 +105,7 @@ IN_STEP = {
 }
 OUTSIDE = {
     "PerReplica(value)": outside(lambda repl, v: replicator.PerReplica(v)),
+    "CompiledStep(value)": outside(lambda repl, v: replicator.CompiledStep(v)),
     "create(value)": outside(lambda repl, v: replicator.create(v)),
     **{
         f"create({name}=value)": outside(
