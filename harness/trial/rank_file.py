@@ -29,8 +29,8 @@ which all processes of a machine share.
 
 Lines are flushed as they are written and synced to disk at the end of a phase, so a
 killed process leaves its lines so far; only the last one can be incomplete. Steps of
-the measured window are written with the next other line, a heartbeat at the latest:
-writing one takes about 0.1 ms, which would be part of the window.
+the measured window are formatted and written with the next other line, a heartbeat at
+the latest: that takes about 0.1 ms each, which would be part of the window.
 """
 
 from __future__ import annotations
@@ -70,6 +70,20 @@ def one_line(text: str) -> str:
     return line[: MAX_REASON_LENGTH - 3] + "..."
 
 
+def _step_line(
+    phase: Phase, index: int, start_ns: int, end_ns: int, loss: float
+) -> str:
+    fields = {
+        "kind": "step",
+        "phase": phase.value,
+        "index": index,
+        "start_ns": start_ns,
+        "end_ns": end_ns,
+        "loss": loss if math.isfinite(loss) else repr(loss),
+    }
+    return json.dumps(fields, allow_nan=False) + "\n"
+
+
 class RankWriter:
     """Appends to a rank file; safe to use from several threads.
 
@@ -82,7 +96,7 @@ class RankWriter:
         self._file = path.open("x", buffering=1, encoding="utf-8")
         self._lock = threading.Lock()
         self._clock = clock
-        self._measured_steps: list[str] = []
+        self._measured_steps: list[tuple[int, int, int, float]] = []
         self.phase = Phase.LAUNCH
         self.write("phase", phase=self.phase.value, ns=clock())
 
@@ -101,8 +115,9 @@ class RankWriter:
 
     def _write_measured_steps(self) -> None:
         """Writes the steps that were held back; needs the lock."""
-        lines, self._measured_steps = self._measured_steps, []
-        if lines and not self._file.closed:
+        steps, self._measured_steps = self._measured_steps, []
+        if steps and not self._file.closed:
+            lines = [_step_line(Phase.MEASURE, *step) for step in steps]
             self._file.write("".join(lines))
 
     def enter(self, phase: Phase) -> None:
@@ -113,19 +128,15 @@ class RankWriter:
 
     def step(self, index: int, start_ns: int, end_ns: int, loss: float) -> None:
         """Appends one step of the current phase."""
-        fields = {
-            "phase": self.phase.value,
-            "index": index,
-            "start_ns": start_ns,
-            "end_ns": end_ns,
-            "loss": loss if math.isfinite(loss) else repr(loss),
-        }
         if self.phase is Phase.MEASURE:
-            line = json.dumps({"kind": "step", **fields}, allow_nan=False)
             with self._lock:
-                self._measured_steps.append(line + "\n")
-        else:
-            self.write("step", **fields)
+                self._measured_steps.append((index, start_ns, end_ns, loss))
+            return
+        line = _step_line(self.phase, index, start_ns, end_ns, loss)
+        with self._lock:
+            self._write_measured_steps()
+            if not self._file.closed:
+                self._file.write(line)
 
     def attach(self, name: str, content: bytes) -> None:
         """Writes a file beside that of rank 0; other ranks have the same content."""
