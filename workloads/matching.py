@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import replicator
+from workloads.delegating import Delegating
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +38,7 @@ SKETCH_SIZE: Final = 64
 """Numbers of a sketch: its length is that of all elements to about 9 %."""
 
 
-class MatchingReplicator:
+class MatchingReplicator(Delegating):
     """A replicator whose pipelines divide the global batches of one pipeline.
 
     The input function makes batches for all replicas. Everything else is that of
@@ -57,13 +58,8 @@ class MatchingReplicator:
           has_dense_gradients: Whether optimizers get dense gradients only: of backends
             that do not sum the rows that several replicas touch.
         """
-        self.original = original
+        super().__init__(original)
         self._has_dense_gradients = has_dense_gradients
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def make_input_iterator(
         self,
@@ -84,16 +80,8 @@ class MatchingReplicator:
         return _DenseGradients(wrapped) if self._has_dense_gradients else wrapped
 
 
-class _DenseGradients:
+class _DenseGradients(Delegating):
     """An optimizer that gets dense gradients; otherwise the one it was made of."""
-
-    def __init__(self, original: Any) -> None:
-        self.original = original
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """Updates by gradients without sparse rows."""
@@ -130,7 +118,7 @@ def own_rows(values: tf.Tensor) -> tf.Tensor:
     return tf.gather(by_replica, context.replica_id_in_sync_group)
 
 
-class MatchedProgram:
+class MatchedProgram(Delegating):
     """A program that also records what its first steps changed.
 
     Everything else is that of the program it was made of.
@@ -148,15 +136,10 @@ class MatchedProgram:
           original: The program, before its first step.
           record: Takes ``group``, ``name`` and ``sketch`` of what is changed.
         """
-        self.original = original
+        super().__init__(original)
         self._record = record
         self._before = original.trained_values()
         self._num_steps = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def run(self, num_steps: int = 1) -> float:
         """Runs steps; records after ``NUM_CHANGING_STEPS`` what has changed."""

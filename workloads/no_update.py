@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 import replicator
+from workloads.delegating import Delegating
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
-class NotUpdatingReplicator:
+class NotUpdatingReplicator(Delegating):
     """A replicator whose optimizers sum gradients and update nothing.
 
     Everything else is that of the replicator it was made of.
@@ -27,33 +28,17 @@ class NotUpdatingReplicator:
       original: That replicator.
     """
 
-    def __init__(self, original: replicator.Replicator) -> None:
-        self.original = original
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
-
     def wrap_optimizer(self, *args: Any, **options: Any) -> NotUpdatingOptimizer:
         """Wraps an optimizer; see ``Replicator.wrap_optimizer``."""
         return NotUpdatingOptimizer(self.original.wrap_optimizer(*args, **options))
 
 
-class NotUpdatingOptimizer:
+class NotUpdatingOptimizer(Delegating):
     """An optimizer that updates nothing but its counter of iterations.
 
     Attributes:
       original: The optimizer that it was made of.
     """
-
-    def __init__(self, original: replicator.ReplicatedOptimizer) -> None:
-        self.original = original
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]]) -> Any:
         """Sums gradients over replicas, as an update does first."""

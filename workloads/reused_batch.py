@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from workloads.delegating import Delegating
 from workloads.spec import SanityCheck
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import replicator
 
 
-class ReusingReplicator:
+class ReusingReplicator(Delegating):
     """A replicator whose pipelines repeat the first batch of each replica.
 
     Everything else is that of the replicator it was made of.
@@ -28,14 +29,6 @@ class ReusingReplicator:
     Attributes:
       original: That replicator.
     """
-
-    def __init__(self, original: replicator.Replicator) -> None:
-        self.original = original
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "original":  # not yet set while unpickling or copying
-            raise AttributeError(name)
-        return getattr(self.original, name)
 
     def make_input_iterator(
         self,
