@@ -242,7 +242,7 @@ def doctor(*, relay_sec: float, device: str, is_json: bool) -> int:
     """Checks whether this machine can be timed, and says what to do.
 
     Looks for neighbours, throttling, swap and settings, measures what a core does when
-    all are busy, and what interval a sweep of nine minutes could give. Takes about 15 s
+    all are busy, and what interval a default sweep could give. Takes about 15 s
     and the relay. Exit code 6 if timings would be unusable.
     """
     from harness.cli import doctor_verb

@@ -2,7 +2,7 @@
 
 The same small case twice, as residents that take turns, for a minute. Their ratio is 1,
 so what the rounds show is the noise that is left after pairing. From it follows the
-interval of a sweep that takes nine minutes. The spread between processes cannot be seen
+interval of a default sweep. The spread between processes cannot be seen
 in one generation, and is assumed.
 """
 
@@ -52,7 +52,7 @@ _ADVICE = "end other programs, or measure longer: --minutes, --target"
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a sweep of nine minutes would give.
+    """What a default sweep would give.
 
     Attributes:
       num_rounds: Of each of its generations.
@@ -64,7 +64,7 @@ class Prediction:
 
 
 def predict(deviation: float, turn_sec: float, start_sec: float) -> Prediction:
-    """Predicts the interval of a ratio in a relay of nine minutes and six cases.
+    """Predicts the interval of a ratio in a relay of the default time and six cases.
 
     Args:
       deviation: Standard deviation over rounds of the log ratio of two turns.

@@ -99,13 +99,13 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
         (("power", "alone"), r"study 'alone' has no primary contrast, so it has no sp"),
         (
             ("power", "--spread=3%", "--minutes=3"),
-            r"--minutes 3 is time for 1 generation\(s\) of 1.8 min, .* --minutes 4 or",
+            r"--minutes 3 is time for 1 generation\(s\) of 2.4 min, .* --minutes 5 or",
         ),
         (
             ("power", "--spread=3%", "--target=1%"),
             (
-                r"--target 1.00% needs 45 generations, about 81 min at .*, and 9.0 min"
-                r" are time for 5, which reach 3.5%; use --minutes 81 or"
+                r"--target 1.00% needs 45 generations, about 108 min at .*, and 12.0 min"
+                r" are time for 5, which reach 3.5%; use --minutes 108 or"
             ),
         ),
         (

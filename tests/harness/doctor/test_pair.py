@@ -42,7 +42,7 @@ def voiding(settings: RunSettings, *is_void: bool) -> RunSettings:
 
 
 @pytest.mark.processes
-def test_a_quiet_pair_says_what_nine_minutes_give(settings: RunSettings) -> None:
+def test_a_quiet_pair_says_what_a_default_sweep_gives(settings: RunSettings) -> None:
     """The fake worker's steps hardly vary; what is assumed is said."""
     finding = measure(settings)
 
@@ -50,7 +50,7 @@ def test_a_quiet_pair_says_what_nine_minutes_give(settings: RunSettings) -> None
     assert "ok" == finding.level
     assert re.fullmatch(
         r"ratio [01]\.\d{3} \[.*\] in 5 rounds, which vary by 0\.\d %; 0 of 10 turns"
-        r" void; in 9 min a ratio of 6 such cases would be known to \+-[345]\.\d %"
+        r" void; in 12 min a ratio of 6 such cases would be known to \+-[345]\.\d %"
         r" \(5 generations of \d+ rounds, 2 % between processes assumed\)",
         finding.found,
     )
