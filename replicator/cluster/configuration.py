@@ -73,6 +73,17 @@ class ClusterConfig:
         return self.workers.index(own)
 
     @property
+    def local_worker_id(self) -> int:
+        """Index of this worker among those at the same host name: which GPU is its own.
+
+        Raises:
+          ClusterConfigError: This process is not a worker.
+        """
+        before = map(self.address_of, range(self.worker_id))
+        own = split_address(self.address)[0]
+        return sum(split_address(address)[0] == own for address in before)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is worker 0, the one that writes checkpoints."""
         return (self.kind, self.index) == self.workers[0]

@@ -7,6 +7,7 @@ one file per class. Free of TensorFlow, so that launchers can use it.
 from replicator.cluster.environment.base import ClusterEnvironment, DetectedEnvironment
 from replicator.cluster.environment.detection import ENVIRONMENTS, config_of, detect
 from replicator.cluster.environment.resolver import ResolverEnvironment
+from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import TfConfigEnvironment
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ClusterEnvironment",
     "DetectedEnvironment",
     "ResolverEnvironment",
+    "SlurmEnvironment",
     "TfConfigEnvironment",
     "config_of",
     "detect",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import EXAMPLE, TfConfigEnvironment
 from replicator.errors import ClusterConfigError
 
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 
 # In the order in which they are tried: what a user sets comes before what a scheduler
 # sets for every process.
-ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (TfConfigEnvironment,)
+ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (
+    TfConfigEnvironment,
+    SlurmEnvironment,
+)
 
 
 def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
