@@ -39,6 +39,11 @@ LAUNCHERS: dict[str, LauncherInfo] = {
             factory="harness.launch.local:LocalLauncher",
             summary="processes of this machine",
         ),
+        LauncherInfo(
+            name="slurm",
+            factory="harness.launch.slurm.srun:from_environment",
+            summary="steps of srun in an allocation; submits a job outside of one",
+        ),
     )
 }
 

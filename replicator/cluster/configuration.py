@@ -73,14 +73,13 @@ class ClusterConfig:
         return self.workers.index(own)
 
     @property
-    def local_worker_id(self) -> int:
-        """Index of this worker among those at the same host name: which GPU is its own.
+    def local_index(self) -> int:
+        """Index of this process among those of its kind on its host.
 
-        Raises:
-          ClusterConfigError: This process is not a worker.
+        It says which of the host's GPUs are its own; the index in the cluster does not.
         """
-        before = map(self.address_of, range(self.worker_id))
         own = split_address(self.address)[0]
+        before = self.addresses[self.kind][: self.index]
         return sum(split_address(address)[0] == own for address in before)
 
     @property

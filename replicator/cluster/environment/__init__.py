@@ -5,7 +5,12 @@ one file per class. Free of TensorFlow, so that launchers can use it.
 """
 
 from replicator.cluster.environment.base import ClusterEnvironment, DetectedEnvironment
-from replicator.cluster.environment.detection import ENVIRONMENTS, config_of, detect
+from replicator.cluster.environment.detection import (
+    ENVIRONMENTS,
+    config_of,
+    detect,
+    forget,
+)
 from replicator.cluster.environment.resolver import ResolverEnvironment
 from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import TfConfigEnvironment
@@ -19,4 +24,5 @@ __all__ = [
     "TfConfigEnvironment",
     "config_of",
     "detect",
+    "forget",
 ]
