@@ -32,6 +32,7 @@ ClusterName=test
 SlurmctldHost=ctl(10.77.0.1)
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=3
 SlurmUser=root
 SlurmdUser=root
 MailProg=/bin/true

@@ -197,7 +197,7 @@ def test_every_task_has_a_place_of_its_own(counts, block_size):
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 64))
 def test_derived_ports_are_below_those_of_outgoing_connections(job, number, num_ports):
-    """As many as asked for, in the range."""
+    """As many as requested, in the range."""
     ports = slurm.derived_ports(job, number, num_ports)
 
     assert num_ports == len(set(ports))
