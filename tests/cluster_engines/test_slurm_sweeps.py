@@ -73,8 +73,9 @@ def test_a_sweep_continues_in_the_next_run(
     # Each trial has two processes; at most one trial was interrupted.
     assert 3 == len(set(starts))
     assert len(starts) in (6, 8)
-    assert not slurm.processes("n0")
-    assert not slurm.processes("n1")
+    slurm.wait_for(
+        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
+    )
 
 
 def test_a_job_that_records_nothing_is_not_put_back(
