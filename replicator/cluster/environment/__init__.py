@@ -6,6 +6,14 @@ one file per class. Free of TensorFlow, so that launchers can use it.
 
 from replicator.cluster.environment.base import ClusterEnvironment, DetectedEnvironment
 from replicator.cluster.environment.detection import ENVIRONMENTS, config_of, detect
+from replicator.cluster.environment.kubernetes import KubernetesEnvironment
+from replicator.cluster.environment.ranks import (
+    HydraEnvironment,
+    OpenMpiEnvironment,
+    PlainRankEnvironment,
+    PmixEnvironment,
+)
+from replicator.cluster.environment.ray_gang import RayEnvironment, RayMember
 from replicator.cluster.environment.resolver import ResolverEnvironment
 from replicator.cluster.environment.tf_config import TfConfigEnvironment
 
@@ -13,6 +21,13 @@ __all__ = [
     "ENVIRONMENTS",
     "ClusterEnvironment",
     "DetectedEnvironment",
+    "HydraEnvironment",
+    "KubernetesEnvironment",
+    "OpenMpiEnvironment",
+    "PlainRankEnvironment",
+    "PmixEnvironment",
+    "RayEnvironment",
+    "RayMember",
     "ResolverEnvironment",
     "TfConfigEnvironment",
     "config_of",
