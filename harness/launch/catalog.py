@@ -39,6 +39,11 @@ LAUNCHERS: dict[str, LauncherInfo] = {
             factory="harness.launch.local:LocalLauncher",
             summary="processes of this machine",
         ),
+        LauncherInfo(
+            name="ray",
+            factory="harness.launch.ray_launcher:RayLauncher",
+            summary="the hosts of a Ray cluster, for machines without a scheduler",
+        ),
     )
 }
 
