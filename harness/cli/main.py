@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, reporting_verbs, store_verbs
+from harness.cli import exit_codes, launch_verbs, reporting_verbs, store_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
 from harness.cli.parsing import make_request
@@ -253,6 +253,7 @@ def doctor(*, relay_sec: float, device: str, is_json: bool) -> int:
 
 for _verb in VERBS:
     cli.add_command(_verb)
+cli.add_command(launch_verbs.launch)
 
 
 def main(

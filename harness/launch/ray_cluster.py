@@ -1,9 +1,9 @@
 """The Ray cluster that a sweep uses: which hosts it has, as far as a gang needs them.
 
-    python -m harness.launch.ray_cluster
+    python -m harness.launch.ray_cluster [HOSTS]
 
-prints them as JSON. It is a process of its own: Ray starts threads and changes the
-handling of signals in every process that connects to it.
+prints them as JSON, and fails if they are fewer. It is a process of its own: Ray starts
+threads and changes the handling of signals in every process that connects to it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def read_hosts() -> tuple[RayHost, ...]:
             f" {_TIMEOUT_SEC:g} s; {_HOW}"
         ) from None
     lines = done.stdout.splitlines()
-    answer = json.loads(lines[-1]) if lines and done.returncode == 0 else {}
+    answer = json.loads(lines[-1]) if lines and lines[-1].startswith("{") else {}
     if "hosts" not in answer:
         last = (done.stderr.splitlines() or ["no message"])[-1]
         raise LaunchError(answer.get("error") or f"--launcher ray: Ray failed: {last}")
@@ -145,17 +145,33 @@ def _named() -> str:
     return repr(os.environ.get(ADDRESS_VARIABLE, "auto"))
 
 
-def main() -> int:
+def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
+    """Checks that all hosts have joined.
+
+    Raises:
+      LaunchError: Some have not; the message says which have.
+    """
+    if len(hosts) < num_expected:
+        addresses = ", ".join(host.address for host in hosts)
+        raise LaunchError(
+            f"the Ray cluster at {_named()} has {len(hosts)} of {num_expected} hosts"
+            f" ({addresses}); join the others with 'ray start --address=HOST:PORT'"
+        )
+
+
+def main(argv: Sequence[str]) -> int:
     """Prints the hosts, or the error."""
     try:
         with connected() as ray:
-            hosts = [dataclasses.asdict(host) for host in hosts_of(ray.nodes())]
-        answer: dict[str, Any] = {"hosts": hosts}
+            hosts = hosts_of(ray.nodes())
+        if argv:
+            check_number(hosts, int(argv[0]))
+        answer: dict[str, Any] = {"hosts": [dataclasses.asdict(one) for one in hosts]}
     except LaunchError as error:
         answer = {"error": str(error)}
     sys.stdout.write(f"{json.dumps(answer)}\n")
-    return 0
+    return int("error" in answer)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -47,8 +47,8 @@ def choose(
         return range(num_needed)
     raise DeviceError(
         f"{num_workers_on_host} workers of one host need {num_needed} GPUs each, but"
-        f" worker {local_worker_id} there sees {num_visible}; start fewer workers per host"
-        f" or fewer replicas, or set {_VISIBLE} for each worker to GPUs of its own"
+        f" worker {local_worker_id} there sees {num_visible}; start fewer workers per"
+        f" host or fewer replicas, or set {_VISIBLE} for each worker to GPUs of its own"
     )
 
 

@@ -15,6 +15,7 @@ from replicator.cluster.environment.ranks import (
 )
 from replicator.cluster.environment.ray_gang import RayEnvironment, RayMember
 from replicator.cluster.environment.resolver import ResolverEnvironment
+from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import TfConfigEnvironment
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "RayEnvironment",
     "RayMember",
     "ResolverEnvironment",
+    "SlurmEnvironment",
     "TfConfigEnvironment",
     "config_of",
     "detect",

@@ -12,6 +12,7 @@ from replicator.cluster.environment.ranks import (
     PlainRankEnvironment,
     PmixEnvironment,
 )
+from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import EXAMPLE, TfConfigEnvironment
 from replicator.errors import ClusterConfigError
 
@@ -25,13 +26,15 @@ if TYPE_CHECKING:
     )
 
 # In the order in which they are tried: what a user sets comes before what a scheduler
-# sets for every process. mpirun inside of an allocation is asked before the scheduler,
-# whose variables then describe the processes that mpirun needs.
+# sets for every process. mpirun inside of an allocation comes before the scheduler,
+# whose variables then describe the helpers of mpirun; PMIx comes after it, since srun
+# speaks PMIx too.
 ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (
     TfConfigEnvironment,
     PlainRankEnvironment,
     OpenMpiEnvironment,
     HydraEnvironment,
+    SlurmEnvironment,
     PmixEnvironment,
     KubernetesEnvironment,
 )

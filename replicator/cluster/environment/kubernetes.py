@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from replicator.cluster.environment import roles
 from replicator.cluster.environment.base import DetectedEnvironment
 from replicator.cluster.environment.variables import read_integer, read_text
 from replicator.errors import ClusterConfigError
@@ -54,6 +55,7 @@ class KubernetesEnvironment(DetectedEnvironment):
                 f"{SERVICE}={self._service!r} is not a name in DNS; it must be the name"
                 " of the headless service, of lower-case letters, digits and '-'"
             )
+        self._members = roles.of_tasks(environ, self._num_workers)
         # With setHostnameAsFQDN the name has the domain behind it.
         name = read_text(environ, "HOSTNAME", how=_HOW).partition(".")[0]
         self._pods, _, index = name.rpartition("-")
@@ -71,13 +73,12 @@ class KubernetesEnvironment(DetectedEnvironment):
 
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The pods' names in DNS, which exist before the pods are ready."""
-        return {
-            "worker": tuple(
-                f"{self._pods}-{index}.{self._service}:{self._port}"
-                for index in range(self._num_workers)
-            )
-        }
+        by_rank = tuple(
+            f"{self._pods}-{index}.{self._service}:{self._port}"
+            for index in range(self._num_workers)
+        )
+        return roles.addresses(self._members, by_rank)
 
     def own(self) -> tuple[str, int]:
-        """The index of this pod."""
-        return "worker", self._index
+        """By index: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
+        return self._members[self._index]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from replicator.cluster.configuration import ClusterConfig
+from replicator.cluster.environment import roles
 from replicator.cluster.environment.base import DetectedEnvironment
 from replicator.cluster.environment.variables import read_integer, read_text
 from replicator.cluster.registration import Ranks
@@ -49,6 +50,7 @@ class RankEnvironment(DetectedEnvironment):
             environ, self.WORLD_SIZE, least=1, most=MAX_WORLD_SIZE, how=how
         )
         rank = read_integer(environ, self.RANK, least=0, most=size - 1, how=how)
+        self._members = roles.of_tasks(environ, size)
         self.local_rank: int | None = None
         if environ.get(self.LOCAL_RANK):
             self.local_rank = read_integer(
@@ -78,8 +80,8 @@ class RankEnvironment(DetectedEnvironment):
         return self._agree(is_trusted=False)
 
     def own(self) -> tuple[str, int]:
-        """A worker with the rank of this process."""
-        return "worker", self.ranks.rank
+        """By rank: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
+        return self._members[self.ranks.rank]
 
     def config(self, *, i_trust_this_network: bool = False) -> ClusterConfig:
         """The cluster, with everything checked; waits for all processes.
@@ -103,7 +105,8 @@ class RankEnvironment(DetectedEnvironment):
     def _agree(self, *, is_trusted: bool) -> dict[str, tuple[str, ...]]:
         from replicator.cluster import address_exchange
 
-        return {"worker": address_exchange.agree(self.ranks, is_trusted=is_trusted)}
+        by_rank = address_exchange.agree(self.ranks, is_trusted=is_trusted)
+        return roles.addresses(self._members, by_rank)
 
 
 class PlainRankEnvironment(RankEnvironment):
@@ -131,6 +134,11 @@ class HydraEnvironment(RankEnvironment):
     WORLD_SIZE = "PMI_SIZE"
     LOCAL_RANK = "MPI_LOCALRANKID"
     HOW = "mpiexec of MPICH sets it: do not change it"
+
+    @classmethod
+    def is_present(cls, environ: Mapping[str, str]) -> bool:
+        """Whether mpiexec started it; ``srun --mpi=pmi2`` sets no local rank."""
+        return super().is_present(environ) and bool(environ.get(cls.LOCAL_RANK))
 
 
 class PmixEnvironment(RankEnvironment):

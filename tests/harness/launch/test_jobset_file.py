@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.errors import PlanError
-from harness.launch.gang_request import GangRequest
-from harness.launch.jobset_file import render_jobset
+from harness.launch.jobset_file import render
+from harness.launch.targets import Job
 
 SCHEMA = json.loads(
     (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
@@ -21,16 +21,17 @@ SCHEMA = json.loads(
 IMAGE = "registry.example.com:5000/team/replicator:1.0"
 
 
-def request(**changes):
+def job(**changes):
     """A gang of four workers with two GPUs each."""
-    return GangRequest(
+    return Job(
         **(
             {
                 "name": "study",
                 "command": ("python", "train.py"),
-                "num_workers": 4,
+                "workers": 4,
                 "gpus_per_worker": 2,
                 "image": IMAGE,
+                "directory": "/work",
             }
             | changes
         )
@@ -39,22 +40,24 @@ def request(**changes):
 
 def parsed(**changes):
     """The manifest as Kubernetes reads it, after the check against the schema."""
-    manifest = yaml.safe_load(render_jobset(request(**changes)))
+    ((name, text),) = render(job(**changes)).items()
+    assert f"{changes.get('name', 'study')}.jobset.yaml" == name
+    manifest = yaml.safe_load(text)
     jsonschema.validate(manifest, SCHEMA)
     return manifest
 
 
 def pod_of(manifest):
     """The pod of the only replicated job."""
-    (job,) = manifest["spec"]["replicatedJobs"]
-    return job["template"]["spec"]["template"]["spec"]
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    return replicated["template"]["spec"]["template"]["spec"]
 
 
 def test_every_worker_has_a_pod_and_its_gpus():
     """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
-    manifest = parsed(cores_per_worker=8, memory_per_worker="64Gi", namespace="ml")
-    (job,) = manifest["spec"]["replicatedJobs"]
-    spec = job["template"]["spec"]
+    manifest = parsed(cores_per_worker=8, memory_per_worker="64Gi")
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
     (container,) = pod_of(manifest)["containers"]
 
     assert (4, 4, "Indexed", 0) == (
@@ -66,7 +69,7 @@ def test_every_worker_has_a_pod_and_its_gpus():
     assert {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"} == container["resources"][
         "limits"
     ]
-    assert "ml" == manifest["metadata"]["namespace"]
+    assert "/work" == container["workingDir"]
     (rule,) = pod_of(manifest)["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
     ]
@@ -75,10 +78,10 @@ def test_every_worker_has_a_pod_and_its_gpus():
 
 def test_time_and_restarts_are_bounded():
     """A gang ends as a whole: after its time, or when one worker fails."""
-    manifest = parsed(timeout_sec=600)
-    (job,) = manifest["spec"]["replicatedJobs"]
+    manifest = parsed(time_limit="00:10:00")
+    (replicated,) = manifest["spec"]["replicatedJobs"]
 
-    assert 600 == job["template"]["spec"]["activeDeadlineSeconds"]
+    assert 600 == replicated["template"]["spec"]["activeDeadlineSeconds"]
     assert 0 == manifest["spec"]["failurePolicy"]["maxRestarts"]
     assert "Never" == pod_of(manifest)["restartPolicy"]
 
@@ -88,7 +91,7 @@ def test_pods_find_each_other():
     from replicator.cluster import environment
 
     manifest = parsed()
-    (job,) = manifest["spec"]["replicatedJobs"]
+    (replicated,) = manifest["spec"]["replicatedJobs"]
     (container,) = pod_of(manifest)["containers"]
     configs = [
         environment.detect(
@@ -96,7 +99,7 @@ def test_pods_find_each_other():
             | {
                 "JOB_COMPLETION_INDEX": str(index),
                 # As JobSet names jobs, and Kubernetes the pods of an Indexed Job.
-                "HOSTNAME": f"{manifest['metadata']['name']}-{job['name']}-0-{index}",
+                "HOSTNAME": f"study-{replicated['name']}-0-{index}",
             }
         ).config()
         for index in range(4)
@@ -111,7 +114,7 @@ def test_pods_find_each_other():
 @pytest.mark.parametrize("gpus", [0, 1, 8])
 def test_any_number_of_gpus_is_valid(gpus):
     """Without GPUs nothing is requested; several share memory through /dev/shm."""
-    pod = pod_of(parsed(gpus_per_worker=gpus, num_workers=1))
+    pod = pod_of(parsed(gpus_per_worker=gpus, workers=1))
     (container,) = pod["containers"]
 
     assert bool(gpus) == ("resources" in container)
@@ -128,7 +131,7 @@ def test_any_number_of_gpus_is_valid(gpus):
 )
 def test_commands_arrive_as_they_were_given(command):
     """Whatever is in them: quotes, colons, line separators, variables of Kubernetes."""
-    (container,) = pod_of(parsed(command=command))["containers"]
+    (container,) = pod_of(parsed(command=tuple(command)))["containers"]
     arrived = [argument.replace("$$(", "$(") for argument in container["command"]]
 
     assert [argument.replace("$$(", "$(") for argument in command] == arrived
@@ -140,40 +143,33 @@ def test_commands_arrive_as_they_were_given(command):
         ({"image": None}, r"--target jobset requires --image: pods run in a container"),
         ({"image": "A b"}, r"--image 'A b' is not the name of an image; write"),
         ({"image": "x:"}, r"--image 'x:' is not the name of an image"),
-        ({"name": "Study"}, r"--name 'Study' is not a name in DNS; it must begin"),
-        ({"name": "-a"}, r"--name '-a' is not a name in DNS"),
         (
-            {"name": "a" * 60},
-            r"--name 'a+' is too long: .* 'a+-worker-0-3' of 71 .* at most 63; .* 52",
+            {"name": "1a"},
+            r"job name '1a' cannot be the name of a service, which begins",
         ),
-        ({"namespace": "a.b"}, r"--namespace 'a.b' is not a name in DNS"),
         (
-            {"num_workers": 0},
-            r"--workers 0 is out of range; it must be from 1 to 65536",
+            {"name": "a" * 53},
+            r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
         ),
-        ({"gpus_per_worker": -1}, r"--gpus-per-worker -1 is out of range; .* 0 to 64"),
-        ({"port": 0}, r"--port 0 is out of range; it must be from 1 to 65535"),
-        ({"timeout_sec": 0}, r"--timeout 0 is out of range"),
-        ({"cores_per_worker": 0}, r"--cores-per-worker 0 is out of range"),
+        ({"name": "Study"}, r"job name 'Study' is not valid; allowed are up to 53"),
+        ({"array": 3}, r"--target jobset has no --array; leave it out"),
+        ({"partition": "x"}, r"--target jobset has no --partition; leave it out"),
+        ({"nodes": 2}, r"--nodes 2 contradicts --workers 4; leave --nodes out"),
+        ({"time_limit": "1 day"}, r"--time-limit '1 day' is not a duration; write HH"),
+        ({"time_limit": "0"}, r"--time-limit '0' is not a duration"),
+        ({"time_limit": "9" * 999}, r"--time-limit '9+' is not a duration"),
         (
             {"memory_per_worker": "64 GB"},
             r"--memory-per-worker '64 GB' is not an amount of memory; write an integer",
         ),
-        ({"command": ()}, r"no command is given .*; write it behind '--', for example"),
-        (
-            {"num_replicas": 6},
-            r"--replicas 6 is not --workers 4 x --gpus-per-worker 2 = 8: every replica",
-        ),
-        (
-            {"num_replicas": 6, "gpus_per_worker": 0},
-            r"--replicas 6 is not --workers 4 x one CPU device each = 4",
-        ),
+        ({"command": ()}, r"no command to run; write it after '--', for example"),
+        ({"replicas": 6}, r"--workers 4 x --gpus-per-worker 2 makes 8 replicas, not"),
     ],
 )
 def test_bad_input_is_explained(changes, message):
     """Each mistake has its own message, of one line."""
     with pytest.raises(PlanError, match=message) as found:
-        render_jobset(request(**changes))
+        render(job(**changes))
 
     assert "\n" not in str(found.value)
 
@@ -192,4 +188,3 @@ def test_names_of_images_are_accepted(image):
     (container,) = pod_of(parsed(image=image))["containers"]
 
     assert image == container["image"]
-    assert 8 == request(num_replicas=8).num_devices

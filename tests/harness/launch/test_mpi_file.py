@@ -12,8 +12,8 @@ import sys
 import pytest
 
 from harness.errors import PlanError
-from harness.launch.gang_request import GangRequest
-from harness.launch.mpi_file import render_mpi
+from harness.launch.mpi_file import render
+from harness.launch.targets import Job
 from replicator.cluster import local_cluster
 
 IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
@@ -23,27 +23,33 @@ needs_mpirun = pytest.mark.skipif(
 )
 
 
-def request(*command, **changes):
-    """A gang of two workers on CPUs."""
-    return GangRequest(
-        **({"name": "study", "command": command, "num_workers": 2} | changes)
-    )
+def script(*command, **changes):
+    """The script of a gang of two workers on CPUs."""
+    job = Job(**({"name": "study", "command": command, "workers": 2} | changes))
+    ((name, text),) = render(job).items()
+    assert "study.mpi.sh" == name
+    return text
 
 
-def run_script(text, tmp_path, *, timeout_sec=120):
+def run_script(text, tmp_path, **variables):
     """Runs a script as root in a container needs it, with both workers on one host."""
-    script = tmp_path / "gang.sh"
-    script.write_text(text)
+    path = tmp_path / "gang.sh"
+    path.write_text(text)
     flags = "--oversubscribe"
     if os.geteuid() == 0:
         flags += " --allow-run-as-root"
     return subprocess.run(
-        ["sh", str(script)],
-        env=os.environ | {"MPIRUN_FLAGS": flags, "MASTER_ADDR": "127.0.0.1"},
+        ["sh", str(path)],
+        env={
+            **os.environ,
+            "MPIRUN_FLAGS": flags,
+            "MASTER_ADDR": "127.0.0.1",
+            **variables,
+        },
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=timeout_sec,
+        timeout=120,
         check=False,
     )
 
@@ -54,7 +60,7 @@ def test_mpirun_tells_every_process_who_it_is(tmp_path):
     """Two processes of a real mpirun agree on addresses, each with its own rank."""
     (port,) = local_cluster.free_ports(1)
     done = run_script(
-        render_mpi(request(sys.executable, str(IDENTITY), port=port)), tmp_path
+        script(sys.executable, str(IDENTITY)), tmp_path, MASTER_PORT=str(port)
     )
     found = sorted(
         (json.loads(line) for line in done.stdout.splitlines() if "{" in line),
@@ -79,7 +85,7 @@ def test_a_worker_that_fails_ends_the_others(tmp_path):
         "import os, sys, time;"
         "sys.exit(3) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(600)"
     )
-    done = run_script(render_mpi(request(sys.executable, "-c", program)), tmp_path)
+    done = run_script(script(sys.executable, "-c", program), tmp_path)
 
     assert 3 == done.returncode
 
@@ -90,54 +96,52 @@ def test_the_time_of_a_gang_is_bounded(tmp_path):
     """After its time nothing of it is left."""
     marker = f"marker-{os.getpid()}"
     program = f"import time; '{marker}'; time.sleep(600)"
-    done = run_script(
-        render_mpi(request(sys.executable, "-c", program, timeout_sec=3)), tmp_path
-    )
+    done = run_script(script(sys.executable, "-c", program, time_limit="3"), tmp_path)
     left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
 
     assert 124 == done.returncode
     assert b"" == left.stdout
 
 
-def test_hosts_get_workers_in_blocks():
-    """So that local ranks number the GPUs of each host."""
-    text = render_mpi(
-        request("python", "train.py", num_workers=8, gpus_per_worker=1),
-        ["node-1", "node-2"],
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [("a,b", "--host a:4,b:4 -np 8 --map-by ppr:4:node:PE=2 --bind-to core"), ("", "")],
+)
+def test_hosts_get_workers_in_blocks(tmp_path, hosts, expected):
+    """So that local ranks number the GPUs of each host; a stub shows the command."""
+    stub = tmp_path / "mpirun"
+    stub.write_text('#!/bin/sh\necho "$@ at $MASTER_ADDR"\n')
+    stub.chmod(0o755)
+    done = run_script(
+        script("python", "it's $HOME", workers=8, nodes=2, cores_per_worker=2),
+        tmp_path,
+        HOSTS=hosts,
+        MASTER_ADDR="",
+        MPIRUN_FLAGS="",
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
     )
 
-    assert "--host node-1:4,node-2:4" in text
-    assert "MASTER_ADDR=node-1\n" in text
-    assert "-np 8 " in text
-
-
-def test_a_script_is_valid_shell(tmp_path):
-    """With every option, and with words that a shell would split."""
-    for hosts, cores in (((), None), (("a", "b"), 4)):
-        text = render_mpi(
-            request("echo", "it's $HOME; `x`", cores_per_worker=cores), hosts
-        )
-        done = subprocess.run(
-            ["sh", "-n"], input=text, text=True, capture_output=True, check=False
-        )
-
-        assert (0, "") == (done.returncode, done.stderr)
-        assert "'it'\"'\"'s $HOME; `x`'" in text
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith(expected)
+    assert "python it's $HOME at " in done.stdout
+    assert bool(hosts) == done.stdout.endswith(" at a\n")
 
 
 @pytest.mark.parametrize(
-    ("hosts", "message"),
+    ("changes", "message"),
     [
-        (["a b"], r"--hosts has 'a b', which is not the name of a host"),
-        (["-a"], r"--hosts has '-a', which is not the name of a host"),
-        (["a", "a"], r"--hosts names 'a' twice; name every host once"),
+        ({"image": "x"}, r"--target mpi has no --image: mpirun starts processes on"),
+        ({"array": 2}, r"--target mpi has no --array"),
+        ({"partition": "x"}, r"--target mpi has no --partition"),
+        ({"memory_per_worker": "1Gi"}, r"--target mpi has no --memory-per-worker"),
         (
-            ["a", "b", "c"],
-            r"--workers 2 is not divisible by the 3 hosts of --hosts a,b",
+            {"workers": 3, "nodes": 2},
+            r"--workers 3 is not divisible by --nodes 2; use a multiple",
         ),
+        ({"time_limit": "x"}, r"--time-limit 'x' is not a duration"),
     ],
 )
-def test_mistakes_in_hosts_are_explained(hosts, message):
-    """Each has its own message."""
+def test_bad_input_is_explained(changes, message):
+    """Each mistake has its own message."""
     with pytest.raises(PlanError, match=message):
-        render_mpi(request("x"), hosts)
+        script("x", **changes)

@@ -171,7 +171,7 @@ def test_a_launcher_is_recognized(environ, kind, rank, local_rank):
         ),
         ({"PMIX_RANK": "0"}, r"WORLD_SIZE is not set.*set WORLD_SIZE to the number"),
         (
-            {"PMI_RANK": "2", "PMI_SIZE": "2"},
+            {"PMI_RANK": "2", "PMI_SIZE": "2", "MPI_LOCALRANKID": "0"},
             r"PMI_RANK='2' .*mpiexec of MPICH sets it",
         ),
     ],
@@ -211,6 +211,34 @@ def test_any_variables_give_an_environment_or_one_line(names, data):
 
     assert "worker" == kind
     assert len(message.splitlines()) <= 1
+
+
+def test_an_engine_that_numbers_processes_can_have_servers():
+    """``REPLICATOR_ROLES`` says which of them are parameter servers."""
+    roles = {"REPLICATOR_ROLES": "chief:1,worker:1,ps:1"}
+    config = environment.detect(POD | roles).config()
+
+    assert ("worker", 0) == (config.kind, config.index)
+    assert ("study-worker-0-2.study:2222",) == config.addresses["ps"]
+    assert ("ps", 0) == environment.detect(PLAIN | roles | {"WORLD_SIZE": "3"}).own()
+
+
+def test_a_step_of_slurm_that_speaks_pmix_is_one_of_slurm():
+    """Slurm says where the others are, PMIx does not."""
+    step = {
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_PROCID": "1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "PMIX_RANK": "1",
+        "PMI_RANK": "1",
+        "PMI_SIZE": "2",
+    }
+
+    assert isinstance(environment.detect(step), environment.SlurmEnvironment)
+    # mpirun of OpenMPI inside of the allocation: the step is one of its helpers.
+    assert isinstance(environment.detect(step | MPI), environment.OpenMpiEnvironment)
 
 
 def test_nobody_says_what_the_cluster_is():
@@ -263,7 +291,8 @@ def test_a_chief_has_its_place_on_a_host():
     second = ClusterConfig(addresses=addresses, kind="worker", index=0)
 
     assert [(0, 2), (1, 2)] == [
-        (config.local_worker_id, config.num_workers_on_host) for config in (first, second)
+        (config.local_worker_id, config.num_workers_on_host)
+        for config in (first, second)
     ]
 
 
