@@ -71,6 +71,12 @@ class KubernetesEnvironment(DetectedEnvironment):
         """Whether this is a pod of an Indexed Job."""
         return bool(environ.get(INDEX))
 
+    @classmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """What Kubernetes and the manifest set."""
+        names = (INDEX, NUM_WORKERS, SERVICE, PORT)
+        return tuple(name for name in names if name in environ)
+
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """The pods' names in DNS, which exist before the pods are ready."""
         by_rank = tuple(

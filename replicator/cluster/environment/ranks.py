@@ -71,6 +71,12 @@ class RankEnvironment(DetectedEnvironment):
         """Whether the launcher's variables are set."""
         return bool(environ.get(cls.RANK)) and bool(environ.get(cls.WORLD_SIZE))
 
+    @classmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """What the launcher sets, and where the chief is."""
+        names = (cls.RANK, cls.WORLD_SIZE, cls.LOCAL_RANK, HOST, PORT)
+        return tuple(name for name in names if name in environ)
+
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """What the processes agree on; waits for all of them, once per process.
 
