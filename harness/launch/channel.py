@@ -13,7 +13,7 @@ import socket
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
 """Environment variable with ``host:port`` of the first process."""
@@ -35,6 +35,18 @@ def keep_alive(connection: socket.socket) -> None:
     connection.setsockopt(
         socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000
     )
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """Returns where a member finds the first process.
+
+    Slurm tells each task the address of the host of ``srun``, which is that of the
+    first process; a host's own name may mean its loopback address elsewhere.
+    """
+    address = environ[ADDRESS_VARIABLE]
+    if host := environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        return f"{host}:{address.rpartition(':')[2]}"
+    return address
 
 
 def connect(address: str, secret: str) -> socket.socket:

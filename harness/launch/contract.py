@@ -61,6 +61,17 @@ class Launcher(abc.ABC):
                     " --study"
                 )
 
+    def check_folder(self, folder: Path) -> None:
+        """Checks that every host sees a folder, before anything is written.
+
+        Args:
+          folder: Where studies are; it may not exist yet.
+
+        Raises:
+          PlanError: Records from some hosts would be lost.
+        """
+        del folder
+
     def place(
         self,
         topology: CpuTopology,

@@ -28,12 +28,14 @@ from harness.placement import hosts
 from harness.placement.processes import processes_of
 from harness.trial import die_with_parent
 from harness.trial.ranks import GRACE_SEC
+from replicator.cluster.environment import roles
 from results.records import TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.launch.remote import Engine
+    from harness.placement.processes import Member
 
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
@@ -68,6 +70,7 @@ def main(argv: Sequence[str]) -> int:
                 **os.environ,
                 channel.ADDRESS_VARIABLE: home.address,
                 channel.SECRET_VARIABLE: home.secret,
+                **_roles(processes.members),
             },
         )
         try:
@@ -79,6 +82,13 @@ def main(argv: Sequence[str]) -> int:
         finally:
             home.close()  # members end
             engine.cancel()
+
+
+def _roles(members: Sequence[Member]) -> dict[str, str]:
+    """Tells members that only have a rank what they are."""
+    kinds = [kind for kind, _ in members]
+    counts = [f"{kind}:{kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
+    return {roles.VARIABLE: ",".join(counts)} if counts else {}
 
 
 def _exit_code(home: Home, engine: Engine, num_ranks: int) -> int:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     config = environment.detect().config()
     member = (config.kind, config.index)
     connection = channel.connect(
-        os.environ[channel.ADDRESS_VARIABLE], os.environ[channel.SECRET_VARIABLE]
+        channel.own_address(os.environ), os.environ[channel.SECRET_VARIABLE]
     )
     try:
         place, cores = _own(trial_dir, member)

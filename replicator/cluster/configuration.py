@@ -81,8 +81,20 @@ class ClusterConfig:
         return (self.kind, self.index) == self.workers[0]
 
     @property
+    def local_index(self) -> int:
+        """Index of this process among those of its kind on its host.
+
+        It says which of the host's GPUs are its own; the index in the cluster does not.
+        """
+        own = split_address(self.address)[0]
+        before = self.addresses[self.kind][: self.index]
+        return sum(split_address(address)[0] == own for address in before)
+
+    @property
     def local_worker_id(self) -> int:
-        """Index of this process among the workers of its host, which share its GPUs.
+        """Index of this process among the workers of its host, a chief included.
+
+        It is what the launcher says, which knows hosts behind several addresses.
 
         Raises:
           ClusterConfigError: This process is not a worker.

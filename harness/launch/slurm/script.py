@@ -48,7 +48,8 @@ def render(job: Job) -> Mapping[str, str]:
     """
     command = shlex.join(job.command)
     if job.array is None:
-        body = f"srun --kill-on-bad-exit=1 {command}\n"
+        gpus = f"--gpus-per-task={job.gpus_per_worker} " * bool(job.gpus_per_worker)
+        body = f"srun --kill-on-bad-exit=1 {gpus}{command}\n"
     else:
         # Each job of the array runs one shard on whole nodes of its own.
         body = f'{command} --shard "$SLURM_ARRAY_TASK_ID/{job.array}"\n'
@@ -84,18 +85,19 @@ def header(job: Job, more: Sequence[str] = ()) -> str:
     per_node = -(-job.workers // (job.nodes or 1))
     wanted: dict[str, object] = {
         "job-name": job.name,
-        "chdir": job.directory,
+        "chdir": None if job.directory == "." else job.directory,
         "nodes": job.nodes,
         "ntasks": job.workers if job.nodes is None else None,
         "ntasks-per-node": None if job.nodes is None else per_node,
         "cpus-per-task": job.cores_per_worker,
-        "gpus-per-task": job.gpus_per_worker or None,
+        "gpus-per-task": job.gpus_per_worker if job.nodes is None else None,
+        "gpus-per-node": None if job.nodes is None else per_node * job.gpus_per_worker,
         "partition": job.partition,
         "time": job.time_limit,
         "array": None if job.array is None else f"1-{job.array}",
         "output": f"{job.name}-%A_%a.log" if job.array else f"{job.name}-%j.log",
     }
-    options = [f"{name}={value}" for name, value in wanted.items() if value is not None]
+    options = [f"{name}={value}" for name, value in wanted.items() if value]
     options += ["exclusive", *more]  # a neighbour would be measured too
     for option in options:
         if any(character in option for character in '\n\r"\\'):

@@ -5,7 +5,12 @@ one file per class. Free of TensorFlow, so that launchers can use it.
 """
 
 from replicator.cluster.environment.base import ClusterEnvironment, DetectedEnvironment
-from replicator.cluster.environment.detection import ENVIRONMENTS, config_of, detect
+from replicator.cluster.environment.detection import (
+    ENVIRONMENTS,
+    config_of,
+    detect,
+    forget,
+)
 from replicator.cluster.environment.kubernetes import KubernetesEnvironment
 from replicator.cluster.environment.ranks import (
     HydraEnvironment,
@@ -34,4 +39,5 @@ __all__ = [
     "TfConfigEnvironment",
     "config_of",
     "detect",
+    "forget",
 ]

@@ -66,6 +66,11 @@ class DetectedEnvironment(ClusterEnvironment):
     def is_present(cls, environ: Mapping[str, str]) -> bool:
         """Whether environment variables describe a job in this way."""
 
+    @classmethod
+    @abc.abstractmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """Names of those variables; without them, a process is in no job."""
+
 
 def as_tuples(addresses: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Checks that every kind has a list of addresses.

@@ -17,7 +17,7 @@ from replicator.cluster.environment.tf_config import EXAMPLE, TfConfigEnvironmen
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, MutableMapping
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.environment.base import (
@@ -58,6 +58,13 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
         f"not know its cluster; set it in every process, for example "
         f"TF_CONFIG='{EXAMPLE}', or start them as docs/clusters.md says"
     )
+
+
+def forget(environ: MutableMapping[str, str]) -> None:
+    """Removes what describes a job, so that a process of it is a program of its own."""
+    for kind in ENVIRONMENTS:
+        for name in kind.variables(environ):
+            del environ[name]
 
 
 def config_of(cluster: ClusterConfig | None) -> ClusterConfig:

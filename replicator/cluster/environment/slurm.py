@@ -60,6 +60,11 @@ class SlurmEnvironment(DetectedEnvironment):
         """Whether ``srun`` started this process."""
         return bool(environ.get(_NODES)) and bool(environ.get("SLURM_PROCID"))
 
+    @classmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """All of Slurm's: programs that start others look at many of them."""
+        return tuple(name for name in environ if name.startswith("SLURM_"))
+
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """Node name of each task, and a port for each task of a node."""
         by_rank = tuple(

@@ -41,6 +41,11 @@ class TfConfigEnvironment(DetectedEnvironment):
         """Whether ``TF_CONFIG`` is set."""
         return bool(environ.get("TF_CONFIG"))
 
+    @classmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """``TF_CONFIG``."""
+        return tuple({"TF_CONFIG"} & environ.keys())
+
     def addresses(self) -> dict[str, tuple[str, ...]]:
         """``TF_CONFIG["cluster"]``."""
         return as_tuples(self._config["cluster"])
