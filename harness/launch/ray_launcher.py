@@ -21,6 +21,7 @@ from results.records import TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from harness.launch.ray_cluster import RayHost
     from harness.launch.remote import Gang
@@ -51,6 +52,14 @@ class RayLauncher(RemoteLauncher):
     def num_hosts(self) -> int:
         """Hosts of the cluster, over which a trial is spread."""
         return len(self.hosts)
+
+    def check_folder(self, folder: Path) -> None:
+        """Lets every host look for a file that is written here.
+
+        Raises:
+          LaunchError: Some do not see it; the message names them.
+        """
+        ray_cluster.check_shared(folder)
 
     def start(self, gang: Gang) -> Engine:
         """Reserves the hosts; the members start when all of them are free.

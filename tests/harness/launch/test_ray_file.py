@@ -44,8 +44,8 @@ def run(tmp_path):
     """Runs the script with stubs of the programs, which print their arguments."""
     for name in ("ray", "python", "timeout"):
         stub = tmp_path / name
-        stub.chmod(0o755)
         stub.write_text(f'#!/bin/sh\necho {name} "$@"\n')
+        stub.chmod(0o755)
     path = tmp_path / "gang.sh"
 
     def start(*arguments, **changes):

@@ -261,6 +261,28 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
         ray_cluster.connect()
 
 
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_folder_that_all_hosts_see_is_accepted(tmp_path):
+    """Each is asked, also for one that does not exist yet; nothing is left there."""
+    RayLauncher().check_folder(tmp_path / "runs" / "study")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_folder_that_some_hosts_do_not_see_is_refused(tmp_path, monkeypatch):
+    """The message names them."""
+    answer = {"hosts": [dataclasses.asdict(hosts((1, 0))[0])]}
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: answer)
+
+    with pytest.raises(
+        LaunchError,
+        match=r"--launcher ray: hosts 10\.0\.0\.1 do not see '.*'.*choose a --runs-dir",
+    ):
+        RayLauncher().check_folder(tmp_path)
+
+
 def hosts(*sizes):
     """Hosts with so many cores and GPUs."""
     return [
