@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import catalog
 from harness.errors import LaunchError
-from harness.launch import ray_cluster
+from harness.launch import channel, ray_cluster
 from harness.launch.remote import Engine, RemoteLauncher
 from harness.placement.processes import processes_of
 from replicator.cluster.environment import RayEnvironment, RayMember
@@ -84,6 +84,7 @@ class RayEngine(Engine):
         """
         self._gang = gang
         self._output = ""
+        self._code: int | None = None
         self._actors: list[Any] = []
         self._pending: list[Any] = []
         self._members = members_of(gang)
@@ -111,6 +112,11 @@ class RayEngine(Engine):
 
         Starts the members as soon as all hosts are reserved.
         """
+        if self._code is None:
+            self._code = self._poll()
+        return self._code
+
+    def _poll(self) -> int | None:
         ray = self._ray
         if not self._actors:
             found, _ = ray.wait([self._ready], timeout=0)
@@ -162,6 +168,9 @@ class RayEngine(Engine):
             [actor.free_ports.remote(block) for actor in self._actors],
             timeout=_START_SEC,
         )
+        # This host's own name may mean its loopback address on others.
+        port = gang.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
+        address = f"{ray.util.get_node_ip_address()}:{port}"
         everyone = [
             RayMember(
                 node_id=bundles[place // block],
@@ -174,6 +183,7 @@ class RayEngine(Engine):
         variables = [
             {
                 **gang.variables,
+                channel.ADDRESS_VARIABLE: address,
                 "RAY_NODE_ID": member.node_id,  # for whoever reads a log
                 "TF_CONFIG": tf_config(RayEnvironment(everyone, place)),
             }

@@ -17,6 +17,7 @@ from harness.launch.targets import Job
 from replicator.cluster import local_cluster
 
 IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
+SUM = IDENTITY.with_name("gang_sum.py")
 needs_mpirun = pytest.mark.skipif(
     shutil.which("mpirun") is None,
     reason="needs mpirun of OpenMPI: apt-get install openmpi-bin",
@@ -75,6 +76,17 @@ def test_mpirun_tells_every_process_who_it_is(tmp_path):
     assert {"OpenMpiEnvironment"} == {one["kind"] for one in found}
     assert found[0]["addresses"] == found[1]["addresses"]
     assert 2 == len(set(found[0]["addresses"]))
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_workers_of_mpirun_train_together(tmp_path):
+    """The backend finds its cluster without TF_CONFIG; both workers have the sum."""
+    (port,) = local_cluster.free_ports(1)
+    done = run_script(script(sys.executable, str(SUM)), tmp_path, MASTER_PORT=str(port))
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
+
+    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == lines, done.stderr
 
 
 @needs_mpirun

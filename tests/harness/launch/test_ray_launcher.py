@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli import exit_codes
 from harness.errors import LaunchError
 from harness.launch import ray_cluster
 from harness.launch.contract import HOSTS_VARIABLE
@@ -23,6 +25,7 @@ from harness.run import process_tree
 from harness.run.trial_runner import run_trial
 from results import identity
 from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.store import Store
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
@@ -128,15 +131,41 @@ def test_a_gang_is_spread_over_the_nodes(store, planned, on_ray):
 
 @needs_ray
 @pytest.mark.processes
-def test_a_trial_of_two_workers_is_measured(store, planned, on_ray):
-    """With the harness's own measuring loop, as on one host."""
-    trial = planned()
-    status = run_trial(store, trial, on_ray)
-    stored = store.read_trial(trial.trial_id)
+def test_trials_of_two_workers_are_measured(store, planned, on_ray):
+    """With the harness's own measuring loop; ``RAY_TRIALS`` runs more in a row."""
+    for number in range(int(os.environ.get("RAY_TRIALS", "1"))):
+        trial = planned(seed=100 + number)
+        status = run_trial(store, trial, on_ray)
+        stored = store.read_trial(trial.trial_id)
 
-    assert TrialStatus.OK is status.status, status.failure
-    assert [0, 1] == [rank.rank for rank in stored.result.ranks]
-    assert [] == marked(store.trial_dir(trial.trial_id))
+        assert TrialStatus.OK is status.status, status.failure
+        assert [0, 1] == [rank.rank for rank in stored.result.ranks]
+        assert [] == marked(store.trial_dir(trial.trial_id))
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
+    """From the command line, with TensorFlow in both workers."""
+    code, out, err = harness(
+        "sweep",
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--backends=multi_worker",
+        "--replicas=2",
+        "--mode=weak",
+        "--repeats=1",
+        "--no-match",
+        "--launcher=ray",
+        "--study=s",
+        "--timeout=200",
+    )
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+
+    assert exit_codes.OK == code, out + err
+    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
+    assert 2 == len(trial.result.ranks)
 
 
 @needs_ray
