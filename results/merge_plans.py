@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from results import identity
@@ -28,6 +29,7 @@ _SAME = (
     "options",
 )
 _SAME_OF_TIMED = ("num_measured_steps", "order", "is_evaluated")
+_SHARD = re.compile(r"-shard-\d+-of-\d+$")  # as harness/planning/shards.py names them
 _FIXED = {
     ScalingMode.WEAK: "per_replica_batch_size",
     ScalingMode.STRONG: "global_batch_size",
@@ -55,6 +57,7 @@ def merged(plans: Mapping[str, Plan]) -> Plan:
         _add(trials, plan.trials)
     return first.model_copy(
         update={
+            "study": base_name(first.study),
             "baseline_num_replicas": min(p.baseline_num_replicas for _, p in ordered),
             "repeats": max(plan.repeats for _, plan in ordered),
             "timeout_sec": max(plan.timeout_sec for _, plan in ordered),
@@ -62,6 +65,14 @@ def merged(plans: Mapping[str, Plan]) -> Plan:
             "trials": tuple(trials.values()),
         }
     )
+
+
+def base_name(study: str) -> str:
+    """Returns the name of a study without the part of it that a shard has.
+
+    The jobs of an array measure shards, each in a study of its own.
+    """
+    return _SHARD.sub("", study)
 
 
 def _age(plan: Plan) -> tuple[str, str]:
@@ -102,7 +113,7 @@ def _check_same(first_store: str, first: Plan, store: str, plan: Plan) -> None:
     Raises:
       MergeError: Names the first setting that differs.
     """
-    if first.study != plan.study:
+    if base_name(first.study) != base_name(plan.study):
         raise MergeError(
             f"{first_store!r} is of study {first.study!r}, {store!r} is of study"
             f" {plan.study!r}: only stores of one study are merged; compare studies"

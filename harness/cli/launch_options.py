@@ -54,7 +54,7 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--time-limit",
                 metavar="TIME",
-                help="Of the job, such as 02:00:00; the sweep goes on in its next run.",
+                help="Of the job, as 02:00:00; the sweep continues in its next run.",
             ),
             click.option(
                 "--array",
@@ -76,7 +76,7 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Launching:
-    """Where the processes of a sweep run, as it was asked for.
+    """Where the processes of a sweep run, as it was requested.
 
     Attributes:
       launcher: Name in the catalogue.

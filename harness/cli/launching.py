@@ -89,7 +89,7 @@ def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
     """Returns the request in an order that is possible on the hosts.
 
     Raises:
-      PlanError: It asks for another.
+      PlanError: Another one was requested.
     """
     if launcher.num_hosts == 1:
         return request
@@ -161,7 +161,7 @@ def submit(
     click.echo(
         f"submitted job {number}; follow it with 'squeue --jobs={number}' and 'tail -F"
         f" {log}'; its study is {runs_dir / study}; scancel {number} ends it, and the"
-        " same command goes on",
+        " same command continues it",
         err=True,
     )
     return exit_codes.OK

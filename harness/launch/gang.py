@@ -22,7 +22,7 @@ from harness import catalog as backends
 from harness.errors import LaunchError
 from harness.launch import catalog, channel
 from harness.launch.contract import HOSTS_VARIABLE
-from harness.launch.home import Home
+from harness.launch.exits import MemberExits
 from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
 from harness.placement import hosts
 from harness.placement.processes import processes_of
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     num_members = len(processes.members) or 1
     # As planned: asking the engine again takes seconds.
     num_hosts = int(spec.variables.get(HOSTS_VARIABLE, 1))
-    with Home() as home:
+    with MemberExits() as exits:
         gang = Gang(
             trial_dir=trial_dir,
             num_members=num_members,
@@ -68,8 +68,8 @@ def main(argv: Sequence[str]) -> int:
             command=(*MEMBER_COMMAND, *worker_command, directory),
             variables={
                 **os.environ,
-                channel.ADDRESS_VARIABLE: home.address,
-                channel.SECRET_VARIABLE: home.secret,
+                channel.ADDRESS_VARIABLE: exits.address,
+                channel.SECRET_VARIABLE: exits.secret,
                 **_roles(processes.members),
             },
         )
@@ -78,9 +78,9 @@ def main(argv: Sequence[str]) -> int:
         except LaunchError as error:
             return _tell(str(error), REFUSED)
         try:
-            return _exit_code(home, engine, processes.num_ranks)
+            return _exit_code(exits, engine, processes.num_ranks)
         finally:
-            home.close()  # members end
+            exits.close()  # members end
             engine.cancel()
 
 
@@ -91,9 +91,9 @@ def _roles(members: Sequence[Member]) -> dict[str, str]:
     return {roles.VARIABLE: ",".join(counts)} if counts else {}
 
 
-def _exit_code(home: Home, engine: Engine, num_ranks: int) -> int:
-    worst = _wait(home, engine, num_ranks)
-    for text in home.texts():
+def _exit_code(exits: MemberExits, engine: Engine, num_ranks: int) -> int:
+    worst = _wait(exits, engine, num_ranks)
+    for text in exits.texts():
         _tell(text, 0)
     if worst:
         # The harness records the end of this process's output with the failure.
@@ -107,7 +107,7 @@ def _tell(text: str, code: int) -> int:
     return code
 
 
-def _wait(home: Home, engine: Engine, num_ranks: int) -> int:
+def _wait(exits: MemberExits, engine: Engine, num_ranks: int) -> int:
     """Waits for the ranks; returns 0 or the most informative exit code.
 
     A killed rank explains why others failed, so its signal takes precedence.
@@ -115,9 +115,9 @@ def _wait(home: Home, engine: Engine, num_ranks: int) -> int:
     deadline = None
     ended = None
     while True:
-        home.read(_POLL_SEC)
-        codes = [home.codes.get(rank) for rank in range(num_ranks)]
-        if home.refused:
+        exits.read(_POLL_SEC)
+        codes = [exits.codes.get(rank) for rank in range(num_ranks)]
+        if exits.refused:
             return REFUSED
         if None not in codes:
             break
@@ -128,7 +128,7 @@ def _wait(home: Home, engine: Engine, num_ranks: int) -> int:
             ended = now
         if ended is not None and now > ended + _SETTLE_SEC:
             missing = [rank for rank, code in enumerate(codes) if code is None]
-            home.notes.append(
+            exits.notes.append(
                 f"the engine ended with exit code {engine.poll()} before ranks"
                 f" {missing} reported how they ended"
             )

@@ -119,7 +119,7 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
         raise LaunchError(
             f"host {socket.gethostname()!r} grants the cores {sorted(allowed)}, but"
             f" {member[0]} {member[1]} is placed on {sorted(cores)}; ask for whole"
-            " hosts that are alike (Slurm: --exclusive)"
+            " hosts of the same kind (Slurm: --exclusive)"
         )
     return place, cores
 

@@ -28,7 +28,7 @@ def place(
     num_hosts: int = 1,
     gpu_nodes: Sequence[int | None] = (),
 ) -> Placement:
-    """Returns the placement of a trial whose hosts are all alike.
+    """Returns the placement of a trial whose hosts are all the same.
 
     Args:
       topology: The CPUs of one host.

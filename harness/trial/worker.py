@@ -24,7 +24,7 @@ from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
 from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
 from harness.trial.memory import ResidentMemory
-from harness.trial.rank_file import RankWriter, rank_path
+from harness.trial.rank_file import RankWriter, clock_host, rank_path
 from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
 from results.records import Control, Environment, TrialSpec
@@ -90,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
     if rank is None:
         return _serve(env.placement)
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
+    if processes.are_several:
+        writer.write("clock", host=clock_host())
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
         measure_spec(

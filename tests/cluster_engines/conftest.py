@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from slurm_cluster import SlurmCluster
 
 ROOT = Path(__file__).resolve().parents[2]
+# With what makes the import of TensorFlow quick in processes of tests.
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 DRIVER = Path(__file__).with_name("driver.py")
 
 
@@ -54,7 +56,7 @@ def harness(slurm: SlurmCluster, shared: Path) -> Any:
             DRIVER,
             *args,
             cwd=shared,
-            env={"PYTHONPATH": str(ROOT), **variables},
+            env={"PYTHONPATH": PATHS, **variables},
         )
 
     return run
@@ -108,7 +110,7 @@ def submit(
         *options,
         batch,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **variables},
+        env={**os.environ, "PYTHONPATH": PATHS, **variables},
     )
     assert not done.returncode, done.stderr
     return done.stdout.strip()

@@ -13,20 +13,7 @@ from click.testing import CliRunner
 from harness.cli import exit_codes
 from harness.cli.main import cli
 
-
-def _verbs() -> dict[str, click.Command]:
-    """Returns all verbs by name; that of one in a group is of two words."""
-    found: dict[str, click.Command] = {}
-    for name, command in cli.commands.items():
-        if isinstance(command, click.Group):
-            found |= {f"{name} {verb}": of for verb, of in command.commands.items()}
-        else:
-            found[name] = command
-    return found
-
-
-COMMAND_OF = _verbs()
-VERBS = sorted(COMMAND_OF)
+VERBS = sorted(cli.commands)
 # Verbs whose document refers to that of another one: verb -> (the other, left out).
 SHARED = {"plan": ("sweep", {"--dry-run", "--keep-checkpoints", "--retry"})}
 EVERYWHERE = {"-h", "--help"}
@@ -52,10 +39,12 @@ def options_in(text: str) -> set[str]:
 
 
 def options_of(verb: str) -> set[str]:
-    """Returns the options that a verb takes."""
+    """Returns the options that a verb takes, and its parts, where it has any."""
+    command = cli.commands[verb]
+    parts = command.commands.values() if isinstance(command, click.Group) else ()
     return {
         option
-        for parameter in COMMAND_OF[verb].params
+        for parameter in (*command.params, *(p for part in parts for p in part.params))
         if isinstance(parameter, click.Option)
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
@@ -70,7 +59,12 @@ def document(root: Path) -> str:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
     """No option is hidden, so the help is what to compare with."""
-    shown = CliRunner().invoke(cli, [*verb.split(), "--help"]).output
+    command = cli.commands[verb]
+    parts = list(command.commands) if isinstance(command, click.Group) else []
+    shown = "".join(
+        CliRunner().invoke(cli, [verb, *part, "--help"]).output
+        for part in ([], *([name] for name in parts))
+    )
 
     assert options_of(verb) <= set(_OPTION.findall(shown))
 
@@ -98,15 +92,15 @@ def test_no_documented_option_is_gone(verb: str, document: str) -> None:
 
 def test_every_verb_has_a_section(document: str) -> None:
     """In the order of the help."""
-    titles = re.findall(r"^### (\w+(?: \w+)?)$", document, re.MULTILINE)
+    titles = re.findall(r"^### (\w+)$", document, re.MULTILINE)
 
-    assert list(COMMAND_OF) == titles
+    assert list(cli.commands) == titles
 
 
 def defaults_of(verb: str) -> dict[str, str]:
     """Returns the defaults that click knows, as a document writes them."""
     defaults = {}
-    for parameter in COMMAND_OF[verb].params:
+    for parameter in cli.commands[verb].params:
         default = parameter.to_info_dict()["default"]
         is_value = isinstance(default, (str, int, float, Path))
         if isinstance(parameter, click.Option) and is_value and default is not False:
@@ -175,10 +169,12 @@ def test_the_commands_of_the_documents_parse(arguments: str) -> None:
     """Verb, options and values are known; nothing is run."""
     verb, *rest = shlex.split(arguments, comments=True)
 
-    if isinstance(cli.commands[verb], click.Group):
-        verb, *rest = f"{verb} {rest[0]}", *rest[1:]
+    command = cli.commands[verb]
+    if isinstance(command, click.Group):
+        verb, *rest = rest
+        command = command.commands[verb]
 
-    assert COMMAND_OF[verb].make_context(verb, rest).params
+    assert command.make_context(verb, rest).params
 
 
 def test_commands_are_found_and_a_wrong_one_is_refused() -> None:

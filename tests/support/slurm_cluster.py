@@ -32,6 +32,7 @@ ClusterName=test
 SlurmctldHost=ctl(10.77.0.1)
 AuthType=auth/none
 CredType=cred/none
+AuthInfo=cred_expire=3
 SlurmUser=root
 SlurmdUser=root
 MailProg=/bin/true
@@ -66,17 +67,10 @@ hostname {name}
 mount --bind {folder}/hosts /etc/hosts
 ip link set lo up
 until ip link show up0 >/dev/null 2>&1; do sleep 0.05; done
-{bridge}
 ip addr add {address}/24 dev up0
 ip link set up0 up
 {command}
 while :; do sleep 1000; done
-"""
-_BRIDGE = """
-for port in p0 p1; do
-  until ip link show $port >/dev/null 2>&1; do sleep 0.05; done
-  ip link set $port master up0; ip link set $port up
-done
 """
 
 
@@ -147,7 +141,6 @@ class SlurmCluster:
             name=name,
             folder=self.folder,
             address=_ADDRESSES[name],
-            bridge=_BRIDGE if name == CONTROLLER else "",
             command=command,
         )
         with (self.folder / f"{name}.out").open("ab") as out:
@@ -179,20 +172,12 @@ class SlurmCluster:
         else:
             port = f"p{NODES.index(name)}"
             controller = self._first[CONTROLLER].pid
-            _ip(
-                "link",
-                "add",
-                port,
-                "netns",
-                controller,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                "up0",
-                "netns",
-                pid,
-            )
+            # The kernel removes that of a node that was killed a moment later.
+            _ip("netns", "exec", controller, "link", "del", port, is_checked=False)
+            peer = ("peer", "name", "up0", "netns", pid)
+            _ip("link", "add", port, "netns", controller, "type", "veth", *peer)
+            for what in (("master", "up0"), ("up",)):
+                _ip("netns", "exec", controller, "link", "set", port, *what)
 
     def command(
         self, *words: object, on: str = CONTROLLER, cwd: Any = None
@@ -288,13 +273,13 @@ def _name(process: psutil.Process) -> str:
     return "slurmd"
 
 
-def _ip(*words: object) -> None:
+def _ip(*words: object, is_checked: bool = True) -> None:
     if words[:2] == ("netns", "exec"):
         target, rest = words[2], words[3:]
         command = ["nsenter", f"--net=/proc/{target}/ns/net", "ip", *map(str, rest)]
     else:
         command = ["ip", *map(str, words)]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=is_checked, capture_output=True)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Batch files for ``sbatch``: a gang, an array of shards, a sweep that goes on."""
+"""Batch files for ``sbatch``: a gang, an array of shards, a sweep that continues."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from harness.launch.targets import Job
 
 GRACE_SEC: Final = 60
-"""Before the time limit, the sweep is told to stop; it needs a few seconds."""
+"""Before the time limit, the sweep gets the signal to stop; it needs a few seconds."""
 
 # Slurm sends USR1 shortly before the time limit, and TERM for scancel and preemption:
 # only after the former is the job put back here; Slurm itself requeues a job that it
 # preempts. A job that recorded nothing would do so for ever.
-_GOES_ON = r"""
+_CONTINUES = r"""
 count() {{ find {runs} -name status.json 2>/dev/null | wc -l; }}
 before=$(count)
 is_limit=0
@@ -26,12 +26,13 @@ trap 'is_limit=1; kill -TERM "$sweep" 2>/dev/null' USR1
 trap 'kill -TERM "$sweep" 2>/dev/null' TERM
 {command} &
 sweep=$!
-wait "$sweep"; code=$?
+wait "$sweep"
 # A trapped signal ends "wait", not the sweep.
-while kill -0 "$sweep" 2>/dev/null; do wait "$sweep"; code=$?; done
+while kill -0 "$sweep" 2>/dev/null; do wait "$sweep"; done
+wait "$sweep"; code=$?
 if [ "$is_limit" = 1 ] && [ "$code" = 130 ]; then
   if [ "$(count)" -gt "$before" ]; then
-    echo "the time limit is near: job $SLURM_JOB_ID goes on in its next run"
+    echo "the time limit is near: job $SLURM_JOB_ID continues in its next run"
     scontrol requeue "$SLURM_JOB_ID" && sleep 600
   fi
   echo "no trial ended within the time limit: give more --time-limit" >&2
@@ -57,7 +58,7 @@ def render(job: Job) -> Mapping[str, str]:
 
 
 def of_sweep(job: Job, runs_dir: str) -> str:
-    """Returns the batch file of a sweep that goes on after its time limit.
+    """Returns the batch file of a sweep that continues after its time limit.
 
     Args:
       job: The command of the sweep, and what it needs.
@@ -66,9 +67,9 @@ def of_sweep(job: Job, runs_dir: str) -> str:
     command = shlex.join(job.command)
     if job.array is not None:
         command += f' --shard "$SLURM_ARRAY_TASK_ID/{job.array}"'
-    goes_on = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
-    body = _GOES_ON.format(command=command, runs=shlex.quote(runs_dir))
-    return header(job, goes_on) + body
+    continues = ["requeue", "open-mode=append", f"signal=B:USR1@{GRACE_SEC}"]
+    body = _CONTINUES.format(command=command, runs=shlex.quote(runs_dir))
+    return header(job, continues) + body
 
 
 def header(job: Job, more: Sequence[str] = ()) -> str:

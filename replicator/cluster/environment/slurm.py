@@ -98,7 +98,7 @@ def places_of_tasks(
 
 
 def derived_ports(job_id: int, step_id: int, num_ports: int) -> tuple[int, ...]:
-    """Returns ports that all tasks of a step derive alike, and other steps rarely."""
+    """Returns ports: the same in all tasks of a step, rarely those of other steps."""
     span = LAST_PORT - FIRST_PORT + 1 - num_ports
     if span < 0:
         raise ClusterConfigError(
@@ -133,12 +133,12 @@ def _block_size(environ: Mapping[str, str]) -> int | None:
 
 
 def _check_own_place(environ: Mapping[str, str], place: tuple[int, int]) -> None:
-    told = (environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID"))
+    reported = (environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID"))
     expected = tuple(map(str, place))
-    if None not in told and told != expected:
+    if None not in reported and reported != expected:
         raise ClusterConfigError(
-            f"SLURM_PROCID={environ['SLURM_PROCID']} is task {told[1]} of node"
-            f" {told[0]}, not task {expected[1]} of node {expected[0]} as with"
+            f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
+            f" {reported[0]}, not task {expected[1]} of node {expected[0]} as with"
             " consecutive ranks, so the nodes of the other tasks are unknown; use srun"
             " --distribution=block"
         )

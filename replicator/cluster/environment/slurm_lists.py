@@ -9,7 +9,8 @@ from replicator.errors import ClusterConfigError
 
 MAX_NODES = 100_000
 """More are a mistake, and would fill the memory before anybody noticed."""
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _PLAIN = re.compile(r"[A-Za-z0-9_.-]*")
 
@@ -82,9 +83,7 @@ def _expand_range(text: str, inside: str) -> list[str]:
     for part in inside.split(","):
         first, dash, last = part.partition("-")
         last = last if dash else first
-        is_valid = (
-            first.isascii() and first.isdigit() and last.isascii() and last.isdigit()
-        )
+        is_valid = _NUMBER.fullmatch(first) and _NUMBER.fullmatch(last)
         if not is_valid or not 0 <= int(last) - int(first) < MAX_NODES:
             raise _malformed_nodes(text, part)
         width = len(first)

@@ -12,7 +12,7 @@ from harness.launch.contract import HOSTS_VARIABLE
 
 
 def test_the_default_is_this_machine() -> None:
-    """Nothing about a trial's identity tells of it."""
+    """It leaves no trace in the identity of a trial."""
     launcher = catalog.make(catalog.DEFAULT)
 
     assert "local" == launcher.name

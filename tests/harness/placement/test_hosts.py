@@ -1,4 +1,4 @@
-"""Processes of a trial on several hosts that are alike: cores of each host's own."""
+"""Processes of a trial on several hosts of the same kind: cores of each host's own."""
 
 from __future__ import annotations
 

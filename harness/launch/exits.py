@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import selectors
 import signal
@@ -12,7 +11,7 @@ from typing import Any
 from harness.launch import channel
 
 
-class Home:
+class MemberExits:
     """Where the members of a gang report; use it in a ``with`` statement.
 
     Attributes:
@@ -34,7 +33,7 @@ class Home:
         self._places: dict[socket.socket, int] = {}
         self._received: dict[socket.socket, channel.Received] = {}
 
-    def __enter__(self) -> Home:  # noqa: PYI034 (Self needs Python 3.11)
+    def __enter__(self) -> MemberExits:  # noqa: PYI034 (Self needs Python 3.11)
         self._selector.register(self._listener, selectors.EVENT_READ)
         return self
 
@@ -106,9 +105,8 @@ class Home:
             )
 
     def close(self) -> None:
-        """Closes all connections, by which members end."""
+        """Closes all connections, by which members end; harmless if they are closed."""
+        self._selector.close()
         for connection in (*self._received, self._listener):
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(connection)
             connection.close()
         self._received.clear()
