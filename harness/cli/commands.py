@@ -95,6 +95,7 @@ def sweep(
     machine = launching_module.machine_of(launching, launcher, request, cpus)
     planned = plan_module.plan_sweep(request, machine)
     (check or _accept)(planned)
+    launching_module.check_product(launching, planned)
     name = study or name_prefix + study_module.default_name(planned)
     if launching_module.is_submitted(launching) and not is_dry_run:
         return launching_module.submit(
@@ -237,7 +238,7 @@ def resume(
     plan = store.read_plan()
     study_module.check_trials(plan)
     study_module.check_code(plan)
-    launcher = launchers.make(launcher_name)
+    launcher = launching_module.launcher_named(launcher_name)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())
     with lock_study(root):

@@ -13,13 +13,19 @@ from harness.errors import ParseError, PlanError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+_OF_A_JOB = ("nodes", "partition", "time_limit", "array")
+_WITHOUT_EFFECT = {
+    "local": (*_OF_A_JOB, "workers", "gpus_per_worker"),
+    # The hosts of a cluster are what they are, and nothing is submitted.
+    "ray": _OF_A_JOB,
+}
 _SHARD = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 launcher_option = click.option(
     "--launcher",
     default="local",
     show_default=True,
-    help="What starts the processes of a trial: local, or slurm.",
+    help="What starts the processes of a trial: local, slurm or ray.",
 )
 
 
@@ -105,21 +111,13 @@ def take_launching(settings: dict[str, Any]) -> Launching:
     values: Mapping[str, Any] = {name: settings.pop(name) for name in names}
     launching = Launching(**{**values, "shard": _shard(values["shard"])})
     catalog.info(launching.launcher)
-    if launching.launcher == catalog.DEFAULT:
-        for name in (
-            "nodes",
-            "workers",
-            "gpus_per_worker",
-            "partition",
-            "time_limit",
-            "array",
-        ):
-            if values[name] is not None:
-                option = "--" + name.replace("_", "-")
-                raise PlanError(
-                    f"{option} {values[name]} has no effect with --launcher local; add"
-                    f" --launcher slurm, or leave {option} out"
-                )
+    for name in _WITHOUT_EFFECT.get(launching.launcher, ()):
+        if values[name] is not None:
+            option = "--" + name.replace("_", "-")
+            raise PlanError(
+                f"{option} {values[name]} has no effect with --launcher"
+                f" {launching.launcher}; add --launcher slurm, or leave {option} out"
+            )
     if launching.array is not None and launching.shard is not None:
         raise PlanError(
             "--array submits jobs that have a --shard each; give one of the two"

@@ -36,6 +36,11 @@ def launch() -> None:
     "--cores-per-worker", type=click.IntRange(min=1), help="Cores of each worker."
 )
 @click.option(
+    "--memory-per-worker",
+    metavar="AMOUNT",
+    help="Memory of each worker, such as 64Gi.",
+)
+@click.option(
     "--replicas",
     type=click.IntRange(min=1),
     help="Checks that workers times GPUs make so many.",

@@ -46,7 +46,7 @@ def launcher_of(launching: Launching) -> Launcher:
       PlanError: There is no such engine here, or the allocation is too small.
     """
     if launching.launcher != "slurm":
-        return catalog.make(launching.launcher)
+        return launcher_named(launching.launcher)
     if is_submitted(launching):
         nodes = launching.nodes or 1
         return srun.SlurmLauncher(nodes) if nodes > 1 else LocalLauncher()
@@ -58,6 +58,31 @@ def launcher_of(launching: Launching) -> Launcher:
             " nodes, or leave --nodes out"
         )
     return launcher
+
+
+def launcher_named(name: str) -> Launcher:
+    """Returns a launcher for the hosts that are here.
+
+    On a single host, processes are started as anywhere else, so that the cases of a
+    relay can take turns there.
+
+    Raises:
+      HarnessError: The name is unknown, or its engine is not here.
+    """
+    launcher = catalog.make(name)
+    return launcher if launcher.num_hosts > 1 else LocalLauncher()
+
+
+def check_product(launching: Launching, planned: PlannedSweep) -> None:
+    """Checks that workers times GPUs per worker makes the largest trial.
+
+    Raises:
+      PlanError: It does not.
+    """
+    if launching.workers is not None:
+        replicas = max(trial.spec.num_replicas for trial in planned.trials)
+        gpus = launching.gpus_per_worker or 0
+        targets.check_product(launching.workers, gpus, replicas)
 
 
 def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
@@ -116,10 +141,6 @@ def submit(
     Raises:
       PlanError: The cluster does not have what it needs; nothing was submitted.
     """
-    replicas = max(trial.spec.num_replicas for trial in planned.trials)
-    if launching.workers is not None:
-        gpus = launching.gpus_per_worker or 0
-        targets.check_product(launching.workers, gpus, replicas)
     if launching.array is not None:
         shards.own(planned, (1, launching.array))  # are there enough repetitions?
     slurm.check(partition=launching.partition, nodes=launching.nodes or 1)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, launch_verbs, reporting_verbs
+from harness.cli import exit_codes, launch_verbs, reporting_verbs, store_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
 from harness.cli.launch_options import (
@@ -229,6 +229,7 @@ def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 
 cli.add_command(reporting_verbs.history)
+cli.add_command(store_verbs.store)
 
 
 @cli.command()

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from harness import catalog as backends
 from harness.errors import LaunchError
 from harness.launch import catalog, channel
+from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.exits import MemberExits
 from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
 from harness.placement import hosts
@@ -58,11 +59,13 @@ def main(argv: Sequence[str]) -> int:
         backends.backend(spec.backend), spec.num_replicas, spec.control
     )
     num_members = len(processes.members) or 1
+    # As planned: asking the engine again takes seconds.
+    num_hosts = int(spec.variables.get(HOSTS_VARIABLE, 1))
     with MemberExits() as exits:
         gang = Gang(
             trial_dir=trial_dir,
             num_members=num_members,
-            members_per_host=hosts.members_per_host(num_members, launcher.num_hosts),
+            members_per_host=hosts.members_per_host(num_members, num_hosts),
             command=(*MEMBER_COMMAND, *worker_command, directory),
             variables={
                 **os.environ,

@@ -28,6 +28,7 @@ class Job:
       workers: Processes of the gang.
       gpus_per_worker: GPUs of each; 0 on CPUs.
       cores_per_worker: Cores of each; None leaves it to the engine.
+      memory_per_worker: Memory of each, such as ``64Gi``; None leaves it to the engine.
       nodes: Hosts; None leaves it to the engine.
       replicas: Replicas in all, if they were named.
       array: Jobs of a sweep that is split into shards; None for one job.
@@ -42,6 +43,7 @@ class Job:
     workers: int = 1
     gpus_per_worker: int = 0
     cores_per_worker: int | None = None
+    memory_per_worker: str | None = None
     nodes: int | None = None
     replicas: int | None = None
     array: int | None = None
@@ -111,6 +113,21 @@ TARGETS: dict[str, TargetInfo] = {
             name="slurm",
             render="harness.launch.slurm.script:render",
             summary="batch files for sbatch: a gang, or an array",
+        ),
+        TargetInfo(
+            name="jobset",
+            render="harness.launch.jobset_file:render",
+            summary="a manifest for kubectl: a gang, a pod per worker",
+        ),
+        TargetInfo(
+            name="mpi",
+            render="harness.launch.mpi_file:render",
+            summary="a script around mpirun of OpenMPI: a gang",
+        ),
+        TargetInfo(
+            name="ray",
+            render="harness.launch.ray_file:render",
+            summary="a script that makes a Ray cluster of the hosts, and runs a sweep",
         ),
     )
 }

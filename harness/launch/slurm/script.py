@@ -78,6 +78,11 @@ def header(job: Job, more: Sequence[str] = ()) -> str:
     Raises:
       PlanError: A value has characters that would end its line.
     """
+    if job.memory_per_worker is not None:
+        raise PlanError(
+            "--target slurm has no --memory-per-worker: nodes are exclusive, so their"
+            " workers have all of it; leave it out"
+        )
     per_node = -(-job.workers // (job.nodes or 1))
     wanted: dict[str, object] = {
         "job-name": job.name,

@@ -11,6 +11,14 @@ from replicator.cluster.environment.detection import (
     detect,
     forget,
 )
+from replicator.cluster.environment.kubernetes import KubernetesEnvironment
+from replicator.cluster.environment.ranks import (
+    HydraEnvironment,
+    OpenMpiEnvironment,
+    PlainRankEnvironment,
+    PmixEnvironment,
+)
+from replicator.cluster.environment.ray_gang import RayEnvironment, RayMember
 from replicator.cluster.environment.resolver import ResolverEnvironment
 from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import TfConfigEnvironment
@@ -19,6 +27,13 @@ __all__ = [
     "ENVIRONMENTS",
     "ClusterEnvironment",
     "DetectedEnvironment",
+    "HydraEnvironment",
+    "KubernetesEnvironment",
+    "OpenMpiEnvironment",
+    "PlainRankEnvironment",
+    "PmixEnvironment",
+    "RayEnvironment",
+    "RayMember",
     "ResolverEnvironment",
     "SlurmEnvironment",
     "TfConfigEnvironment",

@@ -5,6 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from replicator.cluster.environment.kubernetes import KubernetesEnvironment
+from replicator.cluster.environment.ranks import (
+    HydraEnvironment,
+    OpenMpiEnvironment,
+    PlainRankEnvironment,
+    PmixEnvironment,
+)
 from replicator.cluster.environment.slurm import SlurmEnvironment
 from replicator.cluster.environment.tf_config import EXAMPLE, TfConfigEnvironment
 from replicator.errors import ClusterConfigError
@@ -19,10 +26,17 @@ if TYPE_CHECKING:
     )
 
 # In the order in which they are tried: what a user sets comes before what a scheduler
-# sets for every process.
+# sets for every process. mpirun inside of an allocation comes before the scheduler,
+# whose variables then describe the helpers of mpirun; PMIx comes after it, since srun
+# speaks PMIx too.
 ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (
     TfConfigEnvironment,
+    PlainRankEnvironment,
+    OpenMpiEnvironment,
+    HydraEnvironment,
     SlurmEnvironment,
+    PmixEnvironment,
+    KubernetesEnvironment,
 )
 
 
@@ -40,8 +54,9 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
         if kind.is_present(variables):
             return kind(variables)
     raise ClusterConfigError(
-        "TF_CONFIG is not set, so this process does not know its cluster; set "
-        f"it in every process, for example TF_CONFIG='{EXAMPLE}'"
+        "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
+        f"not know its cluster; set it in every process, for example "
+        f"TF_CONFIG='{EXAMPLE}', or start them as docs/clusters.md says"
     )
 
 
