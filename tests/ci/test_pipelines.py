@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,6 +174,48 @@ def unpinned(text: str) -> list[str]:
         if not _PIN.fullmatch(match["target"])
         or not re.fullmatch(r"v\d+\.\d+\.\d+", match["version"] or "")
     ]
+
+
+def run_check(program: str, *arguments: str) -> str:
+    """Runs a checker of the environment; returns what it prints, or nothing if fine."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_the_audit_of_workflows_finds_nothing() -> None:
+    """With zizmor, and without a network: ``make lint`` runs the same."""
+    assert "" == run_check("zizmor", "--offline", "--quiet", ".github/workflows")
+
+
+def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path: Path) -> None:
+    """A title of a pull request as a part of a script."""
+    path = tmp_path / ".github" / "workflows" / "unsafe.yml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "on: pull_request_target\njobs:\n  a:\n    runs-on: ubuntu-24.04\n    steps:\n"
+        "      - run: echo ${{ github.event.pull_request.title }}\n"
+    )
+
+    found = run_check("zizmor", "--offline", "--quiet", str(path))
+    assert "template-injection" in found
+    assert "dangerous-triggers" in found
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+def test_pipelines_match_the_schemas_of_their_hosts(path: Path) -> None:
+    """As the hosts publish them; misspelt keys are found here and not there."""
+    schema = ["--builtin-schema", "vendor.github-workflows"]
+    if path == GITLAB:
+        schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform"]
+        schema.append("gitlab-ci")
+
+    assert "" == run_check("check-jsonschema", *schema, str(path))
 
 
 def test_there_is_a_pipeline_for_each_purpose() -> None:

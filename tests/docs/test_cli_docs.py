@@ -146,6 +146,7 @@ COMMANDS = sorted(
         for folder in (
             ".",
             "docs",
+            "docs/howto",
             "harness",
             "reports",
             "results",
