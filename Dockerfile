@@ -38,7 +38,8 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 # Made here, so that a new volume of this name belongs to the user.
 RUN install --directory --owner harness --group harness /home/harness/runs
-USER harness
+# By number, so that a cluster can see that it is not root.
+USER 1000:1000
 WORKDIR /home/harness
 ENTRYPOINT ["python", "-m", "harness"]
 CMD ["--help"]

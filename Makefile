@@ -64,6 +64,7 @@ lint: setup  ## Check format, lint rules, spelling, import contracts and pipelin
 	$(BIN)/zizmor --offline --quiet .github/workflows
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci .gitlab-ci.yml
+	$(BIN)/hadolint Dockerfile Dockerfile.gpu
 
 fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command lines (half an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py

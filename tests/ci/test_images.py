@@ -41,7 +41,7 @@ def test_the_program_runs_as_a_user_without_rights(name: str) -> None:
     words = [word for word, _ in instructions(name)]
     users = [rest for word, rest in instructions(name) if word == "USER"]
 
-    assert ["harness"] == users
+    assert ["1000:1000"] == users
     assert words.index("USER") < words.index("ENTRYPOINT")
     assert max(i for i, word in enumerate(words) if word == "RUN") < words.index("USER")
 

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-import yaml
-from click.testing import CliRunner
-
-from harness.cli.main import cli
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-ROOT = Path(__file__).resolve().parents[2]
-WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-GITLAB = ROOT / ".gitlab-ci.yml"
-PIPELINES = [*WORKFLOWS, GITLAB]
+from pipelines import GITLAB, PIPELINES, ROOT, WORKFLOWS, parsed, read, scripts_in
 
 # What a job may do besides reading: (file, job) -> permissions, each with its reason
 # beside it in the workflow.
@@ -34,95 +22,10 @@ SAME_PROJECT = "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID"
 # These run with rights that a fork must not have.
 PRIVILEGED_TRIGGERS = {"pull_request_target", "workflow_run", "issue_comment"}
 
-_OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")", "{", "}", ";;"}
-_SUBSTITUTION = re.compile(r"\$\([^()]*\)")
 _USES = re.compile(
     r"^\s*(?:- )?uses: (?P<target>\S+)(?: # (?P<version>\S+))?$", re.MULTILINE
 )
 _PIN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
-
-
-def read(path: Path) -> Any:
-    """Returns a pipeline; ``on`` is a key, not a truth value."""
-    return parsed(path.read_text(encoding="utf-8"))
-
-
-def parsed(text: str) -> Any:
-    """Returns YAML with all scalars as strings."""
-    return yaml.load(text, Loader=yaml.BaseLoader)
-
-
-def scripts_in(node: Any) -> Iterator[str]:
-    """Yields the shell scripts of a pipeline, of either host."""
-    if isinstance(node, dict):
-        for name, value in node.items():
-            if name == "run" and isinstance(value, str):
-                yield value
-            elif name == "script":
-                yield from value
-            else:
-                yield from scripts_in(value)
-    elif isinstance(node, list):
-        for item in node:
-            yield from scripts_in(item)
-
-
-def commands_in(script: str) -> list[list[str]]:
-    """Returns the simple commands of a shell script, as lists of words.
-
-    What a command substitutes, and the value of a variable, is replaced by a word.
-    """
-    text = _SUBSTITUTION.sub("WORD", script.replace("\\\n", " "))
-    commands = []
-    for line in text.splitlines():
-        words = shlex.shlex(line, posix=True, punctuation_chars=True)
-        words.whitespace_split = True
-        current: list[str] = []
-        for word in words:
-            if word in _OPERATORS:
-                commands.append(current)
-                current = []
-            else:
-                current.append("WORD" if word.startswith("$") else word)
-        commands.append(current)
-    return [command for command in commands if command]
-
-
-def arguments_after(words: list[str], *start: str) -> list[str] | None:
-    """Returns what follows some words in a command; None if they are not in it."""
-    for i in range(len(words) - len(start) + 1):
-        if tuple(words[i : i + len(start)]) == start:
-            return words[i + len(start) :]
-    return None
-
-
-def harness_commands(path: Path) -> list[list[str]]:
-    """Returns the arguments of each command of the harness in a pipeline.
-
-    Functions of a script that end in ``"$@"`` are called with options that are checked
-    with them.
-    """
-    found = []
-    for script in scripts_in(read(path)):
-        commands = commands_in(script)
-        wrapped: list[str] | None = None
-        for command in commands:
-            arguments = arguments_after(command, "-m", "harness")
-            if arguments is not None and "$@" in script and "gate" in arguments:
-                wrapped = arguments[:-1]
-                found.append(wrapped)
-            elif arguments is not None:
-                found.append(arguments)
-            elif wrapped and command[0] == "gate":
-                found.append([*wrapped, *command[1:]])
-    return found
-
-
-HARNESS = [
-    pytest.param(arguments, id=f"{path.name}: {' '.join(arguments[:4])} {i}")
-    for path in PIPELINES
-    for i, arguments in enumerate(harness_commands(path))
-]
 
 
 def jobs_of(pipeline: Any) -> dict[str, Any]:
@@ -332,69 +235,6 @@ def test_reports_are_kept_whatever_the_verdict() -> None:
         assert "always()" == upload["if"]
         assert {"runs/", "report.html"} <= set(upload["with"]["path"].split())
     assert "always" == read(GITLAB)[".gpu"]["artifacts"]["when"]
-
-
-@pytest.mark.parametrize("arguments", HARNESS)
-def test_the_commands_of_the_harness_parse(arguments: list[str]) -> None:
-    """Verb, options and values are known; nothing is run."""
-    verb, *rest = arguments
-    # The names of the studies of `xargs report` come from its input.
-    rest = ["WORD", *rest] if rest[:1] == ["-o"] else rest
-
-    assert cli.commands[verb].make_context(verb, rest).params
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [param for param in HARNESS if param.values[0][0] == "sweep"],
-)
-def test_the_sweeps_can_be_planned_here(arguments: list[str], tmp_path: Path) -> None:
-    """Values are allowed together, which parsing does not see."""
-    done = CliRunner().invoke(
-        cli, ["plan", *arguments[1:], "--runs-dir", str(tmp_path)]
-    )
-
-    assert not done.exception, done.output
-    assert "resnet50" in done.output
-
-
-@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
-def test_the_targets_and_programs_of_the_pipelines_exist(path: Path) -> None:
-    """Targets of the Makefile, and scripts of this tree."""
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    for script in scripts_in(read(path)):
-        for command in commands_in(script):
-            made = arguments_after(command, "make")
-            assert made is None or set(made) <= targets
-            for word in command:
-                assert not word.endswith(".py") or (ROOT / word).is_file()
-
-
-def test_what_is_checked_is_found() -> None:
-    """The extraction above is not empty by accident."""
-    verbs = [param.values[0][0] for param in HARNESS]
-
-    assert {"sweep", "gate", "doctor", "report", "power"} == set(verbs)
-    assert verbs.count("gate") >= 8
-    with pytest.raises(Exception, match="No such option"):
-        cli.commands["sweep"].make_context("sweep", ["--workloads", "resnet50"])
-
-
-@pytest.mark.parametrize(
-    ("script", "expected"),
-    [
-        ("a b \\\n  -c", [["a", "b", "-c"]]),
-        ('x=$(date) | y "$(f g)" > z', [["x=WORD"], ["y", "WORD"], ["z"]]),
-        ("{\n  a\n} >> b || c", [["a"], ["b"], ["c"]]),
-        ("# a comment\na", [["a"]]),
-    ],
-)
-def test_commands_are_split_as_a_shell_does(
-    script: str, expected: list[list[str]]
-) -> None:
-    """Continuations, substitutions, groups, redirections."""
-    assert expected == commands_in(script)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,10 @@ def python(tree: Path, arguments: list[str]) -> str:
         env={
             **os.environ,
             "CUDA_VISIBLE_DEVICES": "-1",
-            "PYTHONPATH": str(tree),
+            # Before the folder of these tests, which makes imports quick.
+            "PYTHONPATH": os.pathsep.join(
+                [str(tree), os.environ.get("PYTHONPATH", "")]
+            ),
             "TF_CPP_MIN_LOG_LEVEL": "2",
         },
         timeout=TIMEOUT_SEC,
