@@ -77,7 +77,7 @@ types: setup  ## Check types.
 	$(BIN)/mypy
 
 docs: setup  ## Write the documentation site to build/site, with every link checked.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks

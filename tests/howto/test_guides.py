@@ -164,6 +164,50 @@ def test_a_section_is_added(followed: Any) -> None:
     python(tree, ["-m", "pytest", "-q", "tests/docs/test_links.py", "-k", "section"])
 
 
+def test_a_launcher_is_added(followed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tests pass, and two members on two hosts measure a trial.
+
+    A program that runs the shell here stands in for ``ssh``.
+    """
+    tree, guide = followed("launcher")
+    (sweep,) = commands_of(guide)
+    client = tree / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text('#!/bin/sh\nshift 3\nexec "$@"\n', encoding="utf-8")
+    client.chmod(0o755)
+
+    tested = python(tree, ["-m", "pytest", "-q", "tests/harness/launch/test_ssh.py"])
+    assert "3 passed" in tested
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("REPLICATOR_HARNESS_SSH_HOSTS", "localhost,127.0.0.1")
+    python(tree, [*sweep, "--no-match", "--study", "new"])
+    (trial,) = (tree / "runs" / "new" / "trials").iterdir()
+    assert '"status": "ok"' in (trial / "status.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda p: p.stem)
+def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
+    """Whoever copies it can propose it."""
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    for name, text in files_of(path.read_text(encoding="utf-8")).items():
+        if not name.endswith(".py"):
+            continue
+        for command in (
+            # Its package is made by the guide.
+            ["check", "--no-cache", "--extend-ignore", "INP001"],
+            ["format", "--no-cache", "--check"],
+        ):
+            done = subprocess.run(
+                [ruff, *command, "--stdin-filename", name, "-"],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=ROOT,
+            )
+            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+
+
 def test_every_guide_is_followed_by_a_test() -> None:
     """And each has files or changes to apply."""
     names = {path.stem for path in GUIDES.glob("*.md")}
