@@ -12,7 +12,7 @@ FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types fuzz-records statistics bench lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types docs fuzz-records statistics bench lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -50,17 +50,21 @@ test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none
 fuzz: setup  ## Compare FUZZ_PROGRAMS random steps with an interpreter in lock step.
 	$(BIN)/python tests/fuzz/run_series.py $(FUZZ_PROGRAMS) $(FUZZ_SEED)
 
-check: lint types test  ## All checks of a change: format, lint, imports, types, tests.
+check: lint types docs test  ## All checks of a change: format, lint, imports, types, site, tests.
 
 fmt: setup  ## Format, and apply safe automatic fixes.
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lint: setup  ## Check format, lint rules, spelling and import contracts.
+lint: setup  ## Check format, lint rules, spelling, import contracts and pipelines.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/codespell
 	$(BIN)/lint-imports
+	$(BIN)/zizmor --offline --quiet .github/workflows
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.gitlab-ci --data-transform gitlab-ci .gitlab-ci.yml
+	$(BIN)/hadolint Dockerfile Dockerfile.gpu
 
 fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command lines (half an hour).
 	HOSTILE_RECORDS=2000 HOSTILE_COMMAND_LINES=5000 $(BIN)/python -m pytest tests/harness/run/test_hostile_records.py tests/harness/cli/test_hostile_command_lines.py
@@ -71,6 +75,9 @@ statistics: setup  ## Simulate thousands of sweeps and gates: how often interval
 
 types: setup  ## Check types.
 	$(BIN)/mypy
+
+docs: setup  ## Write the documentation site to build/site, with every link checked.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks

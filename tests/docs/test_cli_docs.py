@@ -153,6 +153,7 @@ COMMANDS = sorted(
         for folder in (
             ".",
             "docs",
+            "docs/howto",
             "harness",
             "reports",
             "results",

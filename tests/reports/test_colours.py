@@ -55,9 +55,9 @@ def test_the_colour_of_a_backend_does_not_depend_on_the_others(
     )
 
 
-def test_every_backend_of_the_catalogue_has_its_own() -> None:
-    """No two of them share a colour or a marker."""
-    assert set(catalog.BACKENDS) == set(view.SERIES_OF_BACKEND)
+def test_the_first_ten_backends_of_the_catalogue_have_their_own() -> None:
+    """No two of them share a colour or a marker; there are no more than ten."""
+    assert set(view.SERIES_OF_BACKEND) <= set(catalog.BACKENDS)
     assert sorted(view.SERIES_OF_BACKEND.values()) == list(range(view.NUM_SERIES))
     assert len(set(svg.MARKERS)) == len(set(page.SHAPES)) == view.NUM_SERIES
 

@@ -1,0 +1,143 @@
+"""Builds the site from the documents where they are, and the reference from docstrings.
+
+MkDocs takes pages from one folder, which cannot be the project's own. Documents are in
+several, beside what they describe, and point to one another and to files. So every
+document is added under its own path, with the files that it points to: a link that
+works on a code host then works on the site. The reference has a page for each list
+below.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mkdocs.structure.files import File
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.files import Files
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
+
+# Page -> title, introduction, modules.
+REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "results": (
+        "Reference: results",
+        "Records on disk, and the figures that are computed from them.",
+        (
+            "results.store",
+            "results.study",
+            "results.frame",
+            "results.scaling",
+            "results.statistics",
+            "results.records",
+        ),
+    ),
+    "reports": (
+        "Reference: reports",
+        "Pages and figures from a study.",
+        ("reports.build", "reports.plot.figures", "reports.view", "reports.page"),
+    ),
+    "workloads": (
+        "Reference: workloads",
+        "What a workload implements, and what it can build on.",
+        ("workloads.spec", "workloads.catalog", "workloads.replicated"),
+    ),
+}
+
+_EXPORT = re.compile(r"^from (\.[\w.]+) import \(?\s*(\w+) as", re.MULTILINE)
+_LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s#:]+)(?=[)#])")
+_FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Returns the Markdown files of the project, sorted."""
+    found = [*ROOT.glob("*.md")]
+    for folder in FOLDERS:
+        found += (ROOT / folder).rglob("*.md")
+    return sorted(found)
+
+
+def public_names() -> list[str]:
+    """Returns the module and name of each public name of the library, by name."""
+    stub = (ROOT / "replicator" / "__init__.pyi").read_text(encoding="utf-8")
+    names = (
+        (name, f"replicator{module}.{name}") for module, name in _EXPORT.findall(stub)
+    )
+    return [path for _, path in sorted(names, key=lambda pair: pair[0].lower())]
+
+
+def reference_pages() -> dict[str, str]:
+    """Returns the text of each page of the reference, by its path on the site."""
+    pages = {
+        "reference/replicator.md": _reference_page(
+            "Reference: replicator",
+            "The public names, all imported from `replicator`.",
+            public_names(),
+        )
+    }
+    for name, (title, introduction, modules) in REFERENCE.items():
+        pages[f"reference/{name}.md"] = _reference_page(title, introduction, modules)
+    return pages
+
+
+def _reference_page(title: str, introduction: str, names: Iterable[str]) -> str:
+    blocks = "\n".join(f"::: {name}\n" for name in names)
+    return f"# {title}\n\n{introduction}\n\n{blocks}"
+
+
+def _linked_files(document: Path) -> Iterator[Path]:
+    """Yields the files that a document points to and that are no documents."""
+    text = _FENCE.sub("", document.read_text(encoding="utf-8"))
+    for match in _LINK.finditer(text):
+        target = (document.parent / match["target"]).resolve()
+        page = page_of(target)
+        if page is not None and page.suffix != ".md":
+            yield page
+
+
+def page_of(target: Path) -> Path | None:
+    """Returns what a reader sees of a file or folder; None if it is not there.
+
+    Of a study, its report; of another folder, its document.
+    """
+    if not target.is_dir():
+        return target if target.is_file() else None
+    inside = (target / "report" / "index.html", target / "README.md")
+    return next((path for path in inside if path.is_file()), None)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds documents, the files that they point to, and the reference."""
+    paths = set(documents())
+    for document in documents():
+        paths.update(_linked_files(document))
+    for path in sorted(paths):
+        name = path.relative_to(ROOT).as_posix()
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    for name, text in reference_pages().items():
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Points links to folders at what is shown of them."""
+    source = page.file.abs_src_path
+    if source is None:
+        return markdown
+    folder = Path(source).parent
+
+    def shown(match: re.Match[str]) -> str:
+        target = (folder / match["target"]).resolve()
+        inside = page_of(target)
+        if inside is None or inside == target:
+            return match["target"]
+        return f"{match['target'].rstrip('/')}/{inside.relative_to(target).as_posix()}"
+
+    return _LINK.sub(shown, markdown)

@@ -1,0 +1,278 @@
+"""The pipelines that users copy: what they may do, and that what they run exists."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipelines import GITLAB, PIPELINES, ROOT, WORKFLOWS, parsed, read, scripts_in
+
+# What a job may do besides reading: (file, job) -> permissions, each with its reason
+# beside it in the workflow.
+WRITES = {
+    ("pull_request.yml", "comment"): {"pull-requests"},
+    ("weekly.yml", "publish"): {"pages", "id-token"},
+}
+SAME_REPOSITORY = "github.event.pull_request.head.repo.full_name == github.repository"
+SAME_PROJECT = "$CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID"
+# These run with rights that a fork must not have.
+PRIVILEGED_TRIGGERS = {"pull_request_target", "workflow_run", "issue_comment"}
+
+_USES = re.compile(
+    r"^\s*(?:- )?uses: (?P<target>\S+)(?: # (?P<version>\S+))?$", re.MULTILINE
+)
+_PIN = re.compile(r"[\w.-]+/[\w.-]+@[0-9a-f]{40}")
+
+
+def jobs_of(pipeline: Any) -> dict[str, Any]:
+    """Returns the jobs of a workflow of GitHub."""
+    jobs: dict[str, Any] = pipeline["jobs"]
+    return jobs
+
+
+def too_many_permissions(name: str, pipeline: Any) -> list[str]:
+    """Returns the jobs that may do more than they need, or do not say what."""
+    wrong = [] if pipeline.get("permissions") == {} else ["the workflow itself"]
+    for job, content in jobs_of(pipeline).items():
+        rights = content.get("permissions")
+        if not isinstance(rights, dict):
+            wrong.append(job)
+            continue
+        writes = {right for right, level in rights.items() if level != "read"}
+        if writes != WRITES.get((name, job), set()):
+            wrong.append(job)
+    return wrong
+
+
+def own_machines_open_to_forks(pipeline: Any) -> list[str]:
+    """Returns the jobs by which a fork could run its code on a machine of one's own."""
+    by_pull_requests = "pull_request" in pipeline["on"]
+    return [
+        job
+        for job, content in jobs_of(pipeline).items()
+        if "self-hosted" in content["runs-on"]
+        and by_pull_requests
+        and not is_closed_to_forks(content.get("if", ""))
+    ]
+
+
+def is_closed_to_forks(condition: str) -> bool:
+    """Says whether each way into a job is of this repository: an "or" of conditions."""
+    ways = re.split(r"\|\|", condition.replace("\n", " "))
+    safe = ("github.event.schedule ==", "github.event_name == 'workflow_dispatch'")
+    return all(
+        SAME_REPOSITORY in way or way.strip(" ()").startswith(safe) for way in ways
+    )
+
+
+def unpinned(text: str) -> list[str]:
+    """Returns the actions without a whole commit and its version beside it."""
+    return [
+        match["target"]
+        for match in _USES.finditer(text)
+        if not _PIN.fullmatch(match["target"])
+        or not re.fullmatch(r"v\d+\.\d+\.\d+", match["version"] or "")
+    ]
+
+
+def run_check(program: str, *arguments: str) -> str:
+    """Runs a checker of the environment; returns what it prints, or nothing if fine."""
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / program), *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_the_audit_of_workflows_finds_nothing() -> None:
+    """With zizmor, and without a network: ``make lint`` runs the same."""
+    assert "" == run_check("zizmor", "--offline", "--quiet", ".github/workflows")
+
+
+def test_the_audit_of_workflows_finds_an_unsafe_one(tmp_path: Path) -> None:
+    """A title of a pull request as a part of a script."""
+    path = tmp_path / ".github" / "workflows" / "unsafe.yml"
+    path.parent.mkdir(parents=True)
+    path.write_text(
+        "on: pull_request_target\njobs:\n  a:\n    runs-on: ubuntu-24.04\n    steps:\n"
+        "      - run: echo ${{ github.event.pull_request.title }}\n"
+    )
+
+    found = run_check("zizmor", "--offline", "--quiet", str(path))
+    assert "template-injection" in found
+    assert "dangerous-triggers" in found
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+def test_pipelines_match_the_schemas_of_their_hosts(path: Path) -> None:
+    """As the hosts publish them; misspelt keys are found here and not there."""
+    schema = ["--builtin-schema", "vendor.github-workflows"]
+    if path == GITLAB:
+        schema = ["--builtin-schema", "vendor.gitlab-ci", "--data-transform"]
+        schema.append("gitlab-ci")
+
+    assert "" == run_check("check-jsonschema", *schema, str(path))
+
+
+def test_there_is_a_pipeline_for_each_purpose() -> None:
+    """On both hosts."""
+    assert ["gpu.yml", "pull_request.yml", "weekly.yml"] == [p.name for p in WORKFLOWS]
+    jobs = {"check", "test", "advisory", "gpu-gate", "a-a", "pages"}
+    assert jobs <= set(read(GITLAB))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_jobs_may_do_what_they_need(path: Path) -> None:
+    """Nothing by default; what writes is listed above."""
+    assert [] == too_many_permissions(path.name, read(path))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_code_of_forks_runs_without_rights_and_not_on_own_machines(path: Path) -> None:
+    """No trigger that has rights, and no job on a machine of one's own."""
+    pipeline = read(path)
+
+    assert set() == PRIVILEGED_TRIGGERS & set(pipeline["on"])
+    assert [] == own_machines_open_to_forks(pipeline)
+
+
+def test_the_job_that_writes_runs_no_code_of_the_change() -> None:
+    """It has no checkout, and runs for branches of the repository only."""
+    job = read(ROOT / ".github/workflows/pull_request.yml")["jobs"]["comment"]
+
+    assert SAME_REPOSITORY in job["if"]
+    assert not any("checkout" in step.get("uses", "") for step in job["steps"])
+    (command,) = scripts_in(job)
+    assert command.startswith("gh pr comment ")
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_actions_are_pinned(path: Path) -> None:
+    """By a whole commit, with its version for readers."""
+    text = path.read_text(encoding="utf-8")
+
+    assert [] == unpinned(text)
+    assert text.count("uses:") == len(_USES.findall(text))
+
+
+def test_one_version_of_an_action_is_one_commit() -> None:
+    """In all workflows."""
+    found: dict[tuple[str, str], set[str]] = {}
+    for path in WORKFLOWS:
+        for match in _USES.finditer(path.read_text(encoding="utf-8")):
+            name, _, commit = match["target"].partition("@")
+            found.setdefault((name, match["version"]), set()).add(commit)
+
+    assert len({name for name, _ in found}) == len(found)
+    assert {1} == {len(commits) for commits in found.values()}
+
+
+@pytest.mark.parametrize("path", PIPELINES, ids=lambda path: path.name)
+def test_no_pipeline_has_a_secret(path: Path) -> None:
+    """The token of the job is enough."""
+    text = path.read_text(encoding="utf-8").lower()
+
+    assert not re.search(r"secrets\.|password|private_key", text)
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_scripts_take_expressions_as_variables(path: Path) -> None:
+    """What a branch or title contains is never part of a script."""
+    pipeline = read(path)
+
+    assert [] == [script for script in scripts_in(pipeline) if "${{" in script]
+    assert "bash" == pipeline["defaults"]["run"]["shell"]
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
+def test_every_job_ends(path: Path) -> None:
+    """A limit of its own, and no token in the checkout."""
+    for name, job in jobs_of(read(path)).items():
+        assert int(job["timeout-minutes"]) <= 300, name
+        for step in job["steps"]:
+            if "actions/checkout@" in step.get("uses", ""):
+                assert "false" == step["with"]["persist-credentials"], name
+
+
+def test_one_job_at_a_time_has_the_gpus() -> None:
+    """On both hosts, and it is not cancelled by the next."""
+    for name, job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).items():
+        assert "self-hosted" in job["runs-on"], name
+        expected = {"group": "gpu-runner", "cancel-in-progress": "false"}
+        assert expected == job["concurrency"], name
+    template = read(GITLAB)[".gpu"]
+    assert "gpu-runner" == template["resource_group"]
+    assert "false" == template["interruptible"]
+
+
+def test_merge_requests_of_forks_do_not_reach_the_gpus() -> None:
+    """Every rule of a job with the tag is a schedule or of this project."""
+    pipeline = read(GITLAB)
+    jobs = {
+        name: job
+        for name, job in pipeline.items()
+        if isinstance(job, dict) and job.get("extends") == ".gpu"
+    }
+
+    assert {"gpu-gate", "a-a"} == set(jobs)
+    for name, job in jobs.items():
+        for rule in job["rules"]:
+            condition = rule["if"]
+            assert SAME_PROJECT in condition or '"schedule"' in condition, name
+
+
+def test_reports_are_kept_whatever_the_verdict() -> None:
+    """A failed gate is the one whose report is read."""
+    for job in jobs_of(read(ROOT / ".github/workflows/gpu.yml")).values():
+        (upload,) = (s for s in job["steps"] if "upload-artifact" in s.get("uses", ""))
+        assert "always()" == upload["if"]
+        assert {"runs/", "report.html"} <= set(upload["with"]["path"].split())
+    assert "always" == read(GITLAB)[".gpu"]["artifacts"]["when"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "uses: actions/checkout@v7",
+        "uses: actions/checkout@3d3c42e5aac5 # v7.0.1",
+        "uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1",
+        "uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7",
+    ],
+)
+def test_an_action_without_its_commit_is_found(line: str) -> None:
+    """Tags and short commits can be moved or guessed; a version is for readers."""
+    assert 1 == len(unpinned(f"      - {line}"))
+
+
+@pytest.mark.parametrize(
+    ("condition", "is_closed"),
+    [
+        ("", False),
+        ("github.event.label.name == 'gpu'", False),
+        (f"github.event.label.name == 'gpu' && {SAME_REPOSITORY}", True),
+        ("github.event.schedule == '1 2 * * *'", True),
+        (f"github.event.label.name == 'gpu' || {SAME_REPOSITORY}", False),
+    ],
+)
+def test_a_way_in_for_forks_is_found(condition: str, is_closed: bool) -> None:
+    """A label alone does not make code trusted: it stays when commits are added."""
+    pipeline = {
+        "on": {"pull_request": {}},
+        "jobs": {"x": {"runs-on": ["self-hosted", "gpu"], "if": condition}},
+    }
+
+    assert (not is_closed) == bool(own_machines_open_to_forks(pipeline))
+
+
+def test_a_right_that_is_not_needed_is_found() -> None:
+    """For the workflow and for a job."""
+    pipeline = parsed("{jobs: {a: {permissions: {contents: write}}, b: {}}}")
+
+    assert ["the workflow itself", "a", "b"] == too_many_permissions("x.yml", pipeline)

@@ -1,0 +1,230 @@
+"""Whoever does exactly what a how-to guide says has added what it is about.
+
+The blocks of a guide with a title are files, its diffs are changes: both are applied to
+a copy of the project. Then the guide's own tests and commands run there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "docs" / "howto"
+TIMEOUT_SEC = 240
+NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache", "browser")
+
+_FILE = re.compile(
+    r'^```\w+ title="(?P<path>[^"]+)"\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
+)
+_DIFF = re.compile(r"^```diff\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMAND = re.compile(r"^    (?:\.venv/bin/)?python (?P<rest>-m .+)$", re.MULTILINE)
+
+pytestmark = pytest.mark.processes
+
+
+def files_of(guide: str) -> dict[str, str]:
+    """Returns the files that a guide adds, by their paths."""
+    return {match["path"]: match["text"] for match in _FILE.finditer(guide)}
+
+
+def diffs_of(guide: str) -> list[str]:
+    """Returns the changes of a guide."""
+    return [match["text"] for match in _DIFF.finditer(guide)]
+
+
+def commands_of(guide: str) -> list[list[str]]:
+    """Returns the arguments of Python of the commands of a guide."""
+    return [
+        shlex.split(match["rest"], comments=True) for match in _COMMAND.finditer(guide)
+    ]
+
+
+def apply(guide: str, tree: Path) -> None:
+    """Writes the files of a guide, and applies its changes."""
+    for path, text in files_of(guide).items():
+        target = tree / path
+        assert not target.exists(), f"{path} is there already"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    for diff in diffs_of(guide):
+        done = subprocess.run(
+            # The numbers of lines change with every other change of the file.
+            ["git", "apply", "--recount", "-"],
+            input=diff,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tree,
+            # A folder of temporary files may be in a repository, where git skips what
+            # is outside of its index.
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(tree.parent)},
+        )
+        assert done.returncode == 0, f"{diff}\n{done.stderr}"
+
+
+def python(tree: Path, arguments: list[str]) -> str:
+    """Runs Python in a copy of the project, and returns its output."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tree,
+        env={
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            # Before the folder of these tests, which makes imports quick.
+            "PYTHONPATH": os.pathsep.join(
+                [str(tree), os.environ.get("PYTHONPATH", "")]
+            ),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        },
+        timeout=TIMEOUT_SEC,
+    )
+    assert done.returncode == 0, f"{arguments}\n{done.stdout[-6000:]}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Callable[[str], tuple[Path, str]]:
+    """Makes a copy of the project in which a guide was followed."""
+
+    def follow(name: str) -> tuple[Path, str]:
+        guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
+        tree = tmp_path / "project"
+        ignored = shutil.ignore_patterns(*NOT_COPIED)
+        shutil.copytree(ROOT, tree, ignore=ignored, symlinks=True)
+        apply(guide, tree)
+        return tree, guide
+
+    return follow
+
+
+def test_a_backend_is_added(followed: Any) -> None:
+    """It is planned, documented, and keeps what it promises."""
+    tree, guide = followed("backend")
+    plan, conformance = commands_of(guide)[:2]
+
+    assert "tf_one_device" in python(tree, plan)
+    tested = python(tree, conformance)
+    assert re.search(r"\d\d+ passed", tested), tested
+    assert "failed" not in tested
+    python(tree, ["-m", "pytest", "-q", "tests/docs/test_inventories.py"])
+
+
+def test_a_workload_is_added(followed: Any) -> None:
+    """Its own tests pass, and a sweep measures, matches and evaluates it."""
+    tree, guide = followed("workload")
+    (sweep,) = commands_of(guide)
+
+    assert "3 passed" in python(tree, ["-m", "pytest", "-q", "tests/workloads/softmax"])
+    python(tree, [*sweep, "--study", "new"])
+    show = (
+        "from results import frame, store; import pathlib;"
+        "f = frame.trials_frame(store.Store.open(pathlib.Path('runs/new')));"
+        "print(f[['status', 'quality_top_1']].to_string())"
+    )
+    rows = python(tree, ["-c", show]).splitlines()[1:]
+    assert 2 == len(rows)
+    assert all(re.search(r" ok +0\.\d+$", row) for row in rows), rows
+    assert (tree / "runs" / "new" / "report" / "index.html").is_file()
+    python(tree, ["-m", "pytest", "-q", "tests/docs/test_inventories.py"])
+
+
+def test_a_metric_is_added(followed: Any) -> None:
+    """Its own tests pass, and the table of the package has its file."""
+    tree, _ = followed("metric")
+
+    tests = ["tests/results/test_tail.py", "tests/docs/test_inventories.py"]
+    python(tree, ["-m", "pytest", "-q", *tests])
+
+
+def test_a_section_is_added(followed: Any) -> None:
+    """The page of a kept study has it, in its place."""
+    tree, guide = followed("section")
+    (report,) = commands_of(guide)
+
+    python(tree, report)
+    page = (tree / "report.html").read_text(encoding="utf-8")
+    ids = re.findall(r'<section [^>]*id="(\w+)"', page)
+    assert ids.index("steps") + 1 == ids.index("slowest")
+    assert "Slowest measured step" in page or "Slowest step" in page
+    python(tree, ["-m", "pytest", "-q", "tests/docs/test_links.py", "-k", "section"])
+
+
+def test_a_launcher_is_added(followed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own tests pass, and two members on two hosts measure a trial.
+
+    A program that runs the shell here stands in for ``ssh``.
+    """
+    tree, guide = followed("launcher")
+    (sweep,) = commands_of(guide)
+    client = tree / "bin" / "ssh"
+    client.parent.mkdir()
+    client.write_text('#!/bin/sh\nshift 3\nexec "$@"\n', encoding="utf-8")
+    client.chmod(0o755)
+
+    tested = python(tree, ["-m", "pytest", "-q", "tests/harness/launch/test_ssh.py"])
+    assert "3 passed" in tested
+    monkeypatch.setenv("PATH", f"{client.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("REPLICATOR_HARNESS_SSH_HOSTS", "localhost,127.0.0.1")
+    python(tree, [*sweep, "--no-match", "--study", "new"])
+    (trial,) = (tree / "runs" / "new" / "trials").iterdir()
+    assert '"status": "ok"' in (trial / "status.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted(GUIDES.glob("*.md")), ids=lambda p: p.stem)
+def test_the_code_of_a_guide_passes_the_linter(path: Path) -> None:
+    """Whoever copies it can propose it."""
+    ruff = str(Path(sys.executable).with_name("ruff"))
+    for name, text in files_of(path.read_text(encoding="utf-8")).items():
+        if not name.endswith(".py"):
+            continue
+        for command in (
+            # Its package is made by the guide.
+            ["check", "--no-cache", "--extend-ignore", "INP001"],
+            ["format", "--no-cache", "--check"],
+        ):
+            done = subprocess.run(
+                [ruff, *command, "--stdin-filename", name, "-"],
+                input=text,
+                capture_output=True,
+                text=True,
+                check=False,
+                cwd=ROOT,
+            )
+            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+
+
+def test_every_guide_is_followed_by_a_test() -> None:
+    """And each has files or changes to apply."""
+    names = {path.stem for path in GUIDES.glob("*.md")}
+    source = Path(__file__).read_text(encoding="utf-8")
+
+    assert names == set(re.findall(r'followed\("(\w+)"\)', source))
+    for name in names:
+        guide = (GUIDES / f"{name}.md").read_text(encoding="utf-8")
+        assert files_of(guide), name
+
+
+def test_a_guide_that_no_longer_fits_is_noticed(tmp_path: Path) -> None:
+    """A change whose context is gone, and a file that is there already."""
+    (tmp_path / "a.py").write_text("x = 1\n", encoding="utf-8")
+    change = "```diff\n--- a/a.py\n+++ b/a.py\n@@ -1 +1 @@\n-x = 2\n+x = 3\n```\n"
+
+    with pytest.raises(AssertionError, match="patch does not apply"):
+        apply(change, tmp_path)
+    with pytest.raises(AssertionError, match=r"a\.py is there already"):
+        apply('```python title="a.py"\n```\n', tmp_path)

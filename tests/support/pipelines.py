@@ -1,0 +1,97 @@
+"""The pipelines of this project, and the commands in their scripts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+GITLAB = ROOT / ".gitlab-ci.yml"
+PIPELINES = [*WORKFLOWS, GITLAB]
+
+_OPERATORS = {"|", "||", "&&", ";", "&", ">", ">>", "<", "(", ")", "{", "}", ";;"}
+_SUBSTITUTION = re.compile(r"\$\([^()]*\)")
+
+
+def read(path: Path) -> Any:
+    """Returns a pipeline; ``on`` is a key, not a truth value."""
+    return parsed(path.read_text(encoding="utf-8"))
+
+
+def parsed(text: str) -> Any:
+    """Returns YAML with all scalars as strings."""
+    return yaml.load(text, Loader=yaml.BaseLoader)
+
+
+def scripts_in(node: Any) -> Iterator[str]:
+    """Yields the shell scripts of a pipeline, of either host."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name == "run" and isinstance(value, str):
+                yield value
+            elif name == "script":
+                yield from value
+            else:
+                yield from scripts_in(value)
+    elif isinstance(node, list):
+        for item in node:
+            yield from scripts_in(item)
+
+
+def commands_in(script: str) -> list[list[str]]:
+    """Returns the simple commands of a shell script, as lists of words.
+
+    What a command substitutes, and the value of a variable, is replaced by a word.
+    """
+    text = _SUBSTITUTION.sub("WORD", script.replace("\\\n", " "))
+    commands = []
+    for line in text.splitlines():
+        words = shlex.shlex(line, posix=True, punctuation_chars=True)
+        words.whitespace_split = True
+        current: list[str] = []
+        for word in words:
+            if word in _OPERATORS:
+                commands.append(current)
+                current = []
+            else:
+                current.append("WORD" if word.startswith("$") else word)
+        commands.append(current)
+    return [command for command in commands if command]
+
+
+def arguments_after(words: list[str], *start: str) -> list[str] | None:
+    """Returns what follows some words in a command; None if they are not in it."""
+    for i in range(len(words) - len(start) + 1):
+        if tuple(words[i : i + len(start)]) == start:
+            return words[i + len(start) :]
+    return None
+
+
+def harness_commands(path: Path) -> list[list[str]]:
+    """Returns the arguments of each command of the harness in a pipeline.
+
+    Functions of a script that end in ``"$@"`` are called with options that are checked
+    with them.
+    """
+    found = []
+    for script in scripts_in(read(path)):
+        commands = commands_in(script)
+        wrapped: list[str] | None = None
+        for command in commands:
+            arguments = arguments_after(command, "-m", "harness")
+            if arguments is not None and "$@" in script and arguments[0] == "gate":
+                wrapped = arguments[:-1]
+                found.append(wrapped)
+            elif arguments is not None:
+                found.append(arguments)
+            elif wrapped and command[0] == "gate":
+                found.append([*wrapped, *command[1:]])
+    return found
