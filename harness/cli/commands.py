@@ -61,6 +61,7 @@ def sweep(
     conclude: Conclude | None = None,
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
+    command: Sequence[str] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
@@ -77,6 +78,7 @@ def sweep(
         report and summary of a sweep.
       name_prefix: Of a name that is derived from the request.
       check: Receives the plan before anything is written; raises if it cannot be used.
+      command: The command to record; by default that of this process.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
@@ -106,7 +108,10 @@ def sweep(
         request, left_out = controls.with_order(request, known.measuring.order)
         planned = plan_module.plan_sweep(request, machine)
     new = study_module.make_plan(
-        planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
+        planned,
+        request,
+        study=name,
+        command=command or ("python", "-m", "harness", *sys.argv[1:]),
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
     notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]

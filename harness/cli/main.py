@@ -17,6 +17,7 @@ from harness.cli import exit_codes, reporting_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
 from harness.cli.parsing import make_request
+from harness.cli.study_file import command, study_file_option
 from harness.cli.sweep_options import (
     SECONDS,
     data_dir_option,
@@ -95,6 +96,7 @@ _keep_option = click.option(
 
 
 @cli.command()
+@study_file_option
 @request_options
 @_retry_option
 @_keep_option
@@ -126,12 +128,23 @@ def sweep(
         is_failed_retried=retry == "failed",
         are_checkpoints_kept=are_checkpoints_kept,
         overrides=ctx.obj,
+        command=command(ctx),
     )
 
 
 @cli.command()
+@study_file_option
 @request_options
-def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -> int:
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    *,
+    study: str | None,
+    runs_dir: Path,
+    is_json: bool,
+    **settings: Any,
+) -> int:
     """Prints the trials of a sweep and a time estimate; runs nothing."""
     from harness.cli import commands
 
@@ -141,6 +154,7 @@ def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -
         runs_dir=runs_dir,
         is_json=is_json,
         is_dry_run=True,
+        command=command(ctx),
     )
 
 
