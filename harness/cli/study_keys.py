@@ -128,8 +128,9 @@ def _default(option: click.Option) -> bool | float | str | None:
     default = option.default
     if option.show_default and isinstance(default, Path):
         return str(default)
-    is_known = option.show_default and isinstance(default, (bool, int, float, str))
-    return default if is_known else None
+    if option.show_default and isinstance(default, (bool, int, float, str)):
+        return default
+    return None
 
 
 def _kind(option: click.Option) -> tuple[Any, str]:
@@ -175,8 +176,11 @@ def _integer(kind: click.IntRange) -> tuple[Any, str]:
 def _number(kind: click.FloatRange) -> tuple[Any, str]:
     import pydantic
 
-    low = {"gt" if kind.min_open else "ge": kind.min}
-    bounds = pydantic.Field(le=kind.max, **low)
+    bounds = pydantic.Field(
+        gt=kind.min if kind.min_open else None,
+        ge=None if kind.min_open else kind.min,
+        le=kind.max,
+    )
     return Annotated[float, bounds], f"a number{_range(kind)}"
 
 

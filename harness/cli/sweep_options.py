@@ -29,7 +29,7 @@ class _FiniteRange(click.FloatRange):
         return number
 
 
-class CommaSeparated(click.ParamType):
+class CommaSeparated(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
     """A list with commas on the command line; in a study file also an array."""
 
     def __init__(self, *, is_of_counts: bool = False) -> None:
