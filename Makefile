@@ -11,8 +11,11 @@ SWEEP_GPU_FLAGS ?= --workload resnet50 --backends single,in_graph,tf_mirrored --
 FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
+BENCH_OUT ?= .benchmarks/new.json
+BENCH_BASE ?= .benchmarks/old.json
+BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types docs fuzz-records statistics bench lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types docs fuzz-records statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -81,6 +84,12 @@ docs: setup  ## Write the documentation site to build/site, with every link chec
 
 bench: setup  ## Measure the figures of docs/benchmarks (quiet machine, about 20 minutes).
 	$(BIN)/python -m benchmarks
+
+bench-micro: setup  ## Measure micro-benchmarks in fresh processes, into BENCH_OUT (quiet machine, 6 minutes).
+	$(BIN)/python -m benchmarks.micro run -o $(BENCH_OUT) $(BENCH_FLAGS)
+
+bench-compare: setup  ## Judge BENCH_OUT against BENCH_BASE by the rule of gate (its exit codes: python -m benchmarks.micro compare).
+	$(BIN)/python -m benchmarks.micro compare $(BENCH_OUT) $(BENCH_BASE) $(BENCH_FLAGS)
 
 lock: setup  ## Resolve the newest allowed versions again and write both locks.
 	$(BIN)/python -m pip install --quiet uv

@@ -14,7 +14,7 @@ COMMANDS = {
     "command-line": [_PYTHON, "-m", "benchmarks.bench_cli"],
     "report": [_PYTHON, "-m", "benchmarks.bench_report"],
     "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
-    "engine": [_PYTHON, "-m", "pytest", "-q", "benchmarks/bench_engine.py"],
+    "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],
     "dispatch": [_PYTHON, "-m", "benchmarks.bench_dispatch"],
     "optimizer": [_PYTHON, "-m", "benchmarks.bench_optimizer"],
     "replicator": [_PYTHON, "-m", "benchmarks.bench_replicator"],

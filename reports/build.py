@@ -5,10 +5,9 @@ from __future__ import annotations
 import pathlib
 from typing import TYPE_CHECKING
 
-from reports import names, page
+from reports import names, output_file, page
 from reports.sections import SECTIONS
 from reports.view import view_store
-from results import atomic, errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,18 +59,5 @@ def write_report(
       WriteStoreError: ``path`` cannot be written.
     """
     path = store.report_path if path is None else pathlib.Path(path)
-    if path.exists() and not path.is_file():
-        raise errors.WriteStoreError(
-            f"cannot write report {str(path)!r}: it is not a regular file, and would "
-            "be replaced by one; choose another"
-        )
-    text = build_report(store, references)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_text(path, text)
-    except OSError as error:
-        raise errors.WriteStoreError(
-            f"cannot write report {str(path)!r}: {error.strerror or error}; choose a "
-            "file in a folder that this user can write to"
-        ) from error
+    output_file.write(path, build_report(store, references), what="report")
     return path

@@ -1,7 +1,8 @@
-"""A study in other formats: Markdown for a pull request, a badge, JSON, CSV."""
+"""A study in other formats: Markdown, a badge, JSON, CSV, Parquet."""
 
 from __future__ import annotations
 
+import io
 import json
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,13 +12,16 @@ from reports import brief, formats, markdown, marks, trust, verdict
 from reports.lead import lead_point
 from reports.marks import Level
 from reports.view import view_store
-from results import frame
+from results import errors, frame
 from results.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pandas as pd
+
     from reports.view import View
+    from results.gate_metrics import Metric
     from results.scaling import Point
     from results.statistics import Estimate
     from results.store import Store
@@ -80,6 +84,11 @@ def as_csv(stores: Sequence[Store]) -> str:
     Raises:
       ResultsError: A plan is missing, unreadable or contradictory.
     """
+    text: str = _frame(stores).to_csv(index=False, lineterminator="\n")
+    return text.rstrip("\n")
+
+
+def _frame(stores: Sequence[Store]) -> pd.DataFrame:
     import pandas as pd
 
     parts = []
@@ -87,10 +96,34 @@ def as_csv(stores: Sequence[Store]) -> str:
         part = frame.points_frame(store)
         part.insert(0, "study", store.read_plan().study)
         parts.append(part)
-    text: str = pd.concat(parts, ignore_index=True).to_csv(
-        index=False, lineterminator="\n"
-    )
-    return text.rstrip("\n")
+    return pd.concat(parts, ignore_index=True)
+
+
+def csv_of_studies(stores: Sequence[Store], _metric: Metric) -> str:
+    """Returns what ``as_csv`` does; all metrics are columns.
+
+    Raises:
+      ResultsError: A plan is missing, unreadable or contradictory.
+    """
+    return as_csv(stores)
+
+
+def parquet_of_studies(stores: Sequence[Store], _metric: Metric) -> bytes:
+    """Returns the frame of ``as_csv`` as a Parquet file, with its types.
+
+    Raises:
+      ResultsError: A plan is missing, unreadable or contradictory, or pyarrow is not
+        installed.
+    """
+    stream = io.BytesIO()
+    try:
+        _frame(stores).to_parquet(stream, engine="pyarrow", index=False)
+    except ImportError as error:
+        raise errors.ResultsError(
+            f"--format parquet needs pyarrow ({error}); install it with 'pip install"
+            " pyarrow', or use --format csv"
+        ) from error
+    return stream.getvalue()
 
 
 def as_markdown(store: Store) -> str:

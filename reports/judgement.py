@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports import markdown
+from results.gate import JudgedCase
 from results.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from results.benchmarks import BenchmarkRatio, BenchmarkRatios
     from results.compare import RatioTable, Row
-    from results.gate import Gate, JudgedCase
+    from results.gate import Gate, JudgedBenchmark
     from results.statistics import Estimate
 
 GATE_FORMATS: Final = ("text", "junit", "github", "markdown", "json")
@@ -64,7 +66,7 @@ def headline(gate: Gate) -> str:
     return f"{name.upper()}: {what}: {counts} ({rule})"
 
 
-def _verdict_of(case: JudgedCase) -> str:
+def _verdict_of(case: JudgedCase | JudgedBenchmark) -> str:
     return "no verdict" if case.judgement is None else case.judgement.verdict.value
 
 
@@ -213,12 +215,18 @@ def gate_json(gate: Gate) -> str:
     )
 
 
-def _case_data(case: JudgedCase) -> dict[str, Any]:
+def _case_data(case: JudgedCase | JudgedBenchmark) -> dict[str, Any]:
     judgement = case.judgement
+    if isinstance(case, JudgedCase):
+        what: dict[str, Any] = {
+            "backend": case.case.spec.backend,
+            "num_replicas": case.case.spec.num_replicas,
+            "modes": [mode.value for mode in case.case.modes],
+        }
+    else:
+        what = {"benchmark": case.name}
     return {
-        "backend": case.case.spec.backend,
-        "num_replicas": case.case.spec.num_replicas,
-        "modes": [mode.value for mode in case.case.modes],
+        **what,
         "verdict": None if judgement is None else judgement.verdict.value,
         "slowdown": None if judgement is None else _estimate(judgement.slowdown),
         "reason": case.reason,
@@ -236,7 +244,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def comparison_notes(comparison: RatioTable) -> list[str]:
+def comparison_notes(comparison: RatioTable | BenchmarkRatios) -> list[str]:
     """Returns what a reader of the ratios has to know, one line each."""
     notes = []
     if comparison.is_weaker:
@@ -257,7 +265,7 @@ def comparison_notes(comparison: RatioTable) -> list[str]:
     return notes
 
 
-def _comparison_row(row: Row) -> tuple[str, ...]:
+def _comparison_row(row: Row | BenchmarkRatio) -> tuple[str, ...]:
     ratio, p_value = row.difference.ratio, row.difference.p_value
     interval = "-"
     if ratio.low is not None and ratio.high is not None:
@@ -275,21 +283,21 @@ def _comparison_row(row: Row) -> tuple[str, ...]:
 _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 
-def comparison_text(comparison: RatioTable) -> str:
+def comparison_text(comparison: RatioTable | BenchmarkRatios) -> str:
     """Writes a comparison for a terminal."""
     rows = [_comparison_row(row) for row in comparison.rows]
     lines = [*_table(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
     return "\n".join(lines)
 
 
-def comparison_markdown(comparison: RatioTable) -> str:
+def comparison_markdown(comparison: RatioTable | BenchmarkRatios) -> str:
     """Writes a comparison for a document."""
     rows = [_comparison_row(row) for row in comparison.rows]
     notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
     return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
 
 
-def comparison_json(comparison: RatioTable) -> str:
+def comparison_json(comparison: RatioTable | BenchmarkRatios) -> str:
     """Writes a comparison as data."""
     return json.dumps(
         {

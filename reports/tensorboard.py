@@ -10,16 +10,16 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Final
 
-from reports import brief, event_file, verdict
+from reports import brief, event_file, output_file, verdict
 from reports.site.card import slugs
 from reports.view import view_store
-from results import atomic, errors
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Iterator, Sequence
 
     from reports.view import View
+    from results.gate_metrics import Metric
     from results.scaling import Point
     from results.store import Store
     from results.study import Case, Entry
@@ -70,6 +70,15 @@ def _of_study(view: View) -> dict[str, bytes]:
     }
 
 
+def export(stores: Sequence[Store], _metric: Metric) -> dict[str, bytes]:
+    """Returns what ``event_files`` does; all metrics are in it.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    return event_files(stores)
+
+
 def write_event_files(
     stores: Sequence[Store], folder: pathlib.Path
 ) -> list[pathlib.Path]:
@@ -79,19 +88,7 @@ def write_event_files(
       ResultsError: The plan is missing, unreadable or contradictory.
       WriteStoreError: ``folder`` cannot be written to.
     """
-    paths = []
-    for name, content in event_files(stores).items():
-        path = folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_bytes(path, content)
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write event file {str(path)!r}: {error.strerror or error};"
-                " choose a directory that this user can write to"
-            ) from error
-        paths.append(path)
-    return paths
+    return output_file.write_all(folder, event_files(stores), what="event files")
 
 
 def _seconds(date: str) -> float:

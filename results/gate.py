@@ -19,7 +19,7 @@ from results.judge import Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.gate_metrics import Metric
+    from results.gate_metrics import Judged, Metric
     from results.judge import Judgement
     from results.relay import TurnCounts, Twin
     from results.study import Case, Study
@@ -50,6 +50,21 @@ class JudgedCase:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedBenchmark:
+    """One micro-benchmark of the change, without a case.
+
+    Attributes:
+      name: Of the benchmark.
+      judgement: The verdict; None where either side has fewer than two generations.
+      reason: Why there is no verdict; empty if there is.
+    """
+
+    name: str
+    judgement: Judgement | None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """A gate after measuring.
 
@@ -68,11 +83,11 @@ class Gate:
       num_ok: Trials that are.
     """
 
-    metric: Metric
+    metric: Judged
     baseline: str
     delta: float
     alpha: float
-    cases: tuple[JudgedCase, ...]
+    cases: tuple[JudgedCase | JudgedBenchmark, ...]
     twin: Twin | None
     turns: TurnCounts
     is_weaker: bool = False

@@ -21,22 +21,31 @@ if TYPE_CHECKING:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Metric:
-    """A figure of a trial.
+class Judged:
+    """A figure that can be judged.
 
     Attributes:
       name: As on the command line.
       is_cost: Whether less of it is better.
-      of: Its value in a trial that is ok.
       worse: What a change is that makes it worse: slower, larger, or worse.
       is_quality: Whether it is what a quality run has learned.
     """
 
     name: str
     is_cost: bool
-    of: Callable[[Entry], float]
     worse: str
     is_quality: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metric(Judged):
+    """A figure of a trial.
+
+    Attributes:
+      of: Its value in a trial that is ok.
+    """
+
+    of: Callable[[Entry], float]
 
 
 THROUGHPUT = Metric(

@@ -7,7 +7,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from results import records
+from results import benchmark_record, records
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,7 @@ MODELS: dict[str, type[records.Record]] = {
     "env": records.Environment,
     "status": records.StatusRecord,
     "result": records.TrialResult,
+    "benchmarks": benchmark_record.Benchmarks,
 }
 """File stem of a record in the store -> its model."""
 

@@ -63,6 +63,7 @@ def sweep(
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
     launching: Launching | None = None,
+    command: Sequence[str] | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
@@ -80,6 +81,7 @@ def sweep(
       name_prefix: Of a name that is derived from the request.
       check: Receives the plan before anything is written; raises if it cannot be used.
       launching: Where processes run; by default on this machine.
+      command: The command to record; by default that of this process.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
@@ -113,7 +115,10 @@ def sweep(
         request, left_out = controls.with_order(request, known.measuring.order)
         planned = shards.own(plan_module.plan_sweep(request, machine), launching.shard)
     new = study_module.make_plan(
-        planned, request, study=name, command=("python", "-m", "harness", *sys.argv[1:])
+        planned,
+        request,
+        study=name,
+        command=command or ("python", "-m", "harness", *sys.argv[1:]),
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
     notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]

@@ -14,11 +14,12 @@ from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
 from reports import formats, narrow
-from results import change_points
+from results import benchmark_record, change_points
+from results.benchmark_record import Benchmarks
 from results.errors import ResultsError
 from results.history import as_data, history
-from results.store import PLAN_NAME, Store
-from results.study import load_study
+from results.store import BENCHMARKS_NAME, PLAN_NAME, Store
+from results.study import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from results.history import History, Observation, Series
-    from results.study import Study
 
 _PIPE_WIDTH = 140
 _DATE_LENGTH = len("2026-01-01T00:00")
@@ -46,7 +46,11 @@ def show_history(
     """
     if is_json and is_markdown:
         raise StudyError("--json and --markdown exclude each other; use one of them")
-    found = history(_named(studies, runs_dir) if studies else _all_in(runs_dir))
+    everything = _named(studies, runs_dir) if studies else _all_in(runs_dir)
+    found = history(
+        [of for of in everything if isinstance(of, Study)],
+        [of for of in everything if isinstance(of, Benchmarks)],
+    )
     if is_json:
         click.echo(json.dumps(as_data(found), indent=2))
     elif is_markdown:
@@ -61,17 +65,18 @@ def show_history(
     return exit_codes.OK
 
 
-def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
+def _named(studies: Sequence[str], runs_dir: Path) -> list[Study | Benchmarks]:
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     # The same study twice would count as two observations.
     unique = {root.resolve(): root for root in roots}
-    return [load_study(Store.open(root)) for root in unique.values()]
+    return [_open(root) for root in unique.values()]
 
 
-def _all_in(runs_dir: Path) -> list[Study]:
+def _all_in(runs_dir: Path) -> list[Study | Benchmarks]:
     """Reads every study below a directory; unreadable ones are named and left out."""
-    paths = sorted(runs_dir.glob(f"*/{PLAN_NAME}"))
-    found = [study for path in paths if (study := _read(path.parent)) is not None]
+    names = (PLAN_NAME, BENCHMARKS_NAME)
+    roots = {path.parent for name in names for path in runs_dir.glob(f"*/{name}")}
+    found = [of for root in sorted(roots) if (of := _read(root)) is not None]
     if not found:
         raise StudyError(
             f"no study in {str(runs_dir)!r}: name studies or another --runs-dir, or"
@@ -80,9 +85,15 @@ def _all_in(runs_dir: Path) -> list[Study]:
     return found
 
 
-def _read(root: Path) -> Study | None:
+def _open(root: Path) -> Study | Benchmarks:
+    if benchmark_record.holds_benchmarks(root):
+        return benchmark_record.read(root)
+    return load_study(Store.open(root))
+
+
+def _read(root: Path) -> Study | Benchmarks | None:
     try:
-        return load_study(Store.open(root))
+        return _open(root)
     except ResultsError as error:
         click.echo(one_line(f"left out: {error}"), err=True)
         return None

@@ -22,6 +22,7 @@ from harness.cli.launch_options import (
     take_launching,
 )
 from harness.cli.parsing import make_request
+from harness.cli.study_file import command, study_file_option
 from harness.cli.sweep_options import (
     SECONDS,
     data_dir_option,
@@ -100,6 +101,7 @@ _keep_option = click.option(
 
 
 @cli.command()
+@study_file_option
 @request_options
 @launch_options
 @_retry_option
@@ -134,12 +136,23 @@ def sweep(
         is_failed_retried=retry == "failed",
         are_checkpoints_kept=are_checkpoints_kept,
         overrides=ctx.obj,
+        command=command(ctx),
     )
 
 
 @cli.command()
+@study_file_option
 @request_options
-def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -> int:
+@click.pass_context
+def plan(
+    ctx: click.Context,
+    /,
+    *,
+    study: str | None,
+    runs_dir: Path,
+    is_json: bool,
+    **settings: Any,
+) -> int:
     """Prints the trials of a sweep and a time estimate; runs nothing."""
     from harness.cli import commands
 
@@ -149,6 +162,7 @@ def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -
         runs_dir=runs_dir,
         is_json=is_json,
         is_dry_run=True,
+        command=command(ctx),
     )
 
 
@@ -230,6 +244,7 @@ def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 cli.add_command(reporting_verbs.history)
 cli.add_command(store_verbs.store)
+cli.add_command(reporting_verbs.import_)
 
 
 @cli.command()

@@ -13,8 +13,9 @@ from harness.cli import exit_codes, judging, running, study_status
 from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
-from results import atomic, gate_metrics
-from results.errors import WriteStoreError
+from reports import output_file
+from reports.export_formats import FORMATS, Output
+from results import gate_metrics
 from results.store import Store
 from results.study import load_study
 
@@ -22,10 +23,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from reports.export_formats import ExportFormat
     from reports.site.comparison import Compared
 
 _PAGES = {".html", ".htm"}
 _TWO = 2
+_NEEDS_NAME = {
+    Output.FOLDER: "several files; name their directory",
+    Output.FILE: "a binary file; name it",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +49,16 @@ class Request:
     is_json: bool
 
     @property
+    def format(self) -> ExportFormat:
+        """The requested format, by default pages."""
+        return FORMATS[self.form or "html"]
+
+    @property
     def is_site(self) -> bool:
         """Whether several studies go to a directory."""
         return (
             len(self.studies) > 1
-            and self.form in (None, "html")
+            and self.format.output is Output.PAGE
             and self.output is not None
             and self.output.suffix.lower() not in _PAGES
         )
@@ -70,10 +81,10 @@ def report(request: Request) -> int:
         store.read_plan()
     if request.is_private_checked:
         return _check_private(request, stores)
-    if request.form == "tensorboard":
-        _write_events(request, stores)
+    if request.format.writer:
+        _export(request, stores)
         code = exit_codes.OK
-    elif request.form in (None, "html"):
+    elif request.format.output is Output.PAGE:
         code = _write_pages(request, stores)
     else:
         text, code = _text(request, stores)
@@ -89,15 +100,16 @@ def _check(request: Request) -> None:
             "--json is for the report of one study and excludes --format; use"
             " --format json"
         )
-    if request.form == "tensorboard" and request.output is None:
+    form = request.format
+    needs = _NEEDS_NAME.get(form.output)
+    if needs and request.output is None and not is_list:
+        raise StudyError(f"--format {form.name} writes {needs} with -o")
+    if form.takes_one and len(request.studies) > 1:
         raise StudyError(
-            "--format tensorboard writes several files; name their directory with -o"
+            f"--format {form.name} is for one study, not for {len(request.studies)};"
+            " name one"
         )
-    if request.form == "badge" and len(request.studies) > 1:
-        raise StudyError(
-            f"--format badge is for one study, not for {len(request.studies)}; name one"
-        )
-    is_page = request.form in (None, "html") and not is_list
+    is_page = form.output is Output.PAGE and not is_list
     if len(request.studies) > _TWO and is_page and not request.is_site:
         raise StudyError(
             f"{len(request.studies)} studies need a site; name its directory with -o,"
@@ -131,7 +143,7 @@ def _write_pages(request: Request, stores: Sequence[Store]) -> int:
     compared = _compared(request, stores)
     default = f"compared-with-{slugs([compared.second.plan.study])[0]}.html"
     path = request.output or stores[0].report_path.with_name(default)
-    _write(path, comparison.build(compared).encode())
+    output_file.write(path, comparison.build(compared))
     click.echo(str(path))
     return _code(compared)
 
@@ -163,8 +175,6 @@ def _text(request: Request, stores: Sequence[Store]) -> tuple[str, int]:
     from reports.site import compared_text, table
 
     form = request.form
-    if form == "csv":
-        return exports.as_csv(stores), exit_codes.OK
     if len(stores) == 1:
         if form == "text":
             return _terminal(request, stores[0]), exit_codes.OK
@@ -201,39 +211,24 @@ def _emit(request: Request, text: str) -> None:
     if request.output is None:
         click.echo(text)
         return
-    _write(request.output, f"{text}\n".encode())
+    output_file.write(request.output, f"{text}\n")
     click.echo(str(request.output))
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Writes a file that is new or a regular one.
-
-    Raises:
-      WriteStoreError: It is neither, or cannot be written.
-    """
-    if path.exists() and not path.is_file():
-        raise WriteStoreError(
-            f"cannot write {str(path)!r}: it is not a regular file, and would be"
-            " replaced by one; choose another"
-        )
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic.write_bytes(path, content)
-    except OSError as error:
-        raise WriteStoreError(
-            f"cannot write {str(path)!r}: {error.strerror or error}; choose a file in"
-            " a folder that this user can write to"
-        ) from error
-
-
-def _write_events(request: Request, stores: Sequence[Store]) -> None:
-    from reports import tensorboard
-
+def _export(request: Request, stores: Sequence[Store]) -> None:
+    """Writes a format that has a writer; prints the path, or the text."""
+    form = request.format
+    content = form.export(stores, gate_metrics.metric_of(request.metric))
+    if isinstance(content, str):
+        _emit(request, content)
+        return
     assert request.output is not None
-    folder = request.output
-    paths = tensorboard.write_event_files(stores, folder)
-    running.note(f"{len(paths)} event files; 'tensorboard --logdir' shows them")
-    click.echo(str(folder))
+    if isinstance(content, bytes):
+        output_file.write(request.output, content)
+    else:
+        paths = output_file.write_all(request.output, content, what=form.name)
+        running.note(f"{len(paths)} {form.files}")
+    click.echo(str(request.output))
 
 
 def _check_private(request: Request, stores: Sequence[Store]) -> int:
@@ -261,9 +256,13 @@ def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, s
     from reports.site import build as site
     from reports.site import comparison
 
-    if request.form not in (None, "html", "tensorboard"):
-        return [(str(request.form), _text(request, stores)[0])]
     metric = gate_metrics.metric_of(request.metric)
+    if request.format.writer:
+        text = request.format.as_text(stores, metric)
+        if text:
+            return [(request.format.name, text)]
+    elif request.format.output is not Output.PAGE:
+        return [(request.format.name, _text(request, stores)[0])]
     pages: Sequence[tuple[str, str]]
     if len(stores) == 1:
         pages = [("index.html", build.build_report(stores[0], request.references))]

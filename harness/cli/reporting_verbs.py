@@ -1,4 +1,4 @@
-"""The options of the verbs that only read studies: list, report and history."""
+"""The options of the verbs that measure nothing: list, report, history, import."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.sweep_options import json_option, runs_dir_option
+from reports import export_formats
 
-FORMATS = ("html", "text", "markdown", "json", "csv", "badge", "tensorboard")
+FORMATS = tuple(export_formats.FORMATS)
 
 
 def complete_study(
@@ -126,4 +127,33 @@ def history(
 
     return history_verb.show_history(
         studies, runs_dir=runs_dir, is_json=is_json, is_markdown=is_markdown
+    )
+
+
+@click.command("import")
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    metavar="FILE...",
+    type=click.Path(path_type=Path),
+)
+@click.option(
+    "--study",
+    metavar="NAME",
+    help="Directory below --runs-dir.  [default: derived from the content]",
+)
+@runs_dir_option
+@json_option
+def import_(
+    files: tuple[Path, ...], *, study: str | None, runs_dir: Path, is_json: bool
+) -> int:
+    """Stores micro-benchmarks that pytest-benchmark wrote, for compare and history.
+
+    Each file is one process, or holds several, as those of 'make bench-micro' do.
+    """
+    from harness.cli import import_verb
+
+    return import_verb.import_files(
+        files, study=study, runs_dir=runs_dir, is_json=is_json
     )

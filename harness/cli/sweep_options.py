@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness.cli.study_file import with_those_of_file
 from harness.planning import defaults
 from results import limits
 
@@ -26,6 +27,21 @@ class _FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number
+
+
+class CommaSeparated(click.ParamType):  # type: ignore[type-arg]  # not in click 8.1
+    """A list with commas on the command line; in a study file also an array."""
+
+    def __init__(self, *, is_of_counts: bool = False) -> None:
+        self.is_of_counts = is_of_counts
+        self.name = "counts" if is_of_counts else "names"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
+        """Returns the text; a study file can have a single integer."""
+        del param, ctx
+        return str(value)
 
 
 SECONDS = _FiniteRange(min=0, min_open=True, max=limits.MAX_SEC)
@@ -57,12 +73,14 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option("--workload", required=True, help="The workload to measure."),
             click.option(
                 "--backends",
+                type=CommaSeparated(),
                 metavar="NAMES",
                 help="Comma-separated names."
                 f"  [default: {','.join(defaults.BACKENDS)}]",
             ),
             click.option(
                 "--replicas",
+                type=CommaSeparated(is_of_counts=True),
                 metavar="COUNTS",
                 help="Lists and ranges: 1,2,4 or 1..8 or 1..16x2.  [default: powers of"
                 " two up to the cores or GPUs, at most 8]",
@@ -70,6 +88,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--mode",
                 "modes",
+                type=CommaSeparated(),
                 metavar="MODES",
                 default=",".join(defaults.MODES),
                 show_default=True,
@@ -123,6 +142,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--controls",
+                type=CommaSeparated(),
                 metavar="NAMES",
                 default="none",
                 show_default=True,
@@ -215,6 +235,7 @@ def request_options(function: Callable[..., Any]) -> Callable[..., Any]:
                 "--option",
                 "options",
                 multiple=True,
+                callback=with_those_of_file,
                 metavar="KEY=VALUE",
                 help="An option of the workload; can be repeated.",
             ),

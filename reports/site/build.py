@@ -7,12 +7,12 @@ import itertools
 import json
 from typing import TYPE_CHECKING, Final
 
-from reports import build, formats, page
+from reports import build, formats, output_file, page
 from reports.site import assets, comparison
 from reports.site.card import make_card, slugs
 from reports.site.timeline import histories
 from reports.view import view_store
-from results import atomic, errors
+from results import errors
 
 if TYPE_CHECKING:
     import pathlib
@@ -94,22 +94,8 @@ def write_site(
       ResultsError: A study cannot be read; nothing was written.
       WriteStoreError: ``folder`` is not a folder that can be written to.
     """
-    written = list(pages(stores, metric, references))
-    if folder.exists() and not folder.is_dir():
-        raise errors.WriteStoreError(
-            f"cannot write site {str(folder)!r}: it is not a directory; choose a "
-            "directory"
-        )
-    for name, html in written:
-        path = folder / name
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            atomic.write_text(path, html)
-        except OSError as error:
-            raise errors.WriteStoreError(
-                f"cannot write page {str(path)!r}: {error.strerror or error}; choose a "
-                "directory that this user can write to"
-            ) from error
+    written = dict(pages(stores, metric, references))
+    output_file.write_all(folder, written, what="site")
     return folder / INDEX
 
 

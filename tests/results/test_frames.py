@@ -129,7 +129,7 @@ def test_published_schema_is_fresh(kind: str) -> None:
     assert schema.render(kind) == path.read_text(encoding="ascii")
 
 
-@pytest.mark.parametrize("kind", sorted(schema.MODELS))
+@pytest.mark.parametrize("kind", sorted(schema.MODELS.keys() - {"benchmarks"}))
 def test_records_on_disk_validate_against_the_published_schema(
     broken: Store, kind: str
 ) -> None:

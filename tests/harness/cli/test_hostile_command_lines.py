@@ -74,6 +74,7 @@ options = st.builds(
     anything,
 )
 REQUEST: dict[str, Any] = {
+    "--file": paths,
     "--workload": st.sampled_from(("resnet50", "sngan", "d4pg")) | texts,
     "--backends": names,
     "--replicas": st.sampled_from(RANGES) | numbers | texts,
@@ -119,6 +120,7 @@ VERBS: dict[str, dict[str, Any]] = {
     },
     "resume": {**STUDY, "--timeout": numbers, "--data-dir": paths, "--retry": texts},
     "list": {"--json": None, "--runs-dir": paths},
+    "import": {"--json": None, "--runs-dir": paths, "--study": paths},
 }
 
 

@@ -1,7 +1,4 @@
-"""Costs of the engine itself, by pytest-benchmark.
-
-python -m pytest benchmarks/bench_engine.py
-"""
+"""Replicate, link and dispatch: the costs of the engine itself."""
 
 from __future__ import annotations
 
@@ -38,38 +35,48 @@ def _many_collectives() -> Any:
     return trace.trace(step, [tf.TensorSpec([64])], NUM_REPLICAS)
 
 
+def _on_cpus() -> Any:
+    return make_topology(
+        [[name] for name in devices.split_cpu(NUM_REPLICAS)], is_mirrored=True
+    )
+
+
+@pytest.fixture(scope="module")
+def traced() -> Any:
+    """A traced step of 500 collectives."""
+    return _many_collectives()
+
+
 def test_trace_500_collectives(benchmark: Any) -> None:
     """Python tracing of the step function."""
     benchmark.pedantic(_many_collectives, rounds=5, warmup_rounds=1)
 
 
-def test_optimize_and_read_500_collectives(benchmark: Any) -> None:
+def test_optimize_and_read_500_collectives(benchmark: Any, traced: Any) -> None:
     """Graph optimization and conversion, once per step function."""
-    traced = _many_collectives()
+    topology = _on_cpus()
     benchmark.pedantic(
-        lambda: body.from_graph_def(optimize.optimize(traced)),
+        lambda: body.from_graph_def(optimize.optimize(traced, topology)),
         rounds=5,
         warmup_rounds=1,
     )
 
 
-def test_plan_500_collectives_over_8_replicas(benchmark: Any) -> None:
+def test_plan_500_collectives_over_8_replicas(benchmark: Any, traced: Any) -> None:
     """Owners and buckets, where every device has a memory of its own."""
-    traced = _many_collectives()
     topology = make_topology([[f"/device:GPU:{i}"] for i in range(NUM_REPLICAS)])
     benchmark(plan.make_plan, traced.collectives, topology)
 
 
-def test_link_500_collectives_over_8_replicas(benchmark: Any, monkeypatch: Any) -> None:
+def test_link_500_collectives_over_8_replicas(
+    benchmark: Any, traced: Any, monkeypatch: Any
+) -> None:
     """All of a program after tracing and optimizing: analyze, plan, copy, link."""
-    traced = _many_collectives()
-    optimized = optimize.optimize(traced)
-    topology = make_topology(
-        [[name] for name in devices.split_cpu(NUM_REPLICAS)], is_mirrored=True
-    )
+    topology = _on_cpus()
+    optimized = optimize.optimize(traced, topology)
     monkeypatch.setattr(analysis, "trace", lambda *_: traced)
 
-    def read_optimized(_traced: Any) -> Any:
+    def read_optimized(*_: Any) -> Any:
         copy = type(optimized)()
         copy.CopyFrom(optimized)
         return copy

@@ -1,0 +1,63 @@
+"""Writes what a report is made of: one way, with one message for what can go wrong."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from results import atomic, errors
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Mapping
+
+
+def write(path: pathlib.Path, content: bytes | str, *, what: str = "") -> None:
+    """Writes a file that is new or a regular one, and its folder if there is none.
+
+    Args:
+      path: The file.
+      content: Its bytes, or its text for UTF-8.
+      what: What it is, for messages, such as ``report``.
+
+    Raises:
+      WriteStoreError: It is not a regular file, or cannot be written.
+    """
+    shown = f"{what} {str(path)!r}".strip()
+    if path.exists() and not path.is_file():
+        raise errors.WriteStoreError(
+            f"cannot write {shown}: it is not a regular file, and would be replaced by"
+            " one; choose another"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        data = content.encode("utf-8") if isinstance(content, str) else content
+        atomic.write_bytes(path, data)
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot write {shown}: {error.strerror or error}; choose a file in a"
+            " folder that this user can write to"
+        ) from error
+
+
+def write_all(
+    folder: pathlib.Path, files: Mapping[str, bytes | str], *, what: str
+) -> list[pathlib.Path]:
+    """Writes files below a folder and returns their paths.
+
+    Args:
+      folder: Where to; created if there is none.
+      files: Content by path below ``folder``.
+      what: What the folder is, for messages, such as ``site``.
+
+    Raises:
+      WriteStoreError: ``folder`` is not a folder, or a file cannot be written.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise errors.WriteStoreError(
+            f"cannot write {what} {str(folder)!r}: it is not a directory; choose a"
+            " directory"
+        )
+    paths = [folder / name for name in files]
+    for path, content in zip(paths, files.values(), strict=True):
+        write(path, content, what=f"file of {what}")
+    return paths

@@ -1,0 +1,40 @@
+"""Scores of generated images, from features that are there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workloads.metrics import fid
+from workloads.metrics.inception_score import inception_score
+from workloads.metrics.moments import Moments
+
+NUM_EXAMPLES = 2_000
+NUM_FEATURES = 256
+
+
+@pytest.fixture(scope="module")
+def features() -> Any:
+    """Features as of a network: not negative."""
+    generator = np.random.default_rng(0)
+    return np.maximum(generator.standard_normal((NUM_EXAMPLES, NUM_FEATURES)), 0.0)
+
+
+def test_moments_of_2000_examples(benchmark: Any, features: Any) -> None:
+    """One pass over the features."""
+    assert NUM_FEATURES == benchmark(Moments.of, features).num_features
+
+
+def test_distance_of_256_features(benchmark: Any, features: Any) -> None:
+    """Eigenvalues of both covariances, and the distance."""
+    half = NUM_EXAMPLES // 2
+    first, second = Moments.of(features[:half]), Moments.of(features[half:])
+
+    assert benchmark(fid.frechet_distance, first, second) > 0
+
+
+def test_inception_score_of_2000_examples(benchmark: Any, features: Any) -> None:
+    """In ten parts."""
+    assert benchmark(inception_score, features).value > 1

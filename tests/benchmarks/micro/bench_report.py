@@ -1,0 +1,34 @@
+"""The report of a study of 28 trials, in the formats that are text."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import build, exports
+
+if TYPE_CHECKING:
+    from results.store import Store
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: Any) -> Store:
+    """A study that nobody measured."""
+    synthetic = importlib.import_module("synthetic")
+    shape = synthetic.Shape(replicas=(1, 2, 4), repeats=3)
+    made: Store = synthetic.make_store(tmp_path_factory.mktemp("s") / "s", shape)
+    return made
+
+
+def test_page(benchmark: Any, store: Store) -> None:
+    """One HTML file with all figures."""
+    html = benchmark.pedantic(build.build_report, [store], rounds=3, warmup_rounds=1)
+
+    assert html.lower().startswith("<!doctype html>")
+
+
+def test_markdown(benchmark: Any, store: Store) -> None:
+    """What a pull request shows."""
+    assert "speedup" in benchmark.pedantic(exports.as_markdown, [store], rounds=5)

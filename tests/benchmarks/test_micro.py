@@ -1,0 +1,182 @@
+"""Micro-benchmarks run, and two measurements are judged by the rule of ``gate``."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import benchmark_json
+import pytest
+
+from harness.cli import exit_codes
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "tests" / "benchmarks" / "micro"
+QUIET = (1.00, 1.01, 0.99, 1.00)
+NOISY = (0.7, 1.4, 0.8, 1.3)
+
+
+@pytest.fixture
+def micro(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command line of micro-benchmarks."""
+    monkeypatch.syspath_prepend(str(ROOT))
+    return importlib.import_module("benchmarks.micro")
+
+
+@pytest.fixture
+def compare(micro: Any, tmp_path: Path, capsys: Any) -> Any:
+    """Returns a function that judges seconds by benchmark, of a change and before."""
+
+    def run(new: Any, old: Any, *options: str, **fields: Any) -> Any:
+        paths = [
+            str(benchmark_json.write(tmp_path / "new.json", new, **fields)),
+            str(benchmark_json.write(tmp_path / "old.json", old)),
+        ]
+        code = micro.main(["compare", *paths, *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.processes
+def test_every_micro_benchmark_runs_once() -> None:
+    """Without timing, so that none rots; one process imports TensorFlow once."""
+    files = sorted(map(str, FOLDER.glob("bench_*.py")))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "--benchmark-disable", *files],
+        cwd=ROOT,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+
+    assert 0 == done.returncode, done.stdout[-3000:]
+    found = re.search(r"(\d+) passed", done.stdout)
+    assert found is not None
+    assert int(found[1]) >= 25
+    assert not re.search(r"skipped|failed|deselected", done.stdout)
+
+
+def test_what_is_measured(micro: Any) -> None:
+    """Each part of the program that runs often."""
+    parts = ["collectives", "engine", "fid", "losses", "replay", "report", "store"]
+
+    assert parts == micro.names()
+
+
+@pytest.mark.processes
+def test_generations_are_fresh_processes_in_one_file(
+    micro: Any, tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    """The real format of pytest-benchmark, without the name of this machine."""
+    output = tmp_path / "out" / "new.json"
+    monkeypatch.setattr(micro, "MOST_SEC_OF_A_BENCHMARK", 0.01)
+    code = micro.main(["run", "-o", str(output), "--generations=2", "replay"])
+    found = json.loads(output.read_text())
+
+    assert 0 == code
+    assert f"{output}\n" == capsys.readouterr().out
+    assert "" == found["machine_info"]["node"]
+    numbers = [of["extra_info"]["generation"] for of in found["benchmarks"]]
+    assert [0, 0, 0, 1, 1, 1] == numbers
+    assert 0 == micro.main(["compare", str(output), str(output), "--delta=100%"])
+    assert "PASS: time_per_call against" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("factor", "spread", "code", "text"),
+    [
+        (1.0, QUIET, exit_codes.OK, r"^PASS: time_per_call"),
+        (0.8, QUIET, exit_codes.OK, r"^IMPROVE: "),
+        (1.2, QUIET, exit_codes.REGRESSION, r"\+20\.0 % +\[\+\d+.* regress"),
+        (1.0, NOISY, exit_codes.INCONCLUSIVE, r"^INCONCLUSIVE: "),
+    ],
+)
+def test_the_verdict_is_that_of_a_gate(
+    compare: Any, factor: float, spread: Any, code: int, text: str
+) -> None:
+    """With its interval, its n, and what makes it weaker than measuring together."""
+    old = {"test_a": [1e-3 * of for of in spread]}
+    new = {"test_a": [factor * sec for sec in old["test_a"]]}
+    found, out, _ = compare(new, old)
+
+    assert code == found
+    assert re.search(text, out, re.MULTILINE), out
+    assert re.search(r"bench.py::test_a .*  4  ", out)
+    assert "a weaker comparison" in out
+
+
+def test_the_worst_verdict_is_that_of_the_whole(compare: Any) -> None:
+    """And each format of a gate has it."""
+    old = {name: [1e-3 * of for of in QUIET] for name in ("test_a", "test_b")}
+    new = {**old, "test_b": [2e-3 * of for of in QUIET]}
+    code, out, _ = compare(new, old, "--format=json")
+    judged = json.loads(out)
+
+    assert exit_codes.REGRESSION == code
+    assert "regress" == judged["verdict"]
+    assert ["pass", "regress"] == [case["verdict"] for case in judged["cases"]]
+    assert "bench.py::test_a" == judged["cases"][0]["benchmark"]
+    for form, text in {
+        "junit": '<failure message="bench.py::test_b',
+        "github": "::error title=performance gate::",
+        "markdown": "| bench.py::test\\_b",
+    }.items():
+        assert text.replace("\\", "") in compare(new, old, f"--format={form}")[
+            1
+        ].replace("\\", "")
+
+
+def test_one_process_has_no_verdict(compare: Any) -> None:
+    """However many rounds it has: processes differ."""
+    code, out, _ = compare({"test_a": [1.0]}, {"test_a": [1.0]})
+
+    assert exit_codes.INCONCLUSIVE == code
+    assert re.search(r"test_a: 1 generation\(s\), a verdict needs 2 or more", out)
+
+
+def test_another_machine_never_passes(compare: Any) -> None:
+    """The facts that differ are named."""
+    machine = {**benchmark_json.MACHINE, "cpu": {"brand_raw": "Intel", "count": 2}}
+    times = {"test_a": QUIET}
+    code, out, _ = compare(times, times, machine_info=machine)
+
+    assert exit_codes.INCONCLUSIVE == code
+    assert re.search(r"not comparable.*cpu_model: 'Intel' and 'AMD EPYC'", out)
+
+
+def test_a_benchmark_that_is_gone_fails_and_a_new_one_is_named(compare: Any) -> None:
+    """What cannot be judged is not passed over."""
+    both = {"test_a": QUIET, "test_b": QUIET}
+    one = {"test_a": QUIET}
+    code, out, _ = compare(one, both)
+    added, _, err = compare(both, one)
+
+    assert exit_codes.SOME_TRIALS_FAILED == code
+    assert "failed: bench.py::test_b is in the baseline only" in out
+    assert (exit_codes.OK, "new, not judged: bench.py::test_b\n") == (added, err)
+
+
+def test_bad_input_is_one_line_and_exit_2(
+    micro: Any, compare: Any, tmp_path: Path, capsys: Any
+) -> None:
+    """Whatever is wrong with it."""
+    code, out, err = compare({"test_a": QUIET}, {"test_b": QUIET})
+    assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
+    assert re.search(r"error: 'new' and 'old' have no micro-benchmark in common", err)
+    _, _, err = compare({"test_a": QUIET}, {"test_a": QUIET}, "--delta=5")
+    assert re.search(r"error: --delta: '5' is not a percentage", err)
+    with pytest.raises(SystemExit, match="2"):
+        micro.main(["run", "-o", str(tmp_path / "x"), "reply"])
+    assert re.search(
+        r"unknown micro-benchmark 'reply'; known are collectives, engine, fid",
+        capsys.readouterr().err,
+    )

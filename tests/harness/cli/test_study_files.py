@@ -1,0 +1,285 @@
+"""Studies as TOML files: equal to options, overridden by them, refused in one line."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from fake_nvml import FakeNvml, make_gpus
+
+from harness.cli import exit_codes, study_file, study_keys
+from results.store import Store
+from workloads.d4pg import requirements
+
+ROOT = Path(__file__).resolve().parents[3]
+SHIPPED = sorted((ROOT / "studies").rglob("*.toml"))
+PUBLISHED = ROOT / "docs" / "schema" / study_keys.SCHEMA_NAME
+
+SMALL_FILE = """
+workload = "resnet50"
+preset = "smoke"
+replicas = [1, 2]
+mode = "weak"
+repeats = 2
+order = "sequential"
+"""
+
+
+def planned(out: str) -> list[str]:
+    """Returns the ids of the trials that ``plan --json`` printed."""
+    return [trial["trial_id"] for trial in json.loads(out)["trials"]]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Any:
+    """Returns a function that writes a study file and returns its name."""
+
+    def written(text: str, name: str = "my.toml") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return name
+
+    return written
+
+
+def test_a_file_plans_what_its_options_plan(
+    harness: Any, write: Any, small: Any
+) -> None:
+    """The same trials, so the same derived name of the study."""
+    code, of_file, _ = harness("plan", "--json", "--file", write(SMALL_FILE))
+    _, of_options, _ = harness("plan", "--json", *small)
+
+    assert exit_codes.OK == code
+    assert planned(of_options) == planned(of_file)
+    assert json.loads(of_options)["study"] == json.loads(of_file)["study"]
+
+
+@pytest.mark.parametrize("value", ["2", '"2"', '"2..2"', "[2]"])
+def test_a_list_is_an_array_a_text_or_one_integer(
+    harness: Any, write: Any, value: str
+) -> None:
+    """As whoever writes it thinks of it."""
+    text = SMALL_FILE.replace("[1, 2]", value)
+    code, out, _ = harness("plan", "--json", "--file", write(text))
+
+    assert exit_codes.OK == code
+    assert {2} == {trial["spec"]["num_replicas"] for trial in json.loads(out)["trials"]}
+
+
+def test_options_beside_the_file_override_it(
+    harness: Any, write: Any, small: Any
+) -> None:
+    """In any order on the command line, flags with a negative form included."""
+    name = write(f"{SMALL_FILE}match = true\nevaluate = true\n")
+    flags = ("--repeats=3", "--no-match", "--no-evaluate", "--mode=weak,strong")
+    code, of_file, _ = harness("plan", "--json", *flags, "--file", name)
+    _, of_options, _ = harness("plan", "--json", *small, *flags)
+
+    assert exit_codes.OK == code
+    assert planned(of_options) == planned(of_file)
+    assert [] == json.loads(of_file)["matching"]["trials"]
+
+
+def test_an_option_of_the_workload_overrides_only_its_key(
+    harness: Any, write: Any
+) -> None:
+    """The other keys of the table stay, with the types that they have in the file."""
+    table = '[option]\nversion = "v1"\nimage_size = 64\nzero_gamma = false\n'
+    _, out, _ = harness(
+        "plan", "--json", "--file", write(SMALL_FILE + table), "--option=image_size=96"
+    )
+    (options,) = {
+        json.dumps(trial["spec"]["options"], sort_keys=True)
+        for trial in json.loads(out)["trials"]
+    }
+
+    assert {"image_size": 96, "version": "v1", "zero_gamma": False} == json.loads(
+        options
+    )
+
+
+def test_the_recorded_command_has_the_effective_settings_and_no_file(
+    harness: Any, write: Any, overrides: Any, tmp_path: Path
+) -> None:
+    """Whoever repeats it gets the same study without the file."""
+    name = write(f"{SMALL_FILE}match = false\n[option]\nzero_gamma = false\n")
+    given = ("--file", name, "--repeats=1", "--study=s")
+    code, _, _ = harness("sweep", *given, overrides=overrides)
+    recorded = Store.open(tmp_path / "runs" / "s").read_plan()
+    words = recorded.command[3:]
+
+    assert exit_codes.OK == code
+    assert "sweep" == words[0]
+    assert "--file" not in words
+    assert "--no-match" in words
+    pairs = dict(itertools.pairwise(words))
+    assert ("1,2", "1", "zero_gamma=false") == tuple(
+        pairs[option] for option in ("--replicas", "--repeats", "--option")
+    )
+    _, out, _ = harness("plan", *words[1:], "--json")
+    assert [trial.trial_id for trial in recorded.trials] == planned(out)
+
+
+BAD_FILES = [
+    ('workloads = "x"', r"unknown key 'workloads'; did you mean 'workload'\?"),
+    ("per_replica_batch_size = 4", r"did you mean 'per-replica-batch-size'\?"),
+    ("frobnicate = 1", r"unknown key 'frobnicate'; allowed are the options of 'sweep'"),
+    ("json = true", r"unknown key 'json'"),
+    ('[options]\njit = "step"', r"unknown table \[options\]; did you mean 'option'\?"),
+    ('repeats = "5"', r"repeats is '5', but must be an integer from 1 to \d+"),
+    ("repeats = 0", r"repeats is 0, but must be an integer from 1 to"),
+    ("repeats = true", r"repeats is True, but must be an integer from 1 to"),
+    ("[repeats]\nx = 1", r"repeats is \{'x': 1\}, but must be an integer from 1"),
+    ("minutes = nan", r"minutes is nan, but must be a number above 0 to 1000000000"),
+    ('match = "yes"', r"match is 'yes', but must be true or false"),
+    ("device = 'tpu'", r"device is 'tpu', but must be one of 'cpu', 'gpu'"),
+    ("data = 1", r"data is 1, but must be text"),
+    ("backends = [1]", r"backends is \[1\], but must be text, or an array of texts"),
+    ("replicas = 1.5", r"replicas is 1.5, but must be an integer, an array of integ"),
+    ("replicas = [1, 0]", r"--replicas: '0' in '1,0' is not positive"),
+    ("option = 'jit=step'", r"option is 'jit=step', but must be a table of texts"),
+    ("[option]\nx = [1]", r"option is \{'x': \[1\]\}, but must be a table of texts"),
+    ("[option]\n'a=b' = 1", r"\[option\] has the key 'a=b'; use the name of an option"),
+    ("mode = weak", r"is not TOML: .*line 7.*text are in double quotes"),
+    ("repeats = 1\nrepeats = 2", r"is not TOML: Cannot overwrite a value"),
+    ('data = "a\\u0007"', r"argument 'a\\x07': '\\x07' is a control character"),
+    (f"data = {'[' * 5000}", r"nested too deeply; the only table is \[option\]"),
+    (f"seed = {'9' * 5000}", r"is not TOML: Exceeds the limit"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_FILES)
+def test_a_file_that_is_no_study_is_one_line_and_exit_2(
+    harness: Any, write: Any, written: Any, text: str, message: str
+) -> None:
+    """Nothing is started and nothing written."""
+    known = [
+        line for line in SMALL_FILE.splitlines() if line[:6] != text.lstrip("[")[:6]
+    ]
+    name = write("\n".join([*known, text]))
+    before = written()
+    code, out, err = harness("sweep", "--file", name)
+
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert 1 == err.count("\n")
+    assert re.search(message, err), err
+    assert before == written()
+
+
+def test_a_file_that_cannot_be_read_is_one_line(
+    harness: Any, write: Any, tmp_path: Path
+) -> None:
+    """A missing one is looked for under names like its own."""
+    write(SMALL_FILE, "laptop.toml")
+    (tmp_path / "latin.toml").write_bytes(b"# \xe9")
+    (tmp_path / "large.toml").write_bytes(b"#" * (2**20 + 1))
+    for name, message in {
+        "labtop.toml": r"'labtop.toml' does not exist; did you mean 'laptop.toml'\?",
+        "xyz": r"'xyz' does not exist; those of this project are in studies/",
+        "laptop.toml/x": r"'laptop.toml/x' does not exist",
+        ".": r"'\.' is not a regular file; give a TOML file",
+        "latin.toml": r"'latin.toml' is not UTF-8: .* at byte 2; save it as UTF-8",
+        "large.toml": r"'large.toml' has 1048577 bytes; allowed are at most 1048576",
+    }.items():
+        code, out, err = harness("plan", "--file", name)
+
+        assert (exit_codes.USAGE, "") == (code, out)
+        assert 1 == err.count("\n")
+        assert re.search(message, err), err
+
+
+def test_a_file_without_a_workload_needs_the_option(harness: Any, write: Any) -> None:
+    """A file can hold what several sweeps share."""
+    name = write('preset = "smoke"\n')
+    code, _, err = harness("plan", "--file", name)
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"Missing option '--workload'", err)
+    assert exit_codes.OK == harness("plan", "--file", name, "--workload=sngan")[0]
+
+
+def test_every_option_of_sweep_is_a_key_and_every_key_an_option() -> None:
+    """The three that say what a call prints or leaves out are the only exceptions."""
+    options = {study_keys.long_name(of) for of in study_keys.options_of_sweep()}
+
+    assert options - study_keys.NOT_KEYS == {
+        f"--{key}" for key in study_keys.known_keys()
+    }
+    assert options >= study_keys.NOT_KEYS - {"--help"}
+    assert {"--replicas", "--option", "--match", "--seed", "--runs-dir"} <= options
+
+
+def test_the_published_schema_is_up_to_date() -> None:
+    """``python -m harness.cli.study_keys docs/schema`` writes it."""
+    published = PUBLISHED.read_text(encoding="ascii")
+
+    assert study_keys.render_schema() == published
+    jsonschema.Draft202012Validator.check_schema(json.loads(published))
+
+
+@pytest.mark.parametrize(
+    ("text", "is_valid"),
+    [
+        (SMALL_FILE, True),
+        ('replicas = "1..8x2"\ntimeout = 60\n[option]\njit = "step"', True),
+        ("replica = 1", False),
+        ("repeats = 0", False),
+        ("timeout = 0", False),
+        ('device = "tpu"', False),
+        ("[option]\nx = [1]", False),
+    ],
+)
+def test_the_schema_accepts_what_the_command_line_accepts(
+    write: Any, tmp_path: Path, text: str, is_valid: bool
+) -> None:
+    """An editor that reads it says the same."""
+    schema = json.loads(PUBLISHED.read_text(encoding="ascii"))
+    validator = jsonschema.Draft202012Validator(schema)
+
+    assert is_valid == validator.is_valid(study_file.parse(tmp_path / write(text)))
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_each_shipped_study_can_be_planned(
+    path: Path, harness: Any, monkeypatch: Any, written: Any
+) -> None:
+    """With eight GPUs; memory and OpenGL for D4PG are those of another machine."""
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
+    code, out, err = harness("plan", "--json", "--file", str(path))
+
+    assert exit_codes.OK == code, err
+    asked = study_file.parse(path)
+    specs = [trial["spec"] for trial in json.loads(out)["trials"]]
+    assert {asked["workload"]} == {spec["workload"] for spec in specs}
+    assert {asked.get("device", "cpu")} == {spec["device"] for spec in specs}
+    assert {asked["preset"]} == {spec["preset"] for spec in specs}
+    assert [] == written()
+
+
+def test_the_document_names_every_shipped_study() -> None:
+    """And each file names the schema by its relative path."""
+    document = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+
+    assert len(SHIPPED) >= 6
+    for path in SHIPPED:
+        name = path.relative_to(ROOT / "studies").as_posix()
+        assert f"`{name}`" in document
+        first = path.read_text(encoding="utf-8").splitlines()[0]
+        schema = (path.parent / first.removeprefix("#:schema ")).resolve()
+        assert PUBLISHED.resolve() == schema
+
+
+def test_the_schema_is_written_into_a_folder(tmp_path: Path, capsys: Any) -> None:
+    """And a wrong call says how to call it."""
+    assert 0 == study_keys.main([str(tmp_path)])
+    written = tmp_path / study_keys.SCHEMA_NAME
+    assert PUBLISHED.read_text() == written.read_text()
+    assert 2 == study_keys.main([])
+    assert "usage: python -m harness.cli.study_keys FOLDER" in capsys.readouterr().err

@@ -1,0 +1,335 @@
+"""Each export is read back by the program that it is for.
+
+Apache Otava requires one exact version of NumPy, which is not ours: ``OTAVA`` names its
+command in an environment of its own (``pip install apache-otava``).
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pandas as pd
+import pytest
+
+from reports import benchmark_formats, export_formats, exports, judgement, mlperf, otava
+from results import gate_metrics, scaling
+from results.benchmarks import judge_benchmarks
+from results.errors import ResultsError
+from results.study import load_study
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from results.store import Store
+
+THROUGHPUT = gate_metrics.THROUGHPUT
+# As its documentation and the type of its source say: name, value, unit, and two texts.
+GITHUB_ACTION_BENCHMARK = {
+    "type": "array",
+    "minItems": 1,
+    "items": {
+        "type": "object",
+        "required": ["name", "unit", "value"],
+        "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string"},
+            "unit": {"type": "string"},
+            "value": {"type": "number"},
+            "range": {"type": "string"},
+            "extra": {"type": "string"},
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: Any, synthetic: Any) -> Store:
+    """A study with quality runs."""
+    shape = synthetic.Shape(budget=synthetic.LEARNING, num_learning_runs=2)
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+
+
+@pytest.fixture(scope="module")
+def nothing_ok(tmp_path_factory: Any, synthetic: Any) -> Store:
+    """A study of which every trial failed."""
+    shape = synthetic.Shape(
+        backends=("in_graph",),
+        modes=(synthetic.WEAK,),
+        repeats=1,
+        statuses={
+            ("in_graph", synthetic.WEAK, size, 0): synthetic.TrialStatus.FAILED
+            for size in (1, 2)
+        },
+    )
+    return synthetic.make_store(tmp_path_factory.mktemp("study"), shape)
+
+
+def write(folder: Path, files: dict[str, bytes]) -> list[Path]:
+    """Writes files and returns their paths."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return [folder / name for name in files]
+
+
+def test_the_parser_of_mlperf_reads_every_line(store: Store, tmp_path: Path) -> None:
+    """A file per trial that is ok; its keys are those of MLPerf's logger."""
+    parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
+    constants = importlib.import_module("mlperf_logging.mllog.constants")
+    known = {of for of in vars(constants).values() if isinstance(of, str)}
+    study = load_study(store)
+    paths = write(tmp_path, mlperf.export([store], THROUGHPUT))
+
+    cases = (*study.cases, *study.quality_runs)
+    assert sum(len(case.ok_entries) for case in cases) == len(paths)
+    for path in paths:
+        lines, errors = parser.parse_file(str(path), ruleset="4.0.0")
+        assert [] == errors
+        assert len(path.read_text().splitlines()) == len(lines)
+        assert {line.key for line in lines} - known <= {"tracked_stats"}
+        times = [line.timestamp for line in lines]
+        assert sorted(times) == times
+        keys = [line.key for line in lines]
+        order = ["init_start", "init_stop", "run_start", "run_stop"]
+        assert order == [key for key in keys if key in order]
+
+
+def test_a_log_has_the_curve_and_the_throughput_of_its_trial(
+    store: Store, tmp_path: Path
+) -> None:
+    """To the last digit."""
+    parser = pytest.importorskip("mlperf_logging.compliance_checker.mlp_parser")
+    (case, *_) = load_study(store).quality_runs
+    entry = case.ok_entries[0]
+    files = mlperf.export([store], THROUGHPUT)
+    learning = {name: files[name] for name in files if "learning" in name}
+    (path, *_) = write(tmp_path, learning)
+    lines, _ = parser.parse_file(str(path), ruleset="4.0.0")
+
+    curve = [line.value["value"] for line in lines if line.key == "eval_accuracy"]
+    assert [point.quality[0].value for point in entry.result.curve] == curve
+    stats = [line.value["value"] for line in lines if line.key == "tracked_stats"]
+    assert entry.result.examples_per_sec == stats[-1]["throughput"]
+
+
+def test_the_rules_of_mlperf_object_to_what_a_study_is_not(
+    store: Store, tmp_path: Path
+) -> None:
+    """No submission: caches are not cleared, and epochs are not counted."""
+    compliance = pytest.importorskip("mlperf_logging.compliance_checker.mlp_compliance")
+    files = mlperf.export([store], THROUGHPUT)
+    learning = {name: files[name] for name in files if "learning" in name}
+    (path, *_) = write(tmp_path, learning)
+    checker = compliance.make_checker("training", "3.1.0", True, False)
+    is_valid = checker.check_file(str(path), "training_3.1.0/common.yaml")
+
+    assert not is_valid
+    assert {"cache_clear", "eval_accuracy"} == checker.overwritable.keys()
+    assert "'epoch_num' in v" in checker.overwritable["eval_accuracy"]
+    assert [] == checker.not_overwritable
+    assert {} == checker.warnings
+
+
+def test_pytest_benchmark_shows_the_cases(store: Store, tmp_path: Path) -> None:
+    """Its own command compares two of them."""
+    text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
+    paths = [tmp_path / "before.json", tmp_path / "after.json"]
+    for path in paths:
+        path.write_text(text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_benchmark", "compare", *map(str, paths)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    shown = done.stdout + done.stderr
+
+    assert 0 == done.returncode, shown
+    cases = load_study(store).cases
+    for case in cases:
+        assert case.label in shown
+    assert "Outliers" in shown
+    first = json.loads(text)["benchmarks"][0]["stats"]
+    rates = scaling.values(cases[0], scaling.throughput_of).values()
+    times = sorted(cases[0].spec.global_batch_size / rate for rate in rates)
+    assert (times[0], times[1], times[2], 3) == tuple(
+        first[name] for name in ("min", "median", "max", "rounds")
+    )
+    assert "" == json.loads(text)["machine_info"]["node"]
+
+
+def test_our_own_import_reads_the_export_of_pytest_benchmark(
+    store: Store, tmp_path: Path
+) -> None:
+    """One format, both ways."""
+    pytest_benchmark = importlib.import_module("results.pytest_benchmark")
+    path = tmp_path / "study.json"
+    text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
+    path.write_text(text, encoding="utf-8")
+    found = pytest_benchmark.read([path], "s")
+
+    assert len(load_study(store).cases) == len(found.names)
+
+
+@pytest.mark.parametrize(
+    "metric", gate_metrics.METRICS.values(), ids=lambda of: of.name
+)
+def test_github_action_benchmark_has_one_row_per_case(
+    store: Store, metric: Any
+) -> None:
+    """In the documented form; names stay the same from study to study."""
+    rows = json.loads(benchmark_formats.github_action_benchmark([store], metric))
+    jsonschema.validate(rows, GITHUB_ACTION_BENCHMARK)
+    cases = load_study(store).cases
+
+    assert len({row["name"] for row in rows}) == len(rows) == len(cases)
+    expected = scaling.estimate(cases[0], metric.of, unit="")
+    assert expected is not None
+    assert expected.value == rows[0]["value"]
+    assert rows[0]["name"].endswith(f": {metric.name}")
+    units = {"throughput": "images/s", "peak_memory": "bytes"}
+    assert {units.get(metric.name, "s")} == {row["unit"] for row in rows}
+
+
+def test_pandas_reads_parquet_with_the_types_of_the_frame(store: Store) -> None:
+    """All columns of CSV, and nothing is turned into text."""
+    content = exports.parquet_of_studies([store], THROUGHPUT)
+    found = pd.read_parquet(io.BytesIO(content))
+    text = exports.csv_of_studies([store], THROUGHPUT)
+    expected = pd.read_csv(io.StringIO(text))
+
+    assert list(expected.columns) == list(found.columns)
+    assert len(expected) == len(found) > 0
+    numbers = expected.dropna(axis="columns", how="all").select_dtypes("number")
+    assert len(numbers.columns) > 5
+    for column in numbers.columns:
+        assert pd.api.types.is_numeric_dtype(found[column]), column
+
+
+def test_without_pyarrow_parquet_is_one_line(store: Store, monkeypatch: Any) -> None:
+    """What to install, or to use instead."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(
+        ResultsError, match=r"--format parquet needs pyarrow .*pip install pyarrow'"
+    ):
+        exports.parquet_of_studies([store], THROUGHPUT)
+
+
+def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path: Path) -> None:
+    """A regression is a failure, an inconclusive case an error."""
+    junitparser = pytest.importorskip("junitparser")
+    benchmark_json = importlib.import_module("benchmark_json")
+    pytest_benchmark = importlib.import_module("results.pytest_benchmark")
+    old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}
+    new = {**old, "test_b": (2.0, 2.01, 1.99)}
+    change, baseline = (
+        pytest_benchmark.read([benchmark_json.write(tmp_path / name, times)], name)
+        for name, times in (("new.json", new), ("old.json", old))
+    )
+    gate = judge_benchmarks(change, baseline, name="old.json")
+    (found,) = junitparser.JUnitXml.fromstring(judgement.gate_junit(gate).encode())
+    results = {case.name: [type(of).__name__ for of in case.result] for case in found}
+
+    assert {
+        "bench.py::test_a": [],
+        "bench.py::test_b": ["Failure"],
+        "bench.py::test_c": ["Error"],
+        "all": ["Failure"],
+    } == results
+    assert (4, 2, 1) == (found.tests, found.failures, found.errors)
+
+
+@pytest.fixture(scope="module")
+def month(tmp_path_factory: Any, synthetic: Any) -> list[Store]:
+    """Ten studies of one case; from the sixth on it is slower."""
+    stores = []
+    for day in range(10):
+        shape = synthetic.Shape(
+            backends=("in_graph",),
+            modes=(synthetic.WEAK,),
+            replicas=(1,),
+            repeats=3,
+            is_evaluated=False,
+            name=f"day-{day}",
+        )
+        made = synthetic.make_store(tmp_path_factory.mktemp("day"), shape)
+        for path in made.root.glob("trials/*/*.json"):
+            fields = json.loads(path.read_text())
+            if path.name == "result.json":
+                fields["window_sec"] *= (1.0 if day < 5 else 1.5) * (1 + day % 3 / 400)
+            if path.name == "status.json":
+                fields["started_at"] = f"2026-01-{day + 1:02}T12:00:00+00:00"
+            path.write_text(json.dumps(fields))
+        stores.append(made)
+    return stores
+
+
+def test_a_series_for_otava_has_every_study_and_no_gap(month: list[Store]) -> None:
+    """A file per case and machine class, and the settings that name it."""
+    files = otava.export(month, THROUGHPUT)
+    (name,) = (name for name in files if name.endswith(".csv"))
+    rows = pd.read_csv(io.BytesIO(files[name]))
+    yaml = importlib.import_module("yaml")
+    tests = yaml.safe_load(files["otava.yaml"])["tests"]
+
+    assert [f"day-{day}" for day in range(10)] == list(rows["study"])
+    assert not rows["throughput"].isna().any()
+    assert {name.removesuffix(".csv"): name} == {
+        test: settings["file"] for test, settings in tests.items()
+    }
+
+
+def test_otava_finds_the_change(month: list[Store], tmp_path: Path) -> None:
+    """On the day on which it happened."""
+    command = os.environ.get("OTAVA")
+    if command is None:
+        pytest.skip("OTAVA does not name the command of an installed apache-otava")
+    write(tmp_path, otava.export(month, THROUGHPUT))
+    (path,) = tmp_path.glob("*.csv")
+    environment = {**os.environ, "OTAVA_CONFIG": "otava.yaml"}
+    environment.pop("PYTHONPATH", None)
+    done = subprocess.run(
+        [command, "analyze", path.stem, "--since=2025-12-01", "--until=2026-03-01"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+
+    assert 0 == done.returncode, done.stdout + done.stderr
+    (change,) = (number for number, line in enumerate(lines) if "-33." in line)
+    following = next(line for line in lines[change:] if "2026-01-" in line)
+    assert "2026-01-06" in following
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, of in export_formats.FORMATS.items() if of.writer]
+)
+def test_a_study_without_a_figure_is_one_line_or_an_empty_table(
+    nothing_ok: Store, name: str
+) -> None:
+    """Never a traceback of something else."""
+    export = export_formats.FORMATS[name].export
+    if name in ("csv", "parquet", "tensorboard"):
+        assert export([nothing_ok], THROUGHPUT)
+        return
+    with pytest.raises(ResultsError, match=r"(no trial that is ok|no case of these)"):
+        export([nothing_ok], THROUGHPUT)
+
+
+def test_equal_records_give_equal_bytes(store: Store) -> None:
+    """Every format that has a writer."""
+    for form in export_formats.FORMATS.values():
+        if form.writer:
+            first = form.export([store], THROUGHPUT)
+            assert first == form.export([store], THROUGHPUT), form.name
