@@ -29,8 +29,11 @@ GROUPS = {
     f"{_SERVED}/test_remote_state.py": "a served cluster",
     f"{_SERVED}/test_server.py": "a served cluster",
     "tests/browser/test_accessibility.py": "a browser",
+    "tests/browser/test_first_screen.py": "a browser",
     "tests/browser/test_geometry.py": "a browser",
+    "tests/browser/test_hover.py": "a browser",
     "tests/browser/test_interaction.py": "a browser",
+    "tests/browser/test_published.py": "a browser",
     "tests/workloads/metrics/test_digits_extractor.py": "classifier of digits",
     "tests/workloads/sngan/test_program.py": "classifier of digits",
 }
