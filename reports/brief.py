@@ -1,52 +1,34 @@
 """The verdict of the first screen: what a study found, in at most 45 words.
 
 How well it scales, at which N, weak and strong; the largest cause of loss with its
-share; how sure that is; what would settle the rest. Numbers in brackets are the ends of
-95 % intervals. ``reports/verdict.py`` has every finding in full.
+share; how sure that is; which backend is faster; what would settle the rest. Numbers in
+parentheses are the ends of 95 % intervals. ``reports/verdict.py`` has every finding in
+full.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
-from reports import formats, marks, next_step, trust, verdict
+from reports import formats, main_loss, marks, next_step, trust, verdict
 from reports.marks import Level
-from results.records import Order, ScalingMode, TrialStatus
+from results.records import TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.marks import Mark
     from reports.view import View
-    from results.lost_time import LostTime, Part
     from results.scaling import Comparison, Point
+    from results.statistics import Estimate
 
 MOST_WORDS = 45
 _LONGEST_REASON = 20  # words
 _LARGEST = 1000.0
 """An efficiency above this is that of damaged records: its digits say nothing."""
-
-CAUSES = {
-    "contention": "contention for memory and caches",
-    "exposed_communication": "waiting for communication",
-    "input": "waiting for input",
-    "imbalance": "uneven replicas",
-    "update": "the update",
-    "computing": "more CPU time per example",
-    "core_wait": "waiting for a core",
-    "unexplained": "unexplained waiting",
-}
-REMEDIES = {
-    "contention": "try cores with memory bandwidth of their own",
-    "exposed_communication": "try larger batches per replica",
-    "input": "try a faster input pipeline",
-    "imbalance": "try equal work per replica",
-    "update": "try a sharded update",
-}
-ABOUT_NOTHING = frozenset({"alone", "ideal", "step"})
-"""Parts of a step that are no loss."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,12 +40,21 @@ class Brief:
       level: The worst of the marks.
       sentences: What was found.
       next_step: What would settle the rest; can be empty.
+      next_parts: The same in parts, and whether each is typed as a command.
+      note: What numbers in parentheses are, and of how many repetitions; empty where
+        nothing was measured.
     """
 
     trust: str
     level: Level
     sentences: tuple[str, ...]
-    next_step: str
+    next_parts: tuple[tuple[str, bool], ...] = ()
+    note: str = ""
+
+    @property
+    def next_step(self) -> str:
+        """What would settle the rest, as plain text."""
+        return "".join(text for text, _ in self.next_parts)
 
     @property
     def text(self) -> str:
@@ -86,25 +77,51 @@ def judge(view: View) -> Brief:
     if unfit:
         return _only(unfit, Level.BAD)
     if not view.is_anything_measured:
-        return _only(nothing_measured(view), Level.BAD)
+        return _only(
+            nothing_measured(view), Level.BAD, next_step=next_step.after_failures(view)
+        )
     points, compared = verdict.findings_of_leader(view)
     if not points:
         text = "Throughput was measured; there is nothing to compare it with."
-        return _only(text, level, next_step="--replicas with a baseline and more")
+        return _only(text, level, next_step="`--replicas` with a baseline and more")
     return _shortest(
         level,
         trust_words(found),
         [
             _scaling_variants(points),
             _cause_variants(view, points),
-            _comparison_variants(points, compared),
+            _comparison_variants(view, points, compared),
         ],
-        _next(view, level, points, compared),
+        next_step.choose(view, level, points, compared),
+        _note(view, points),
     )
 
 
 def _only(text: str, level: Level, next_step: str = "") -> Brief:
-    return Brief(trust="", level=level, sentences=(text,), next_step=next_step)
+    parts = _parts_of(next_step)
+    return Brief(trust="", level=level, sentences=(text,), next_parts=parts)
+
+
+def _parts_of(text: str) -> tuple[tuple[str, bool], ...]:
+    """Splits text in which backticks enclose what is typed."""
+    return tuple(
+        (part, bool(number % 2)) for number, part in enumerate(text.split("`")) if part
+    )
+
+
+def _note(view: View, points: Sequence[Point]) -> str:
+    """Says what is in parentheses, over how many generations or repetitions."""
+    known = [p.efficiency for p in points if p.efficiency is not None]
+    numbers = sorted({estimate.n for estimate in known})
+    number = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
+    noun = view.repetition if numbers == [1] else view.repetitions
+    if not any(estimate.has_interval for estimate in known):
+        return f"n = {number} {noun}: no intervals."
+    if not any(estimate.is_conclusive for estimate in known):
+        return (
+            f"In parentheses: intervals of these processes only, n = {number} {noun}."
+        )
+    return f"In parentheses: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}."
 
 
 def trust_words(found: Sequence[Mark]) -> str:
@@ -137,7 +154,7 @@ def nothing_measured(view: View) -> str:
 
 
 def _shortest(
-    level: Level, words: str, variants: list[list[str]], following: str
+    level: Level, words: str, variants: list[list[str]], following: str, note: str
 ) -> Brief:
     """Takes the long variants, and shortens from the last until the words fit."""
     chosen = [0] * len(variants)
@@ -150,7 +167,8 @@ def _shortest(
             trust=words,
             level=level,
             sentences=tuple(text for text in sentences if text),
-            next_step=following,
+            next_parts=_parts_of(following),
+            note=note,
         )
 
     while num_words(make().text) > MOST_WORDS:
@@ -198,58 +216,35 @@ def _scaling_variants(points: Sequence[Point]) -> list[str]:
     return [write(has_interval=True), write(has_interval=False)]
 
 
-def loss_of(view: View, point: Point) -> LostTime | None:
-    """Returns the parts of a point's step: from controls, else from its turns."""
-    for item in view.explained:
-        if item.case.case_id == point.case.case_id and item.lost is not None:
-            return item.lost
-    for recorded in view.recorded:
-        if recorded.case.case_id == point.case.case_id:
-            return recorded.lost
-    return None
-
-
-def largest_loss(lost: LostTime) -> Part | None:
-    """Returns the largest part that is a loss, unless its interval includes 0."""
-    parts = [
-        part
-        for part in lost.parts
-        if part.name not in ABOUT_NOTHING and (part.value_sec or 0.0) > 0
-    ]
-    if not parts:
-        return None
-    largest = max(parts, key=lambda part: part.value_sec or 0.0)
-    return None if largest.low_sec is not None and largest.low_sec <= 0 else largest
-
-
-def _worst(points: Sequence[Point]) -> Point:
-    return min(points, key=lambda p: p.efficiency.value if p.efficiency else 1.0)
-
-
 def _cause_variants(view: View, points: Sequence[Point]) -> list[str]:
-    point = _worst(points)
-    lost = loss_of(view, point)
+    point = main_loss.worst(points)
+    lost = main_loss.loss_of(view, point)
     mode = f" ({point.mode.value})" if len(points) > 1 else ""
     if lost is None:
         return ["What limits it was not recorded.", ""]
-    part = largest_loss(lost)
+    part = main_loss.largest(lost)
     if part is None:
         return ["No single cause of loss stands out.", ""]
-    share = (part.value_sec or 0.0) / (lost.step.value_sec or 1.0)
-    cause = CAUSES[part.name]
-    return [
-        f"Largest loss{mode}: {cause}, {formats.percent(share)} of a step.",
-        f"Largest loss{mode}: {cause}, {formats.percent(share)}.",
-    ]
+    assert part.share is not None
+    share, cause = part.share, main_loss.CAUSES[part.name]
+    text = f"Largest loss{mode}: {cause}, {formats.percent(share.value)}"
+    if share.low is None or share.high is None:
+        return [f"{text} of a step.", f"{text}."]
+    ends = f"({100 * share.low:.0f}{formats.ABSENT}{100 * share.high:.0f})"
+    return [f"{text} {ends} of a step.", f"{text} {ends}."]
 
 
 def _comparison_variants(
-    points: Sequence[Point], compared: Sequence[Comparison]
+    view: View, points: Sequence[Point], compared: Sequence[Comparison]
 ) -> list[str]:
+    backend = points[0].backend
+    others = [name for name in view.study.backends if name != backend]
+    if not others:
+        return [f"Only {backend} was measured."]
     same = [item for item in compared if points[0].mode in item.modes]
     if not same:
-        return []
-    backend = points[0].backend
+        what = others[0] if len(others) == 1 else f"{len(others)} other backends"
+        return [f"No comparison with {what}."]
     ratios = []
     for item in same:
         assert item.ratio is not None
@@ -269,72 +264,25 @@ def _comparison_variants(
             f"Of {len(same)} others, {num_slower} are slower, {num_faster} faster, "
             f"{open_ones} inconclusive."
         )
-        return [counted, ""]
+        return [counted, f"Faster than {num_slower} of {len(same)} others."]
     ratio, is_first, other_name = ratios[0]
+    value, ends = _of_leader(ratio, is_first=is_first)
     if not conclusive:
-        return [f"Faster than {other_name}? Inconclusive."]
-    value = ratio.value if is_first else 1 / ratio.value
-    text = f"{formats.times(value)} as fast as {other_name}."
+        return [
+            f"Faster than {other_name}? Inconclusive: {value} {ends}".rstrip() + ".",
+            f"Faster than {other_name}? Inconclusive.",
+        ]
+    text = f"{value} {ends} as fast as {other_name}."
     return [f"It is {text}", text]
 
 
-def _next(
-    view: View,
-    level: Level,
-    points: Sequence[Point],
-    compared: Sequence[Comparison],
-) -> str:
-    """Says what would settle what is open, the most important first."""
-    target = view.study.plan.measuring.efficiency_target
-    known = [p.efficiency for p in points if p.efficiency is not None]
-    is_known = any(of.is_conclusive and of.has_interval for of in known)
-    candidates = [
-        ""
-        if level is not Level.BAD or _is_quiet(view)
-        else "repeat on a quiet machine",
-        "" if is_known else f"--repeats {marks.ENOUGH_REPETITIONS} for intervals",
-        *(next_step.for_comparison(view, item) for item in compared),
-        *(next_step.for_efficiency(view, point, target) for point in points),
-        "" if view.explained else f"{_controls(view)} splits the loss",
-        _remedy(view, points),
-        _wider(view, points),
-    ]
-    return next(text for text in candidates if text)
-
-
-def _remedy(view: View, points: Sequence[Point]) -> str:
-    """Returns what to try against the largest loss that a control has shown."""
-    case_id = _worst(points).case.case_id
-    for item in view.explained:
-        if item.case.case_id == case_id and item.lost is not None:
-            part = largest_loss(item.lost)
-            return "" if part is None else REMEDIES.get(part.name, "")
-    return ""
-
-
-def _wider(view: View, points: Sequence[Point]) -> str:
-    """Returns what the study could measure beyond what it has."""
-    if ScalingMode.STRONG not in view.study.modes:
-        return "strong scaling"
-    largest = max(points, key=lambda point: point.num_replicas)
-    (entry, *_) = largest.case.ok_entries
-    if entry.trial is None or entry.trial.env is None:
-        return "more replicas"
-    free = entry.trial.env.placement.num_available_cores
-    if largest.num_replicas * largest.case.spec.cores_per_replica < free:
-        return f"more replicas, of {free} cores"
-    return "a machine with more cores"
-
-
-def _controls(view: View) -> str:
-    """Returns the options that measure controls; only a relay has them."""
-    is_relay = view.study.plan.measuring.order is Order.RELAY
-    return "--controls all" if is_relay else "--order relay --controls all"
-
-
-def _is_quiet(view: View) -> bool:
-    """Whether nothing about the machine is bad."""
-    return not any(
-        mark.level is Level.BAD and mark.name in ("Quiet machine", "Drift")
-        for mark in marks.of_view(view)
-    )
+def _of_leader(ratio: Estimate, *, is_first: bool) -> tuple[str, str]:
+    """Writes a ratio and its interval from the side of the leading backend."""
+    value = ratio.value if is_first else 1 / ratio.value
+    low, high = ratio.low, ratio.high
+    if low is None or high is None or low <= 0 or not math.isfinite(1 / low + high):
+        return formats.times(value), ""
+    ends = (low, high) if is_first else (1 / high, 1 / low)
+    if ends[1] > _LARGEST:
+        return formats.times(value), ""
+    return formats.times(value), f"({ends[0]:.2f}{formats.ABSENT}{ends[1]:.2f})"

@@ -207,6 +207,13 @@ def short_id(trial_id: str) -> str:
     return trial_id[:SHORT_ID_LENGTH]
 
 
+def minute(time: str) -> str:
+    """Writes a recorded time, such as 2026-01-01T00:00:00+00:00, as day and minute."""
+    text = time[: len("2026-01-01T00:00")].replace("T", " ")
+    is_utc = time.endswith(("Z", "+00:00"))
+    return f"{text}{HARD_SPACE}UTC" if is_utc else text
+
+
 def count(number: int, singular: str, plural: str | None = None) -> str:
     """Writes a number with its noun: 1 trial, 2 trials."""
     return f"{number} {singular if number == 1 else plural or singular + 's'}"

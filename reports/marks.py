@@ -6,13 +6,11 @@ words of the verdict (``reports/brief.py``).
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
-import statistics
 from typing import TYPE_CHECKING
 
-from reports import formats
+from reports import drift, formats
 from results import agreement, relay
 from results.records import Order
 
@@ -126,7 +124,8 @@ def _quiet(view: View) -> Mark:
     if view.study.plan.measuring.order is Order.RELAY:
         counts = relay.count_turns(view.study)
         share = counts.void_fraction
-        reason = f"{formats.percent(share)} of turns void, repeated"
+        # In numbers: less than half a per cent would be 0 %.
+        reason = f"{counts.num_void} of {counts.num_turns} turns void, repeated"
         if not counts.num_void:
             reason = "no turn was disturbed"
         level = Level.CAUTION if share > SOME_VOID else Level.OK
@@ -158,12 +157,12 @@ def _drift(view: View) -> Mark:
     if len(fingerprints) > 1:
         reason = f"{len(fingerprints)} different environments"
         return Mark(name=name, level=Level.BAD, reason=reason)
-    known = [statistics.median(of) for of in _canaries(view) if of]
-    if not known:
+    found = drift.of_entries(view, view.study.planned)
+    if found is None:
         return Mark(name=name, level=Level.CAUTION, reason="speed was not recorded")
-    drift = max(known) / min(known) - 1
-    reason = f"speed of the machine moved by {formats.percent(drift)}"
-    if drift <= SMALL_DRIFT:
+    moved = found.of_medians
+    reason = f"speed of the machine moved by {formats.percent(moved)}"
+    if moved <= SMALL_DRIFT:
         return Mark(name=name, level=Level.OK, reason=reason)
     if view.study.plan.measuring.order is Order.RELAY:
         return Mark(
@@ -171,26 +170,8 @@ def _drift(view: View) -> Mark:
             level=Level.CAUTION,
             reason=f"{reason}; ratios cancel it, rates do not",
         )
-    level = Level.BAD if drift > LARGE_DRIFT else Level.CAUTION
+    level = Level.BAD if moved > LARGE_DRIFT else Level.CAUTION
     return Mark(name=name, level=level, reason=reason)
-
-
-def _canaries(view: View) -> list[list[float]]:
-    """Returns the seconds of a fixed computation, of what ran at about the same time.
-
-    Of a trial, or in a relay of a generation, whose trials lie side by side.
-    """
-    is_relay = view.study.plan.measuring.order is Order.RELAY
-    found: dict[str | int, list[float]] = collections.defaultdict(list)
-    for entry in view.study.planned:
-        if entry.trial is None or entry.trial.env is None:
-            continue
-        env = entry.trial.env
-        is_of_generation = is_relay and entry.spec.budget is None
-        key = entry.spec.repetition_index if is_of_generation else entry.trial_id
-        canaries = (env.canary_before_sec, env.canary_after_sec)
-        found[key] += [seconds for seconds in canaries if seconds]
-    return list(found.values())
 
 
 def _failures(view: View) -> Mark:

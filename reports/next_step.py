@@ -6,10 +6,14 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports import formats
+from reports import formats, main_loss, marks
+from reports.marks import Level
 from results import power, statistics
+from results.records import Order, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from reports.view import View
     from results.scaling import Comparison, Point
     from results.statistics import Estimate
@@ -102,3 +106,79 @@ def for_efficiency(view: View, point: Point, target: float | None) -> str:
         return ""
     cost = _cost(view, need.num_more, need.minutes)
     return f"{cost} to judge the {formats.percent(target)} target"
+
+
+def choose(
+    view: View,
+    level: Level,
+    points: Sequence[Point],
+    compared: Sequence[Comparison],
+) -> str:
+    """Says what would settle what is open, the most important first.
+
+    What is typed is in backticks.
+    """
+    target = view.study.plan.measuring.efficiency_target
+    known = [p.efficiency for p in points if p.efficiency is not None]
+    is_known = any(of.is_conclusive and of.has_interval for of in known)
+    candidates = [
+        ""
+        if level is not Level.BAD or _is_quiet(view)
+        else "repeat on a quiet machine",
+        ""
+        if is_known
+        else f"`sweep --repeats {marks.ENOUGH_REPETITIONS}` for intervals",
+        *(for_comparison(view, item) for item in compared),
+        *(for_efficiency(view, point, target) for point in points),
+        "" if view.explained else f"{_controls(view)} splits the loss",
+        _remedy(view, points),
+        _wider(view, points),
+    ]
+    return next(text for text in candidates if text)
+
+
+def _remedy(view: View, points: Sequence[Point]) -> str:
+    """Returns what to try against the largest loss that a control has shown."""
+    case_id = main_loss.worst(points).case.case_id
+    for item in view.explained:
+        if item.case.case_id == case_id and item.lost is not None:
+            part = main_loss.largest(item.lost)
+            return "" if part is None else main_loss.REMEDIES.get(part.name, "")
+    return ""
+
+
+def _wider(view: View, points: Sequence[Point]) -> str:
+    """Returns what the study could measure beyond what it has."""
+    if ScalingMode.STRONG not in view.study.modes:
+        return "strong scaling"
+    largest = max(points, key=lambda point: point.num_replicas)
+    (entry, *_) = largest.case.ok_entries
+    if entry.trial is None or entry.trial.env is None:
+        return "more replicas"
+    free = entry.trial.env.placement.num_available_cores
+    if largest.num_replicas * largest.case.spec.cores_per_replica < free:
+        return f"more replicas, of {free} cores"
+    return "a machine with more cores"
+
+
+def _controls(view: View) -> str:
+    """Returns the options that measure controls; only a relay has them."""
+    is_relay = view.study.plan.measuring.order is Order.RELAY
+    order = "" if is_relay else "--order relay "
+    return f"`sweep {order}--controls all`"
+
+
+def _is_quiet(view: View) -> bool:
+    """Whether nothing about the machine is bad."""
+    return not any(
+        mark.level is Level.BAD and mark.name in ("Quiet machine", "Drift")
+        for mark in marks.of_view(view)
+    )
+
+
+def after_failures(view: View) -> str:
+    """Returns what to do after a study of which nothing is ok; as ``choose``."""
+    states = {entry.state for entry in view.study.planned}
+    if states & {status.value for status in TrialStatus}:
+        return "mend this, then `resume --retry failed`"
+    return "`resume` runs what is missing"

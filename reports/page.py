@@ -77,7 +77,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=False,
     )
-    script = f"\n{_read('report.js')}\n"
+    script = f"\n{_read('report.js')}\n{_read('tips.js')}\n"
     digest = hashlib.sha256(script.encode()).digest()
     environment.globals.update(
         formats=formats,

@@ -18,6 +18,11 @@ _OF_A_POINT: Final = ("--backends", "--replicas", "--mode", "--seed", "--budget"
 _SHORT_COMMIT: Final = 12
 
 
+def command_of_study(plan: Plan) -> str:
+    """Returns the command that made a study, without the folder it was kept in."""
+    return " ".join(_without(plan.command, ("--runs-dir",)))
+
+
 def command(plan: Plan, point: Point) -> str:
     """Returns the command that measures a point and its baseline again.
 

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, LogLocator, NullLocator
 
+from reports import tips
 from reports.compact import compact
 from reports.view import NUM_SERIES
 
@@ -153,6 +154,7 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    text, texts = tips.take_out(text)
     text = _name_ids(text, slug)
     text = _give_to_page(text)
     opening, _, body = text.partition(">")
@@ -167,7 +169,7 @@ def inline(figure: Figure, *, slug: str, title: str, description: str) -> Markup
         f'<title id="{slug}-title">{escape(title)}</title>'
         f'<desc id="{slug}-desc">{escape(description)}</desc>'
     )
-    body = compact(re.sub(r"\n\s*", "\n", body))
+    body = tips.put_in(compact(re.sub(r"\n\s*", "\n", body)), texts)
     return Markup(head + body.strip())  # noqa: S704  # built here, escaped above
 
 

@@ -44,6 +44,8 @@ from results import errors, input_bound
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
+    from results.input_bound import GenerationMean
+
     StepTimes = Mapping[Hashable, float]  # generation -> mean seconds per step
 
 CONFIDENCE = input_bound.CONFIDENCE
@@ -60,6 +62,8 @@ PARTS = (
     "update",
     "unexplained",
 )
+_DURATIONS = frozenset({"alone", "ideal", "step"})
+"""Never negative; the other parts are differences."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +106,8 @@ class Part:
       low_sec: Lower end of the interval, or None where there is none.
       high_sec: Upper end of the interval, or None where there is none.
       reason: Why there is no value, or what else the value holds; empty if nothing.
+      share: Of the step: the mean over generations of their shares, with its interval;
+        None if it was not measured.
     """
 
     name: str
@@ -109,6 +115,7 @@ class Part:
     low_sec: float | None = None
     high_sec: float | None = None
     reason: str = ""
+    share: GenerationMean | None = None
 
     def holds(self, value_sec: float) -> bool:
         """Whether there is an interval and it includes a value."""
@@ -177,9 +184,12 @@ def decompose(observed: Observed) -> LostTime:
     if reasons:
         reasons["unexplained"] = f"includes {', '.join(reasons)}: not measured"
     return LostTime(
-        step=_part("step", times["case"], ""),
+        step=make_part("step", times["case"], of=times["case"]),
         parts=tuple(
-            _part(name, values.get(name), reasons.get(name, "")) for name in PARTS
+            make_part(
+                name, values.get(name), of=times["case"], reason=reasons.get(name, "")
+            )
+            for name in PARTS
         ),
         num_generations=len(generations),
         num_left_out=len(observed.case) - len(generations),
@@ -227,16 +237,30 @@ def _differences(
     return {"alone": alone, **values}, reasons
 
 
-def _part(name: str, values: np.ndarray | None, reason: str) -> Part:
+def make_part(
+    name: str, values: np.ndarray | None, *, of: np.ndarray, reason: str = ""
+) -> Part:
+    """Returns a part with its interval and its share.
+
+    Args:
+      name: Of the part.
+      values: Seconds per step by generation; None if they were not measured.
+      of: Seconds of the whole step by generation.
+      reason: As ``Part`` has it.
+    """
     if values is None:
         return Part(name=name, value_sec=None, reason=reason)
     found = input_bound.mean_interval(values)
+    low = found.low
+    if low is not None and name in _DURATIONS:
+        low = max(low, 0.0)
     return Part(
         name=name,
         value_sec=found.value,
-        low_sec=found.low,
+        low_sec=low,
         high_sec=found.high,
         reason=reason,
+        share=input_bound.mean_interval(values / of),
     )
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pandas as pd
 
 from results import explain, recorded_loss, scaling, statistics
+from results.point_columns import POINT_COLUMNS, modes_text, new_row, types
 from results.records import Control
 from results.study import Study, load_study
 
@@ -15,59 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from results.explain import Explained
+    from results.point_columns import Row
     from results.recorded_loss import RecordedLoss
-    from results.records import ScalingMode
     from results.scaling import Comparison, Point
     from results.statistics import Estimate
     from results.store import Store
-    from results.study import Case
-
-    Row = dict[str, Any]
-
-POINT_COLUMNS: Final = (
-    "figure",
-    "quantity",
-    "kind",
-    "mode",
-    "backend",
-    "other_backend",
-    "revision",
-    "num_replicas",
-    "per_replica_batch_size",
-    "global_batch_size",
-    "value",
-    "low",
-    "high",
-    "n",
-    "unit",
-    "method",
-    "protocol",
-    "is_baseline",
-    "is_oversubscribed",
-    "trial_id",
-    "repetition_index",
-    "num_steps",
-    "num_examples",
-    "num_environment_steps",
-    "train_time_sec",
-    "rank",
-    "phase",
-    "step_index",
-)
-_FLAGS: Final = ("is_baseline", "is_oversubscribed")
-_COUNTS: Final = (
-    "num_replicas",
-    "per_replica_batch_size",
-    "global_batch_size",
-    "n",
-    "repetition_index",
-    "num_steps",
-    "num_examples",
-    "num_environment_steps",
-    "rank",
-    "step_index",
-)
-_NUMBERS: Final = ("value", "low", "high", "train_time_sec")
 
 QUANTITIES: Final = ("throughput", "speedup", "efficiency")
 """What is drawn over the number of replicas."""
@@ -134,41 +87,9 @@ def frame_of(
         *_part_rows(losses),
         *_learning_rows(study),
     ]
-    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(_types())
+    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(types())
     steps = _steps(study)
     return pd.concat([plain, *steps], ignore_index=True) if steps else plain
-
-
-def _types() -> dict[str, str]:
-    types = dict.fromkeys(_FLAGS, "bool") | dict.fromkeys(_COUNTS, "Int64")
-    types |= dict.fromkeys(_NUMBERS, "float64")
-    others = [name for name in POINT_COLUMNS if name not in types]
-    return types | dict.fromkeys(others, "object")
-
-
-def _row(figure: str, quantity: str, kind: str, case: Case, **more: Any) -> Row:
-    spec = case.spec
-    row: Row = dict.fromkeys(POINT_COLUMNS)
-    row |= {
-        "figure": figure,
-        "quantity": quantity,
-        "kind": kind,
-        "mode": modes_text(case.modes),
-        "backend": spec.backend,
-        "revision": spec.revision,
-        "num_replicas": spec.num_replicas,
-        "per_replica_batch_size": spec.per_replica_batch_size,
-        "global_batch_size": spec.global_batch_size,
-        "unit": "",
-        "is_baseline": False,
-        "is_oversubscribed": case.is_oversubscribed,
-    }
-    return row | more
-
-
-def modes_text(modes: Sequence[ScalingMode]) -> str:
-    """Returns the scaling modes that a case serves, in words."""
-    return " and ".join(mode.value for mode in modes)
 
 
 def _of(estimate: Estimate) -> Row:
@@ -188,15 +109,15 @@ def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
             common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
             if point.is_crossed_out:
                 more = common | {"method": point.missing_reason}
-                yield _row("scaling", quantity, "crossed_out", point.case, **more)
+                yield new_row("scaling", quantity, "crossed_out", point.case, **more)
             estimate = getattr(point, quantity)
             if estimate is not None:
                 more = common | _of(estimate)
-                yield _row("scaling", quantity, "estimate", point.case, **more)
+                yield new_row("scaling", quantity, "estimate", point.case, **more)
             elif point.is_baseline and point.throughput is not None:
                 ideal = float(point.num_replicas) if quantity == "speedup" else 1.0
                 more = common | {"value": ideal, "method": "1 by definition"}
-                yield _row("scaling", quantity, "estimate", point.case, **more)
+                yield new_row("scaling", quantity, "estimate", point.case, **more)
             for trial_id, repetition, value in repetitions(point, quantity):
                 more = common | {
                     "value": value,
@@ -206,7 +127,7 @@ def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
                     "trial_id": trial_id,
                     "repetition_index": repetition,
                 }
-                yield _row("scaling", quantity, "repetition", point.case, **more)
+                yield new_row("scaling", quantity, "repetition", point.case, **more)
     yield from _ceilings(study, points)
 
 
@@ -245,7 +166,7 @@ def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
         size = case.spec.num_replicas
         for mode in case.modes:
             common = {"mode": mode.value, "n": found.n}
-            yield _row(
+            yield new_row(
                 "scaling", "throughput", "ceiling", case, value=found.value, **common
             )
             for point in points:
@@ -259,7 +180,7 @@ def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
                     ("efficiency", speedup / size),
                 ):
                     more = common | {"value": value, "backend": point.backend}
-                    yield _row("scaling", quantity, "ceiling", case, **more)
+                    yield new_row("scaling", quantity, "ceiling", case, **more)
 
 
 def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
@@ -270,7 +191,7 @@ def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
                 "other_backend": item.second.spec.backend,
                 "is_oversubscribed": item.is_oversubscribed,
             }
-            yield _row("forest", "ratio", "estimate", item.first, **more)
+            yield new_row("forest", "ratio", "estimate", item.first, **more)
 
 
 def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
@@ -288,7 +209,7 @@ def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
                     "unit": "s",
                     "method": item.lost.method,
                 }
-                yield _row("waterfall", part.name, kind, item.case, **more)
+                yield new_row("waterfall", part.name, kind, item.case, **more)
 
 
 def _learning_rows(study: Study) -> Iterator[Row]:
@@ -296,7 +217,7 @@ def _learning_rows(study: Study) -> Iterator[Row]:
         for entry in case.ok_entries:
             for point in entry.result.curve:
                 for metric in point.quality:
-                    yield _row(
+                    yield new_row(
                         "learning",
                         metric.name,
                         "evaluation",
@@ -322,7 +243,7 @@ def _steps(study: Study) -> list[pd.DataFrame]:
     rows, phases, ranks, lengths, times = [], [], [], [], []
     for case in study.cases:
         for entry in case.ok_entries:
-            row = _row(
+            row = new_row(
                 "steps",
                 "step_time",
                 "step",
@@ -351,4 +272,4 @@ def _steps(study: Study) -> list[pd.DataFrame]:
     )
     repeated["value"] = np.concatenate(times)
     repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
-    return [repeated.astype(_types())]
+    return [repeated.astype(types())]

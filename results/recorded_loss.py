@@ -11,7 +11,8 @@ part           difference
 ideal          T of the baseline, times the examples per replica relative to it
 computing      c - c of ideal: the same examples take more CPU time. Shared caches and
                memory bandwidth, smaller batches, and the work of collectives
-core_wait      w - w of ideal: runnable threads that have no core
+core_wait      w - w of ideal: runnable threads that have no core, as far as the cores
+               do not compute for the trial meanwhile: w is at most T - c
 unexplained    T(case) - all others: cores without work. They wait for collectives, for
                the slowest replica or for input; which of them, only controls tell
 =============  =======================================================================
@@ -29,8 +30,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results import explain, input_bound
-from results.lost_time import METHOD, ONE_GENERATION, LostTime, Part
+from results import explain, lost_time
+from results.lost_time import METHOD, ONE_GENERATION, LostTime
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -129,22 +130,16 @@ def _parts(case: Case, baseline: Case, steps: list[tuple[_Step, _Step]]) -> Lost
         reasons["core_wait"] = NO_CORE_WAIT
     values["unexplained"] = step - sum(values.values())
     return LostTime(
-        step=_part("step", step),
+        step=lost_time.make_part("step", step, of=step),
         parts=tuple(
-            _part(name, values.get(name), reasons.get(name, "")) for name in PARTS
+            lost_time.make_part(
+                name, values.get(name), of=step, reason=reasons.get(name, "")
+            )
+            for name in PARTS
         ),
         num_generations=len(steps),
         num_left_out=len(case.ok_entries) - len(steps),
         method=METHOD if len(steps) > 1 else ONE_GENERATION,
-    )
-
-
-def _part(name: str, values: np.ndarray | None, reason: str = "") -> Part:
-    if values is None:
-        return Part(name=name, value_sec=None, reason=reason)
-    found = input_bound.mean_interval(values)
-    return Part(
-        name=name, value_sec=found.value, low_sec=found.low, high_sec=found.high
     )
 
 
@@ -173,11 +168,18 @@ def _mean(entry: Entry, rounds: explain.Rounds, common: list[int]) -> _Step:
         if turn.run_delay_sec is not None
     ]
     number = len(common)
-    return _Step(
-        time=math.fsum(max(rounds[index]) for index in common) / number,
-        computing=math.fsum(
+    time = math.fsum(max(rounds[index]) for index in common) / number
+    computing = (
+        math.fsum(
             (turn.user_sec + turn.system_sec) / turn.num_steps / cores for turn in turns
         )
-        / number,
-        core_wait=math.fsum(waits) / number if len(waits) == number else None,
+        / number
+    )
+    # Several threads wait at once, also while others of the trial use the cores: then
+    # a step takes no longer, and the sum of the waits can exceed it.
+    core_wait = min(math.fsum(waits) / number, max(time - computing, 0.0))
+    return _Step(
+        time=time,
+        computing=computing,
+        core_wait=core_wait if len(waits) == number else None,
     )

@@ -67,6 +67,7 @@ from results.quality_records import (
     QualityPoint,
 )
 from results.record_base import Record
+from results.status_record import Failure, Phase, StatusRecord, TrialStatus
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -114,34 +115,6 @@ class ScalingMode(str, Enum):
 
     WEAK = "weak"
     STRONG = "strong"
-
-
-class TrialStatus(str, Enum):
-    """How a trial ended.
-
-    ``insane``: a sanity check failed. ``void``: the machine disturbed every turn.
-    """
-
-    OK = "ok"
-    FAILED = "failed"
-    TIMEOUT = "timeout"
-    OUT_OF_MEMORY = "out_of_memory"
-    INSANE = "insane"
-    SKIPPED = "skipped"
-    VOID = "void"
-
-
-class Phase(str, Enum):
-    """The phases of a trial, in order."""
-
-    LAUNCH = "launch"
-    BUILD = "build"
-    FIRST_STEP = "first_step"
-    WARMUP = "warmup"
-    MEASURE = "measure"
-    TRAIN = "train"
-    SANITY = "sanity"
-    REPORT = "report"
 
 
 class TrialSpec(Record):
@@ -285,28 +258,6 @@ class Environment(Record):
     )
     machine_state: MachineState | None = None
     placement: Placement
-
-
-class Failure(Record):
-    """Why a trial is not ok."""
-
-    phase: Phase
-    reason: Line = Field(description="one line")
-    exception_type: Name | None = None
-    traceback: Text | None = None
-
-
-class StatusRecord(Record):
-    """How a trial ended; written last, so its presence means that the trial is over."""
-
-    schema_version: Literal[4] = 4
-    trial_id: TrialId
-    status: TrialStatus
-    started_at: Name
-    ended_at: Name
-    duration_sec: Amount
-    exit_code: bounds.ExitCode | None = None
-    failure: Failure | None = None
 
 
 class SanityCheck(Record):

@@ -26,12 +26,12 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from results import agreement, errors, generations, statistics
-from results.records import ScalingMode
+from results import agreement, case_index, generations, statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from results.records import ScalingMode
     from results.statistics import Estimate
     from results.study import Case, Entry, Key, Study
 
@@ -207,35 +207,6 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     return statistics.ratio(dict(numerator), dict(denominator))
 
 
-def _check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:
-    name = {
-        ScalingMode.WEAK: "per_replica_batch_size",
-        ScalingMode.STRONG: "global_batch_size",
-    }[mode]
-    here, there = getattr(case.spec, name), getattr(baseline.spec, name)
-    if here != there:
-        raise errors.ResultsError(
-            f"case {case.label!r} is planned as {mode.value} scaling with {name} "
-            f"{here}, its baseline {baseline.label!r} has {there}; {mode.value} "
-            f"scaling keeps {name} fixed: plan the sweep again"
-        )
-
-
-def _index(study: Study) -> dict[tuple[str, ScalingMode, int], Case]:
-    index: dict[tuple[str, ScalingMode, int], Case] = {}
-    for case in study.cases:
-        for mode in case.modes:
-            key = (case.spec.backend, mode, case.spec.num_replicas)
-            if key in index:
-                raise errors.ResultsError(
-                    f"the plan of study {study.plan.study!r} has two cases for backend "
-                    f"{key[0]!r}, {mode.value} scaling, {key[2]} replicas; a study "
-                    "varies backends, modes and replicas only: use one per setting"
-                )
-            index[key] = case
-    return index
-
-
 def _best_baselines(
     index: Mapping[tuple[str, ScalingMode, int], Case], baseline_n: int
 ) -> dict[ScalingMode, Case]:
@@ -279,7 +250,7 @@ def _point(
         which = "is planned" if baseline is None else "is ok"
         reason = f"no trial of the baseline (n = {baseline_n}) {which}"
     else:
-        _check_mode(case, baseline, mode)
+        case_index.check_mode(case, baseline, mode)
         relative = throughput_ratio(case, baseline)
         if relative is None:
             reason = "no round has a valid turn of this case and of its baseline"
@@ -312,7 +283,7 @@ def points(study: Study) -> tuple[Point, ...]:
       ResultsError: Two cases have the same mode, backend and replicas, or a case does
         not fit the scaling mode in the plan.
     """
-    index = _index(study)
+    index = case_index.by_mode_and_size(study)
     baseline_n = study.plan.baseline_num_replicas
     best = _best_baselines(index, baseline_n)
     modes, backends = study.modes, study.backends
@@ -339,7 +310,7 @@ def comparisons(study: Study) -> tuple[Comparison, ...]:
     backend named first is the numerator. Pairs whose losses show that they do not
     compute the same are left out (``results/agreement.py``).
     """
-    index = _index(study)
+    index = case_index.by_mode_and_size(study)
     broken = {pair.case_ids for pair in agreement.of_study(study).broken}
     found: dict[tuple[str, str], list[ScalingMode]] = {}
     cases = {case.case_id: case for case in study.cases}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from reports import formats, svg
+from reports import formats, svg, tips
 from reports.figures import labels, quantities
 from results import scaling
 from results.records import Control, ScalingMode
@@ -202,7 +202,7 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
             axes.plot([place] * 2, ends, color=color, linewidth=1.5, zorder=3)
         dots = quantities.dots(quantities.EFFICIENCY, point)
         axes.scatter([place + aside] * len(dots), dots, s=6, color=svg.INK, zorder=5)
-        axes.plot(
+        (marked,) = axes.plot(
             [place],
             [value],
             marker=marker,
@@ -212,6 +212,20 @@ def _draw_line(axes: Axes, line: Line, shift: float, aside: float, top: float) -
             markeredgewidth=1.4,
             zorder=4,
         )
+        tips.attach(marked, tip_of(line, point))
+
+
+def tip_of(line: Line, point: Point) -> str:
+    """Returns what a point says when it is pointed at."""
+    estimate = point.efficiency
+    replicas = formats.count(point.num_replicas, "replica")
+    return tips.of_value(
+        f"{line.backend}, {line.mode.value} scaling, {replicas}: efficiency",
+        _value(point),
+        formats.percent,
+        interval=(None, None) if estimate is None else (estimate.low, estimate.high),
+        n=None if estimate is None else estimate.n,
+    )
 
 
 def _value(point: Point) -> float:

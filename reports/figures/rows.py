@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from reports import formats, svg
+from reports import formats, svg, tips
 from reports.figures import limits, look
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ class Row:
       dots: Raw values.
       text: The value in words; in the column at the right.
       is_hollow: Whether the row is no evidence (oversubscribed).
+      tip: What the marker says when it is pointed at; empty for nothing.
     """
 
     group: str
@@ -57,6 +58,7 @@ class Row:
     dots: tuple[float, ...] = ()
     text: str = ""
     is_hollow: bool = False
+    tip: str = ""
 
     @property
     def name(self) -> str:
@@ -187,7 +189,7 @@ def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
         color=color,
     )
     if row.value is not None:
-        axes.plot(
+        (marked,) = axes.plot(
             [row.value],
             [at],
             marker=look.marker(row.backend),
@@ -197,6 +199,7 @@ def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
             markeredgewidth=1.4,
             zorder=4,
         )
+        tips.attach(marked, row.tip)
 
 
 def draw_on(

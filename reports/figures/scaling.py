@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 from typing import TYPE_CHECKING, Any, Final
 
-from matplotlib.ticker import MaxNLocator, NullLocator
+import pandas as pd
+from matplotlib.ticker import MaxNLocator
 
-from reports import formats, svg
-from reports.figures import limits, look, references
+from reports import formats, svg, tips
+from reports.figures import limits, look, references, replicas_axis
 from reports.figures.quantities import EFFICIENCY, THROUGHPUT
+from reports.figures.replicas_axis import Sideways
 from results.records import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import pandas as pd
     from markupsafe import Markup
     from matplotlib.axes import Axes
 
@@ -29,18 +28,12 @@ MOST_LINES: Final = 7
 """More backends than this are drawn in several panels."""
 MOST_LINEAR: Final = 16
 """Of more replicas, efficiency is over doublings, which a linear axis would squeeze."""
-DODGE: Final = 0.016
 DOT_SHIFT: Final = 0.012
-"""Curves and dots are shifted sideways by this share of an axis, so none is hidden."""
+"""Dots are shifted sideways by this share of an axis, so none is hidden."""
 MOST_DOTS: Final = 150
 """Of more repetitions of a backend, only markers and intervals are drawn."""
 CEILING_REACH: Final = 0.035
 """How far the line of a ceiling reaches to either side, as a share of the axis."""
-LEAST_TICK_GAP: Final = 0.055
-"""Smallest distance of two labelled numbers of replicas, as a share of the axis."""
-MOST_OF_A_GAP: Final = 0.07
-"""Share of the smallest gap between two sizes that a shift may take."""
-RIGHT_MARGIN: Final = 1.06
 
 
 def backends_of(frame: pd.DataFrame) -> list[str]:
@@ -54,35 +47,13 @@ def panels_of(frame: pd.DataFrame) -> list[list[str]]:
     return [found[i : i + MOST_LINES] for i in range(0, len(found), MOST_LINES)]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Sideways:
-    """Shifts curves sideways by a share of the x axis, linear or logarithmic."""
-
-    sizes: tuple[int, ...]
-    is_log: bool
-
-    @property
-    def smallest(self) -> int:
-        """The fewest replicas."""
-        return self.sizes[0]
-
-    @property
-    def largest(self) -> int:
-        """The most replicas."""
-        return self.sizes[-1]
-
-    def __call__(self, num_replicas: float, share: float) -> float:
-        """Returns the place of ``num_replicas``, shifted by ``share`` of the axis."""
-        if not self.is_log:
-            gap = min(b - a for a, b in itertools.pairwise((0, *self.sizes)))
-            whole = min(self.largest * RIGHT_MARGIN, gap * MOST_OF_A_GAP / DODGE)
-            return num_replicas + share * whole
-        reach = max(self.largest / self.smallest, 2.0)
-        return float(num_replicas * reach**share)
-
-
 def _draw_curve(
-    axes: Axes, rows: pd.DataFrame, shift: float, sideways: Sideways, look_: Look
+    axes: Axes,
+    rows: pd.DataFrame,
+    quantity: Quantity,
+    shift: float,
+    sideways: Sideways,
+    look_: Look,
 ) -> None:
     """Draws one backend: line, intervals, repetitions, markers."""
     backend = rows["backend"].iloc[0]
@@ -113,20 +84,34 @@ def _draw_curve(
         color=color,
         zorder=3,
     )
-    for is_hollow in (False, True):
-        chosen = estimates["is_oversubscribed"] == is_hollow
-        if chosen.any():
-            axes.plot(
-                [x for x, shown in zip(places, chosen, strict=True) if shown],
-                estimates["value"][chosen],
-                linestyle="none",
-                marker=marker,
-                markersize=5,
-                color=color,
-                markerfacecolor=look_.paper if is_hollow else color,
-                markeredgewidth=1.4,
-                zorder=4,
-            )
+    for place, row in zip(places, _each(estimates), strict=True):
+        (marked,) = axes.plot(
+            [place],
+            [row.value],
+            linestyle="none",
+            marker=marker,
+            markersize=5,
+            color=color,
+            markerfacecolor=look_.paper if row.is_oversubscribed else color,
+            markeredgewidth=1.4,
+            zorder=4,
+        )
+        tips.attach(marked, tip_of(row, quantity))
+
+
+def tip_of(row: Any, quantity: Quantity) -> str:
+    """Returns what an estimate of the frame says when it is pointed at."""
+    replicas = formats.count(int(row.num_replicas), "replica")
+    is_measured = not pd.isna(row.n)
+    has_interval = not pd.isna(row.low)
+    return tips.of_value(
+        f"{row.backend}, {row.mode} scaling, {replicas}: {quantity.slug}",
+        row.value,
+        quantity.write,
+        interval=(row.low, row.high) if has_interval else (None, None),
+        n=int(row.n) if is_measured else None,
+        unit=row.unit,
+    )
 
 
 def _each(rows: pd.DataFrame) -> Iterator[Any]:
@@ -147,7 +132,7 @@ def _ideals(
 
 
 def _shift(backends: Sequence[str], number: int) -> float:
-    return DODGE * (number - (len(backends) - 1) / 2)
+    return replicas_axis.DODGE * (number - (len(backends) - 1) / 2)
 
 
 def _draw_crosses(
@@ -210,25 +195,6 @@ def y_limits(
     return limits.from_zero(anchors, ends)
 
 
-def _set_replicas_axis(axes: Axes, sizes: Sequence[int], sideways: Sideways) -> None:
-    if sideways.is_log:
-        axes.set_xscale("log", base=2)
-        axes.set_xlim(min(sizes) / 1.25, max(sizes) * 1.35)
-        ticks = list(sizes)
-    else:
-        axes.set_xlim(0, sideways.largest * RIGHT_MARGIN + 0.25)
-        ticks = []
-        for size in reversed(sizes):
-            gap = (ticks[-1] - size) / sideways.largest if ticks else 1.0
-            if gap >= LEAST_TICK_GAP:
-                ticks.append(size)
-        ticks.reverse()
-    axes.set_xticks(ticks, [str(size) for size in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.grid(visible=False, axis="x")
-    axes.set_xlabel("replicas")
-
-
 def draw_on(
     axes: Axes,
     frame: pd.DataFrame,
@@ -257,7 +223,7 @@ def draw_on(
     sizes = sorted({int(n) for n in frame["num_replicas"][frame["mode"] == mode]})
     is_over_doublings = is_log or (quantity is EFFICIENCY and sizes[-1] > MOST_LINEAR)
     sideways = Sideways(sizes=tuple(sizes), is_log=is_over_doublings)
-    _set_replicas_axis(axes, sizes, sideways)
+    replicas_axis.set_axis(axes, sizes, sideways)
     _hatch_oversubscribed(axes, shown, sideways, look_)
     estimates = shown[shown["kind"] == "estimate"]
     for line, backend in _ideals(estimates, quantity, sizes).items():
@@ -280,7 +246,7 @@ def draw_on(
         rows = shown[shown["backend"] == backend]
         if not rows.empty:
             shift = _shift(backends, number)
-            _draw_curve(axes, rows, shift, sideways, look_)
+            _draw_curve(axes, rows, quantity, shift, sideways, look_)
     _draw_crosses(axes, shown, backends, sideways, look_)
     axes.set_ylim(y_limits(of_quantity, quantity, is_log=is_log))
     if is_log and quantity is not EFFICIENCY:

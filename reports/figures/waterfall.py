@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from matplotlib.ticker import MaxNLocator
 
-from reports import svg
+from reports import svg, tips
 from reports.figures import look, rows
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Bar:
       high: Upper end, or None.
       text: The value in words, in the column at the right.
       is_total: Whether it begins at 0: the whole.
+      tip: What the bar says when it is pointed at; empty for nothing.
     """
 
     label: str
@@ -46,6 +47,7 @@ class Bar:
     high: float | None
     text: str
     is_total: bool = False
+    tip: str = ""
 
 
 def draw_on(
@@ -105,7 +107,7 @@ def _draw_bar(
     axes: Axes, place: int, begin: float, bar: Bar, color: str, look_: Look
 ) -> None:
     is_back = bar.value < 0
-    axes.barh(
+    (drawn,) = axes.barh(
         place,
         bar.value,
         left=begin,
@@ -115,6 +117,7 @@ def _draw_bar(
         linewidth=1.2 if is_back else 0.0,
         zorder=2,
     )
+    tips.attach(drawn, bar.tip)
     if bar.low is not None and bar.high is not None:
         # On paper around it, the line is visible inside the bar and beyond it.
         for width, shade in ((3.4, look_.paper), (1.4, look_.ink)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from reports import formats
+from reports import formats, tips
 from reports.figures import curves, rows, waterfall
 
 if TYPE_CHECKING:
@@ -74,9 +74,22 @@ def ratios(frame: pd.DataFrame) -> list[rows.Row]:
                     high=_known(row.high),
                     text=formats.times(row.value),
                     is_hollow=bool(row.is_oversubscribed),
+                    tip=_tip_of_ratio(row),
                 )
             )
     return most_replicas(items, sizes)
+
+
+def _tip_of_ratio(row: Any) -> str:
+    replicas = formats.count(int(row.num_replicas), "replica")
+    return tips.of_value(
+        f"{row.backend} / {row.other_backend}, {row.mode} scaling, {replicas}: "
+        "ratio of throughput",
+        row.value,
+        formats.times,
+        interval=(_known(row.low), _known(row.high)),
+        n=int(row.n),
+    )
 
 
 def parts(frame: pd.DataFrame, backend: str, num_replicas: int) -> list[waterfall.Bar]:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
-from reports import formats, input_bound, page, utilisation
+from reports import formats, input_bound, page, tips, utilisation
 from reports.figures import waterfall
 
 if TYPE_CHECKING:
@@ -121,6 +121,14 @@ def _draw(backend: str, name: str, lost: LostTime, slug: str) -> Markup:
             high=None if part.high_sec is None else 1000 * part.high_sec,
             text=write(part.value_sec or 0.0),
             is_total=part.name == "step",
+            tip=tips.of_value(
+                f"{name}: {NAMES[part.name]}",
+                part.value_sec or 0.0,
+                write,
+                interval=(part.low_sec, part.high_sec),
+                n=lost.num_generations,
+                unit="ms per step",
+            ),
         )
         for part in parts
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 from typing import TYPE_CHECKING
 
-from reports import gpu_facts, page
+from reports import drift, gpu_facts, page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -16,17 +16,6 @@ if TYPE_CHECKING:
 
 TITLE = "Machine"
 SLUG = "machine"
-
-
-def _canary_drift(environments: list[Environment]) -> float | None:
-    """Largest relative change of the canary's time, within or between trials."""
-    times = [
-        seconds
-        for env in environments
-        for seconds in (env.canary_before_sec, env.canary_after_sec)
-        if seconds
-    ]
-    return max(times) / min(times) - 1 if times else None
 
 
 def render(view: View) -> Markup:
@@ -44,7 +33,7 @@ def render(view: View) -> Markup:
             "fingerprint": fingerprint,
             "env": environments[0],
             "trial_ids": trials[fingerprint],
-            "drift": _canary_drift(environments),
+            "drift": drift.of_entries(view, entries[fingerprint]),
             # Trials have different numbers of them.
             "gpus": max((env.gpus for env in environments), key=len),
             "gpu_uses": gpu_facts.while_measured(environments),

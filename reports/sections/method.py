@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import page
+from reports import page, reproduce
 from results import relay, statistics
 from results.records import Order
 
@@ -23,6 +23,7 @@ def render(view: View) -> Markup:
     return page.render(
         "method",
         view=view,
+        command=reproduce.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         relay=relay,

@@ -76,6 +76,19 @@ def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
     return found
 
 
+def _tip(quality: CaseQuality, unit: str) -> str:
+    """Says that the line spans the intervals of single trials: it is no interval."""
+    low = min(metric.low for _, metric in quality.trials)
+    high = max(metric.high for _, metric in quality.trials)
+    case = quality.case
+    return (
+        f"{case.spec.backend}, {rows_of.label_of(case)}: "
+        f"{formats.quality(quality.mean, unit)}, mean of trials; their 95 % intervals "
+        f"span {formats.quality(low, unit)} to {formats.quality(high, unit)}, "
+        f"n = {len(quality.trials)}"
+    )
+
+
 def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
     unit = cases[0].trials[0][1].unit
     drawn = [
@@ -89,6 +102,7 @@ def _draw(view: View, name: str, cases: tuple[CaseQuality, ...]) -> Markup:
             dots=tuple(metric.value for _, metric in quality.trials),
             text=formats.quality(quality.mean, unit),
             is_hollow=quality.case.is_oversubscribed,
+            tip=_tip(quality, unit),
         )
         for quality in cases
     ]

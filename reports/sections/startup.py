@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import formats, page
+from reports import formats, page, tips
 from reports.figures import rows
 from reports.plot import rows_of
 from results import scaling
@@ -24,12 +24,12 @@ SLUG = "startup"
 
 def _row(
     case: Case,
-    estimate: Estimate,
+    whole: Estimate,
     metric: Callable[[Entry], float],
     write: Callable[[float], str],
     scale: float,
 ) -> rows.Row:
-    estimate = estimate.scaled(1 / scale)
+    estimate = whole.scaled(1 / scale)
     return rows.Row(
         group=case.spec.backend,
         label=rows_of.label_of(case),
@@ -40,6 +40,13 @@ def _row(
         dots=tuple(x / scale for x in scaling.values(case, metric).values()),
         text=write(estimate.value * scale),
         is_hollow=case.is_oversubscribed,
+        tip=tips.of_value(
+            f"{case.spec.backend}, {rows_of.label_of(case)}",
+            whole.value,
+            write,
+            interval=(whole.low, whole.high),
+            n=whole.n,
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from reports import formats, page
+from reports import formats, page, tips
 from reports.figures import data, rows, step_times
 from reports.plot import rows_of
 
@@ -63,12 +63,14 @@ def _describe(cases: list[tuple[Case, tuple[float, ...]]]) -> str:
 
 def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
     """All warmup steps as dots, and the mean first step as the marker."""
-    first = statistics.geometric_mean(
+    firsts = [
         rank.warmup_step_time_sec[0]
         for entry in case.ok_entries
         for rank in entry.result.ranks
         if rank.warmup_step_time_sec
-    )
+    ]
+    first = statistics.geometric_mean(firsts)
+    name = f"{case.spec.backend}, {rows_of.label_of(case)}: first step of a process"
     return rows.Row(
         group=case.spec.backend,
         label=rows_of.label_of(case),
@@ -77,6 +79,7 @@ def _warmup_row(case: Case, steps: tuple[float, ...]) -> rows.Row:
         dots=steps if len(steps) <= MOST_WARMUP_DOTS else (min(steps), max(steps)),
         text=formats.seconds(first),
         is_hollow=case.is_oversubscribed,
+        tip=tips.of_value(name, first, formats.seconds, n=len(firsts)),
     )
 
 

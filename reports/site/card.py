@@ -51,6 +51,7 @@ class Card:
       created_at: When it was planned.
       trials: How many trials are ok, in words.
       verdict: That of the study's first screen, at most 45 words.
+      note: What numbers in parentheses are, and of how many repetitions.
       sparks: Of the fastest backend, one per scaling mode.
       efficiency: What sorting goes by; negative where there is none.
     """
@@ -64,6 +65,7 @@ class Card:
     created_at: str
     trials: str
     verdict: str
+    note: str
     sparks: tuple[Spark, ...]
     efficiency: float
 
@@ -76,11 +78,6 @@ class Card:
 def day(time: str) -> str:
     """Returns the day of a recorded time."""
     return time[: len("2026-01-01")]
-
-
-def minute(time: str) -> str:
-    """Returns day and minute of a recorded time."""
-    return time[: len("2026-01-01T00:00")].replace("T", " ")
 
 
 def slugs(names: Sequence[str]) -> list[str]:
@@ -112,6 +109,7 @@ def make_card(view: View, slug: str) -> Card:
     modes = () if trust.why_unfit(view) else study.modes
     sparks = [_spark(view, mode) for mode in modes]
     found = [spark for spark in sparks if spark is not None]
+    judged = brief.judge(view)
     return Card(
         slug=slug,
         name=study.plan.study,
@@ -121,7 +119,8 @@ def make_card(view: View, slug: str) -> Card:
         machines=machines(view),
         created_at=study.plan.created_at,
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
-        verdict=brief.judge(view).text,
+        verdict=judged.text,
+        note=judged.note,
         sparks=tuple(spark for spark, _ in found),
         efficiency=max((value for _, value in found), default=-1.0),
     )

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from reports import formats, judgement, page
 from reports.site import assets, chart, ratio_bar
-from reports.site.card import minute
 from results import (
     compare,
     errors,
@@ -201,7 +200,7 @@ def _side(letter: str, study: Study) -> dict[str, str]:
     return {
         "letter": letter,
         "study": study.plan.study,
-        "planned": minute(study.plan.created_at),
+        "planned": formats.minute(study.plan.created_at),
         "trials": f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
     }
 

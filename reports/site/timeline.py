@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from reports import formats
 from reports.site import chart
-from reports.site.card import day, minute
+from reports.site.card import day
 from results import change_points
 from results.history import history
 
@@ -206,7 +206,7 @@ def _row(seen: Observation, machine: int) -> tuple[str, ...]:
         )
     change = "" if seen.change is None else f"{100 * (seen.change - 1):+.1f} %"
     return (
-        minute(seen.date),
+        formats.minute(seen.date),
         seen.study,
         seen.commit or formats.ABSENT,
         f"{formats.significant(throughput.value)} {throughput.unit}",

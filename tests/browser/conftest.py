@@ -10,6 +10,8 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from relay_study import ALL, Lost, RelayShape
+from relay_study import make_store as make_relay
 
 from reports import build
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HERE = pathlib.Path(__file__).parent
 LARGE_SIZES = (1, 2, 4, 8, 16, 32, 64)
+REPEATS_OF_MANY = int(os.environ.get("GOLDEN_REPEATS", "12"))
+"""With 12, single repetitions are too many to be drawn; 240 make 10,000 trials."""
 
 
 @pytest.fixture(scope="session")
@@ -67,6 +71,12 @@ def shapes(synthetic: Any) -> dict[str, Any]:
             num_learning_runs=5,
             has_actors=True,
         ),
+        "many trials": shape(
+            backends=("single", "in_graph", "tf_mirrored", "multi_worker"),
+            replicas=LARGE_SIZES,
+            baseline_batch_size=64,
+            repeats=REPEATS_OF_MANY,
+        ),
         "broken": dataclasses.replace(
             synthetic.BROKEN, budget=synthetic.LEARNING, num_learning_runs=3
         ),
@@ -84,6 +94,9 @@ def stores(
 
     @functools.cache
     def store_of(name: str) -> Store:
+        if name == "controls":
+            shape = RelayShape(lost={"in_graph": Lost(contention=0.002)}, controls=ALL)
+            return make_relay(tmp_path_factory.mktemp("study"), shape)
         return synthetic.make_store(tmp_path_factory.mktemp("study"), shapes[name])
 
     return store_of

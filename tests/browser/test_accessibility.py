@@ -13,9 +13,11 @@ RUN = """async () => (await axe.run(document)).violations.map(
 @pytest.mark.parametrize(
     ("name", "scheme", "widths"),
     [
-        ("default", "light", (360, 768)),
-        ("default", "dark", (390, 1280)),
+        ("default", "light", (360, 390, 768, 1280)),
+        ("default", "dark", (360, 390, 768, 1280)),
         ("broken", "light", (390,)),
+        ("all failed", "dark", (390,)),
+        ("controls", "light", (390,)),
     ],
 )
 def test_axe_finds_nothing(

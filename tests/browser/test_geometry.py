@@ -9,7 +9,9 @@ import pytest
 
 SHAPES = (
     "default",
+    "controls",
     "large",
+    "many trials",
     "broken",
     "single N",
     "single repetition",

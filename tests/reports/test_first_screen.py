@@ -8,22 +8,17 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from relay_study import ALL, Lost, RelayShape
-from relay_study import make_store as make_relay
 
-from reports import brief, build, formats, marks, names, next_step
-from reports.figures import hero, labels
-from reports.marks import Level
+from reports import brief, build, formats, names, next_step
+from reports.figures import hero
 from reports.view import view_store
 from results.records import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
-    from collections.abc import Callable
 
     from reports.view import View
     from results.store import Store
-    from results.study import Entry
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
@@ -41,36 +36,12 @@ def _first_screen(store: Store) -> str:
     return page.partition('<section id="verdict"')[2].partition("</section>")[0]
 
 
-def _mark(view: View, name: str) -> marks.Mark:
-    (found,) = [mark for mark in marks.of_view(view) if mark.name == name]
-    return found
-
-
-@pytest.fixture(scope="module")
-def sequence(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
-    """Two backends in both modes, three repetitions one after another."""
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("sequence")))
-
-
-@pytest.fixture(scope="module")
-def relay(tmp_path_factory: pytest.TempPathFactory, synthetic: Any) -> View:
-    """The same in turns, with a twin."""
-    shape = synthetic.Shape(num_rounds=6, repeats=4, twin_factor=1.0)
-    return view_store(synthetic.make_store(tmp_path_factory.mktemp("relay"), shape))
-
-
-@pytest.fixture(scope="module")
-def controlled(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A relay with all controls."""
-    shape = RelayShape(lost={"in_graph": Lost(contention=0.002)}, controls=ALL)
-    return make_relay(tmp_path_factory.mktemp("controlled"), shape)
-
-
 def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     relay: View,
 ) -> None:
     """Each number with its interval, then the comparison and what to do next."""
-    text = _text(relay)
+    judged = brief.judge(relay)
+    text = _plain(judged.text)
     number = r"[\d.]+ % \([\d.]+\N{EN DASH}[\d.]+\)"
 
     assert re.match(
@@ -78,8 +49,12 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
         rf"{number} in strong scaling\. ",
         text,
     )
-    assert re.search(r"tf_mirrored", text)
+    ratio = (
+        rf"[\d.]+{formats.TIMES} \([\d.]+\N{{EN DASH}}[\d.]+\) as fast as tf_mirrored"
+    )
+    assert re.search(ratio, text)
     assert "Next: " in text
+    assert "In parentheses: 95 % intervals, n = 4 generations." == _plain(judged.note)
 
 
 def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -> None:
@@ -87,9 +62,52 @@ def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -
     text = _text(view_store(controlled))
 
     assert re.search(
-        r"Largest loss: waiting for communication, 1[456] % of a step\.", text
+        r"Largest loss: waiting for communication, 1[456] % "
+        r"\(1\d\N{EN DASH}1\d\) of a step\.",
+        text,
     )
     assert text.endswith("Next: try larger batches per replica.")
+
+
+def test_what_is_typed_is_in_code_letters_as_a_whole(relay: View) -> None:
+    """An option with its value, as it is typed."""
+    assert "--controls all" in brief.judge(relay).next_step
+    assert ("sweep --controls all", True) in brief.judge(relay).next_parts
+    assert "<code>sweep --controls all</code> splits the loss." in _first_screen(
+        relay.store
+    )
+
+
+def test_a_study_of_one_backend_says_that_it_ranks_none(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """A reader asks which is faster; so it does where the others failed."""
+    alone = synthetic.make_store(
+        tmp_path / "alone", synthetic.Shape(backends=("in_graph",))
+    )
+    statuses = {
+        ("tf_mirrored", mode, size, repetition): TrialStatus.FAILED
+        for mode in (WEAK, STRONG)
+        for size in (1, 2)
+        for repetition in range(3)
+    }
+    beside = synthetic.make_store(
+        tmp_path / "beside", synthetic.Shape(statuses=statuses)
+    )
+
+    assert "Only in_graph was measured." in _text(view_store(alone))
+    assert "No comparison with tf_mirrored." in _text(view_store(beside))
+
+
+def test_without_intervals_the_note_says_so(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """One repetition."""
+    view = view_store(synthetic.make_store(tmp_path, synthetic.Shape(repeats=1)))
+    judged = brief.judge(view)
+
+    assert "n = 1 repetition: no intervals." == judged.note
+    assert "(" not in judged.sentences[0]
 
 
 def test_a_machine_without_more_cores_is_not_given_more_replicas(
@@ -98,8 +116,8 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(
     """It has two, and both are used; one replica leaves one."""
     points = [p for p in relay.points_of(STRONG, "in_graph") if p.trial_ids]
 
-    assert brief._wider(relay, points) == "a machine with more cores"
-    assert brief._wider(relay, points[:1]) == "more replicas, of 2 cores"
+    assert next_step._wider(relay, points) == "a machine with more cores"
+    assert next_step._wider(relay, points[:1]) == "more replicas, of 2 cores"
 
 
 def test_a_cause_that_was_not_recorded_is_not_guessed(sequence: View) -> None:
@@ -147,7 +165,8 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(
 
     assert re.fullmatch(
         r"Nothing was measured: no end after 300 s; process tree was killed "
-        r"\(1[67] of 18 planned trials\)\.",
+        r"\(1[67] of 18 planned trials\)\. Next: mend this, then "
+        r"resume --retry failed\.",
         text,
     )
     assert "<svg" not in screen
@@ -199,102 +218,6 @@ def test_metrics_have_display_names() -> None:
     assert names.workload("mine") == "mine"
 
 
-def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
-    """Every mark is ok, and the verdict says so in one word."""
-    found = {mark.name: mark.level for mark in marks.of_view(relay)}
-
-    assert set(found) == {
-        "Design",
-        "Sample",
-        "Quiet machine",
-        "Drift",
-        "Failures",
-        "Cores",
-    }
-    for name in ("Sample", "Quiet machine", "Failures", "Cores"):
-        assert found[name] is Level.OK, name
-
-
-def test_trials_in_sequence_call_for_caution(sequence: View) -> None:
-    """Drift is in their ratios, and three repetitions have wide intervals."""
-    design, sample = _mark(sequence, "Design"), _mark(sequence, "Sample")
-
-    assert design.level is Level.CAUTION
-    assert sample == marks.Mark(
-        name="Sample", level=Level.CAUTION, reason="3 repetitions: wide intervals"
-    )
-    assert re.match(r"With caution \(design, sample[\w, ]*\): ", _text(sequence))
-
-
-def _with_environments(
-    view: View, choose: Callable[[Entry], bool] | None = None, **fields: Any
-) -> View:
-    """Changes the environment of every second trial, or of those that are chosen."""
-    entries = []
-    for number, entry in enumerate(view.study.entries):
-        changed = entry
-        is_chosen = choose(entry) if choose else number % 2
-        if is_chosen and entry.trial is not None and entry.trial.env is not None:
-            env = entry.trial.env.model_copy(update=fields)
-            changed = dataclasses.replace(
-                entry, trial=dataclasses.replace(entry.trial, env=env)
-            )
-        entries.append(changed)
-    study = dataclasses.replace(view.study, entries=tuple(entries))
-    return dataclasses.replace(view, study=study)
-
-
-def test_a_large_drift_changes_the_words_of_the_verdict(
-    sequence: View, relay: View
-) -> None:
-    """In sequence it is in the ratios; in turns it cancels, and calls for caution."""
-    (before,) = {
-        entry.trial.env.canary_before_sec
-        for entry in sequence.study.planned[:1]
-        if entry.trial is not None and entry.trial.env is not None
-    }
-    assert before is not None
-    slow = {"canary_after_sec": 2 * before}
-    drifted = _with_environments(sequence, **slow)
-
-    assert _mark(drifted, "Drift").level is Level.BAD
-    assert re.match(r"Not reliable \(drift\): ", _text(drifted))
-    assert _text(drifted).endswith("Next: repeat on a quiet machine.")
-    one_reading = _with_environments(relay, **slow)
-    assert _mark(one_reading, "Drift").level is Level.OK
-    generation = _with_environments(
-        relay,
-        lambda entry: entry.spec.repetition_index == 1,
-        canary_before_sec=2 * before,
-        **slow,
-    )
-    assert _mark(generation, "Drift").level is Level.CAUTION
-    assert _plain(_mark(generation, "Drift").reason).startswith("speed of the machine")
-
-
-def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:
-    """Both are named in the verdict."""
-    loud = _with_environments(sequence, foreign_cpu_fraction=0.4, fingerprint="other")
-
-    assert _mark(loud, "Quiet machine").level is Level.BAD
-    assert "40 %" in _plain(_mark(loud, "Quiet machine").reason)
-    assert _mark(loud, "Drift").reason == "2 different environments"
-    assert re.match(r"Not reliable \(quiet machine, drift\): ", _text(loud))
-
-
-def test_failures_and_oversubscription_are_marked(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
-    """With how many, and at which numbers of replicas."""
-    view = view_store(synthetic.make_store(tmp_path, synthetic.BROKEN))
-    failures, cores = _mark(view, "Failures"), _mark(view, "Cores")
-
-    assert failures.level is Level.CAUTION
-    assert re.fullmatch(r"\d+ of \d+ trials gave no number", failures.reason)
-    assert cores.level is Level.CAUTION
-    assert "oversubscribed at 4 replicas" in cores.reason
-
-
 def test_more_generations_are_calculated_from_the_spread(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:
@@ -313,66 +236,6 @@ def test_more_generations_are_calculated_from_the_spread(
     assert need is not None
     assert need.num_more is None or need.num_more >= 1
     assert next_step.to_exclude(view, item.ratio, item.ratio.value * 50).num_more == 1
-
-
-def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay: View) -> None:
-    """All in words too; labels name backend and mode."""
-    drawn = hero.draw(relay)
-    assert drawn is not None
-
-    assert "in_graph, weak: 100" in drawn
-    for text in ("in_graph", "tf_mirrored", "replicas", ">0"):
-        assert text in drawn
-
-
-def test_the_ceiling_is_that_of_programs_that_never_communicate(
-    controlled: Store,
-) -> None:
-    """Two programs at 52 ms beside one at 50 ms: 96 %."""
-    (found,) = hero.ceilings(view_store(controlled))
-
-    assert found.num_replicas == 2
-    assert found.value == pytest.approx(50 / 52, rel=0.02)
-    assert "Short line: ceiling" in _first_screen(controlled)
-
-
-def test_a_panel_has_at_most_seven_lines(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
-    """The others are counted in the caption."""
-    backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
-    store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
-
-    assert len(hero.lines(view_store(store))) == 10
-    assert "3 more lines below" in _first_screen(store)
-
-
-def test_labels_never_overlap_and_stay_within() -> None:
-    """They move as little as is needed, in the order of their lines."""
-    places = [0.9, 0.91, 0.92, 0.2, 0.99]
-    heights = [0.1, 0.1, 0.1, 0.1, 0.2]
-    moved = labels.spread(places, heights, 0.0, 1.0)
-    order = sorted(range(5), key=lambda k: places[k])
-
-    assert moved[3] == pytest.approx(0.2)
-    for below, above in itertools.pairwise(order):
-        gap = moved[above] - moved[below]
-        assert gap >= (heights[above] + heights[below]) / 2 - 1e-9
-    assert max(m + h / 2 for m, h in zip(moved, heights, strict=True)) <= 1 + 1e-9
-    assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
-
-
-def test_long_names_leave_room_for_the_lines(
-    tmp_path: pathlib.Path, synthetic: Any
-) -> None:
-    """The longest backend of the catalogue is whole, a longer one is cut."""
-    shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
-    drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))
-    assert drawn is not None
-    labels_of = drawn.partition("</desc>")[2]
-
-    assert ">multi_worker_in_graph<" in labels_of
-    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels_of
 
 
 def test_damaged_figures_do_not_break_the_verdict(relay: View) -> None:

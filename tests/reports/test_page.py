@@ -31,7 +31,10 @@ sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
 """
 
 
-SCRIPT = pathlib.Path(build.__file__).parent / "templates" / "report.js"
+SCRIPTS = [
+    pathlib.Path(build.__file__).parent / "templates" / name
+    for name in ("report.js", "tips.js")
+]
 
 
 class Outline(html.parser.HTMLParser):
@@ -133,7 +136,8 @@ def test_the_only_script_is_ours_and_no_other_is_allowed(page: str) -> None:
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
-    assert SCRIPT.read_text(encoding="utf-8").strip() == script.strip()
+    ours = [path.read_text(encoding="utf-8").strip() for path in SCRIPTS]
+    assert "\n".join(ours) == script.strip()
     assert f"script-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none';")
 

@@ -128,7 +128,7 @@ def test_parts_of_a_plan_become_one_plan(tmp_path: pathlib.Path, parts: Parts) -
 def test_shards_of_a_study_become_the_study(
     tmp_path: pathlib.Path, whole: Store, parts: Parts
 ) -> None:
-    """The jobs of an array measure parts of the repetitions, in studies of their own."""
+    """Jobs of an array measure parts of the repetitions, in studies of their own."""
     stores = parts(2)
     everything = whole.read_plan()
     for number, store in enumerate(stores, start=1):

@@ -29,14 +29,16 @@ def study(tmp_path: pathlib.Path) -> Study:
     return load_study(make_store(tmp_path, shape))
 
 
-def _with_turns(study: Study, *, has_wait: bool = True) -> Study:
+def _with_turns(
+    study: Study, *, has_wait: bool = True, wait_of_alone: float = 0.0
+) -> Study:
     """Gives every turn the CPU time and the wait of the case."""
 
     def change(entry: Any) -> Any:
         spec, result = entry.spec, entry.result
         is_alone = spec.num_replicas == 1
         cpu = CPU_OF_ALONE if is_alone else spec.num_replicas * CPU_PER_REPLICA
-        wait = 0.0 if is_alone else spec.num_replicas * WAIT
+        wait = wait_of_alone if is_alone else spec.num_replicas * WAIT
         turns = tuple(
             turn.model_copy(
                 update={
@@ -76,6 +78,48 @@ def test_the_parts_are_those_that_the_turns_were_given(study: Study) -> None:
     assert ratio == pytest.approx(60 / 50, rel=1e-6)
     assert lost.num_generations == 4
     assert lost.part("core_wait").holds(WAIT) or lost.part("core_wait").low_sec
+
+
+def test_threads_that_wait_while_the_cores_compute_are_no_loss(study: Study) -> None:
+    """Actors beside a learner wait for longer than a step takes; cores lose 2 ms."""
+    found = _only(_with_turns(study, wait_of_alone=10 * CPU_OF_ALONE))
+    assert found.lost is not None
+    lost = found.lost
+    idle = (lost.part("ideal").value_sec or 0.0) - CPU_OF_ALONE
+
+    assert lost.part("core_wait").value_sec == pytest.approx(WAIT - idle)
+    for part in lost.parts:
+        assert abs(part.value_sec or 0.0) <= (lost.step.value_sec or 0.0)
+    unexplained = lost.part("unexplained").value_sec or 0.0
+    assert unexplained < 0.1 * (lost.step.value_sec or 0.0)
+
+
+def test_no_duration_has_an_interval_below_zero(study: Study) -> None:
+    """Two generations of which one is twice as slow, on a disturbed machine."""
+    kept = dataclasses.replace(
+        study,
+        entries=tuple(e for e in study.entries if e.spec.repetition_index < 2),
+    )
+
+    def slow(entry: Any) -> Any:
+        if entry.spec.repetition_index:
+            return entry
+        ranks = tuple(
+            rank.model_copy(
+                update={"step_time_sec": tuple(3 * t for t in rank.step_time_sec)}
+            )
+            for rank in entry.result.ranks
+        )
+        changed = entry.result.model_copy(update={"ranks": ranks})
+        return dataclasses.replace(
+            entry, trial=dataclasses.replace(entry.trial, result=changed)
+        )
+
+    slowed = dataclasses.replace(kept, entries=tuple(map(slow, kept.entries)))
+    found = _only(_with_turns(slowed))
+    assert found.lost is not None
+
+    assert found.lost.step.low_sec == found.lost.part("ideal").low_sec == 0.0
 
 
 def test_a_wait_that_the_kernel_does_not_record_is_unexplained(study: Study) -> None:

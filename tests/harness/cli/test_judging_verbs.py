@@ -104,8 +104,8 @@ def test_studies_that_are_not_comparable_are_refused_or_shown(
         (
             ("power", "--spread=3%", "--target=1%"),
             (
-                r"--target 1.00% needs 45 generations, about 108 min at .*, and 12.0 min"
-                r" are time for 5, which reach 3.5%; use --minutes 108 or"
+                r"--target 1.00% needs 45 generations, about 108 min at .*, and 12.0"
+                r" min are time for 5, which reach 3.5%; use --minutes 108 or"
             ),
         ),
         (

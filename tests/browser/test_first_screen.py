@@ -1,0 +1,75 @@
+"""What a reader sees without scrolling answers five questions, on desktop and phone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+DESKTOP, PHONE = (1280, 900), (390, 844)
+
+FACTS = {
+    "how well, with its interval": r"keeps [\d.]+\s% \([\d.]+\N{EN DASH}[\d.]+\)",
+    "at which number": r"on \d+ replicas",
+    "weak or strong": r"(weak|strong)( and .*)? scaling",
+    "what limits it": r"Largest loss|No single cause of loss|What limits it was not",
+    "which backend is faster": (
+        r"as fast as \w+|Only \w+ was measured|Inconclusive|the fastest of|"
+        r"Faster than \d|others, \d|No comparison with"
+    ),
+}
+HOW_SURE = r"^(Reliable|With caution \([\w ,]+\)|Not reliable \([\w ,]+\)):$"
+LOWEST = """(selector) => Math.max(...[...document.querySelectorAll(selector)]
+    .map((element) => element.getBoundingClientRect().bottom))"""
+
+
+def _text(page: Any, selector: str) -> str:
+    return " ".join(page.locator(selector).inner_text().split())
+
+
+@pytest.mark.parametrize(("width", "height"), [DESKTOP, PHONE])
+@pytest.mark.parametrize("name", ["default", "controls"])
+def test_five_facts_are_within_the_first_screen(
+    open_page: Any, name: str, width: int, height: int
+) -> None:
+    """In the words of the verdict; with how sure that is, and what to do next."""
+    page = open_page(name, width)
+    page.set_viewport_size({"width": width, "height": height})
+    verdict = _text(page, ".brief")
+
+    for fact, pattern in FACTS.items():
+        assert re.search(pattern, verdict), (fact, verdict)
+    assert re.search(HOW_SURE, _text(page, ".brief > b"))
+    assert re.match(r"Next: \S.*\.$", _text(page, ".brief .next"))
+    assert re.search(r"n = \d", _text(page, ".basis"))
+    assert 6 == page.locator(".trust li").count()
+    for selector in ("h1", ".brief", ".basis", ".trust li"):
+        assert page.evaluate(LOWEST, selector) <= height, selector
+
+
+@pytest.mark.parametrize("name", ["default", "controls", "large", "broken"])
+def test_the_figure_is_within_the_first_screen_of_a_desktop(
+    open_page: Any, name: str
+) -> None:
+    """With its caption."""
+    page = open_page(name, DESKTOP[0])
+
+    assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]
+
+
+@pytest.mark.parametrize(("width", "height"), [DESKTOP, PHONE])
+def test_if_all_failed_the_first_screen_says_why_and_what_to_do(
+    open_page: Any, width: int, height: int
+) -> None:
+    """The reason, how often, and the verb that goes on."""
+    page = open_page("all failed", width)
+    page.set_viewport_size({"width": width, "height": height})
+    verdict = _text(page, ".brief")
+
+    assert re.match(
+        r"Nothing was measured: .+ \(\d+ of \d+ planned trials\)\.", verdict
+    )
+    assert re.match(r"Next: .*resume --retry failed", _text(page, ".brief .next"))
+    assert page.evaluate(LOWEST, ".brief") <= height
+    assert page.evaluate(LOWEST, ".trust li") <= height

@@ -1,0 +1,70 @@
+"""The site under docs/reports is what the records beside it give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reports.site import build
+from results import gate_metrics
+from results.store import Store
+
+MOST_BYTES_OF_A_STUDY = 3_000_000
+AGAIN = (
+    "write it again: python -m harness report --runs-dir docs/reports NAMES -o "
+    "docs/reports, with the names of all its studies"
+)
+
+
+@pytest.fixture(scope="module")
+def published() -> Path:
+    """The folder of the site, and of its studies."""
+    return Path(__file__).resolve().parents[3] / "docs" / "reports"
+
+
+@pytest.fixture(scope="module")
+def studies(published: Path) -> list[Store]:
+    """Every study in it."""
+    return [Store.open(plan.parent) for plan in sorted(published.glob("*/plan.json"))]
+
+
+@pytest.fixture(scope="module")
+def site(studies: list[Store]) -> dict[str, str]:
+    """Its pages, built from the records now."""
+    return dict(build.pages(studies, gate_metrics.THROUGHPUT))
+
+
+def test_the_published_pages_are_those_that_the_records_give(
+    published: Path, site: dict[str, str]
+) -> None:
+    """Byte for byte, with no page too few and none too many."""
+    found = {
+        path.relative_to(published).as_posix(): path.read_bytes()
+        for path in published.rglob("*.html")
+    }
+
+    assert sorted(site) == sorted(found), AGAIN
+    changed = [name for name, page in site.items() if page.encode() != found[name]]
+    assert [] == changed, AGAIN
+
+
+def test_a_page_that_was_changed_by_hand_would_be_noticed(
+    site: dict[str, str],
+) -> None:
+    """Every figure of the verdict is in the page that is compared."""
+    index = site["index.html"]
+    verdicts = [line for line in index.splitlines() if " efficiency on " in line]
+
+    assert verdicts
+    assert all("%" in verdict for verdict in verdicts)
+
+
+def test_what_is_published_of_a_study_is_small(studies: list[Store]) -> None:
+    """Records and observations, no logs: a clone has them all."""
+    for store in studies:
+        files = [path for path in store.root.rglob("*") if path.is_file()]
+        kinds = {path.suffix for path in files}
+
+        assert sum(path.stat().st_size for path in files) <= MOST_BYTES_OF_A_STUDY
+        assert kinds <= {".json", ".jsonl", ".png"}, store.root.name

@@ -1,0 +1,86 @@
+"""The figure of the first screen: axes, labels, ceiling, and how many lines."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports import build
+from reports.figures import hero, labels
+from reports.view import view_store
+from results.records import ScalingMode
+
+if TYPE_CHECKING:
+    import pathlib
+
+    from reports.view import View
+    from results.store import Store
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+
+
+def _first_screen(store: Store) -> str:
+    page = build.build_report(store)
+    return page.partition('<section id="verdict"')[2].partition("</section>")[0]
+
+
+def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay: View) -> None:
+    """All in words too; labels name backend and mode."""
+    drawn = hero.draw(relay)
+    assert drawn is not None
+
+    assert "in_graph, weak: 100" in drawn
+    for text in ("in_graph", "tf_mirrored", "replicas", ">0"):
+        assert text in drawn
+
+
+def test_the_ceiling_is_that_of_programs_that_never_communicate(
+    controlled: Store,
+) -> None:
+    """Two programs at 52 ms beside one at 50 ms: 96 %."""
+    (found,) = hero.ceilings(view_store(controlled))
+
+    assert found.num_replicas == 2
+    assert found.value == pytest.approx(50 / 52, rel=0.02)
+    assert "Short line: ceiling" in _first_screen(controlled)
+
+
+def test_a_panel_has_at_most_seven_lines(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The others are counted in the caption."""
+    backends = ("in_graph", "tf_mirrored", "multi_worker", "tf_multi_worker", "async")
+    store = synthetic.make_store(tmp_path, synthetic.Shape(backends=backends))
+
+    assert len(hero.lines(view_store(store))) == 10
+    assert "3 more lines below" in _first_screen(store)
+
+
+def test_labels_never_overlap_and_stay_within() -> None:
+    """They move as little as is needed, in the order of their lines."""
+    places = [0.9, 0.91, 0.92, 0.2, 0.99]
+    heights = [0.1, 0.1, 0.1, 0.1, 0.2]
+    moved = labels.spread(places, heights, 0.0, 1.0)
+    order = sorted(range(5), key=lambda k: places[k])
+
+    assert moved[3] == pytest.approx(0.2)
+    for below, above in itertools.pairwise(order):
+        gap = moved[above] - moved[below]
+        assert gap >= (heights[above] + heights[below]) / 2 - 1e-9
+    assert max(m + h / 2 for m, h in zip(moved, heights, strict=True)) <= 1 + 1e-9
+    assert min(m - h / 2 for m, h in zip(moved, heights, strict=True)) >= -1e-9
+
+
+def test_long_names_leave_room_for_the_lines(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """The longest backend of the catalogue is whole, a longer one is cut."""
+    shape = synthetic.Shape(backends=("multi_worker_in_graph", "x" * 80))
+    drawn = hero.draw(view_store(synthetic.make_store(tmp_path, shape)))
+    assert drawn is not None
+    labels_of = drawn.partition("</desc>")[2]
+
+    assert ">multi_worker_in_graph<" in labels_of
+    assert f">{'x' * 23}\N{HORIZONTAL ELLIPSIS}<" in labels_of

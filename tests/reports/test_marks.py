@@ -1,0 +1,166 @@
+"""The marks of trust: each level with its reason, and the words of the verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING, Any
+
+from reports import brief, formats, marks
+from reports.marks import Level
+from reports.sections import machine
+from reports.view import view_store
+from results import relay as relay_counts
+from results.records import ScalingMode
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Callable
+
+    from reports.view import View
+    from results.study import Entry
+
+WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
+
+
+def _plain(text: str) -> str:
+    return text.replace(formats.THIN_SPACE, " ").replace(formats.HARD_SPACE, " ")
+
+
+def _text(view: View) -> str:
+    return _plain(brief.judge(view).text)
+
+
+def _mark(view: View, name: str) -> marks.Mark:
+    (found,) = [mark for mark in marks.of_view(view) if mark.name == name]
+    return found
+
+
+def test_a_quiet_relay_with_a_twin_is_reliable(relay: View) -> None:
+    """Every mark is ok, and the verdict says so in one word."""
+    found = {mark.name: mark.level for mark in marks.of_view(relay)}
+
+    assert set(found) == {
+        "Design",
+        "Sample",
+        "Quiet machine",
+        "Drift",
+        "Failures",
+        "Cores",
+    }
+    for name in ("Sample", "Quiet machine", "Failures", "Cores"):
+        assert found[name] is Level.OK, name
+
+
+def test_trials_in_sequence_call_for_caution(sequence: View) -> None:
+    """Drift is in their ratios, and three repetitions have wide intervals."""
+    design, sample = _mark(sequence, "Design"), _mark(sequence, "Sample")
+
+    assert design.level is Level.CAUTION
+    assert sample == marks.Mark(
+        name="Sample", level=Level.CAUTION, reason="3 repetitions: wide intervals"
+    )
+    assert re.match(r"With caution \(design, sample[\w, ]*\): ", _text(sequence))
+
+
+def _with_environments(
+    view: View, choose: Callable[[Entry], bool] | None = None, **fields: Any
+) -> View:
+    """Changes the environment of every second trial, or of those that are chosen."""
+    entries = []
+    for number, entry in enumerate(view.study.entries):
+        changed = entry
+        is_chosen = choose(entry) if choose else number % 2
+        if is_chosen and entry.trial is not None and entry.trial.env is not None:
+            env = entry.trial.env.model_copy(update=fields)
+            changed = dataclasses.replace(
+                entry, trial=dataclasses.replace(entry.trial, env=env)
+            )
+        entries.append(changed)
+    study = dataclasses.replace(view.study, entries=tuple(entries))
+    return dataclasses.replace(view, study=study)
+
+
+def test_a_large_drift_changes_the_words_of_the_verdict(
+    sequence: View, relay: View
+) -> None:
+    """In sequence it is in the ratios; in turns it cancels, and calls for caution."""
+    (before,) = {
+        entry.trial.env.canary_before_sec
+        for entry in sequence.study.planned[:1]
+        if entry.trial is not None and entry.trial.env is not None
+    }
+    assert before is not None
+    slow = {"canary_after_sec": 2 * before}
+    drifted = _with_environments(sequence, **slow)
+
+    assert _mark(drifted, "Drift").level is Level.BAD
+    assert re.match(r"Not reliable \(drift\): ", _text(drifted))
+    assert _text(drifted).endswith("Next: repeat on a quiet machine.")
+    one_reading = _with_environments(relay, **slow)
+    assert _mark(one_reading, "Drift").level is Level.OK
+    generation = _with_environments(
+        relay,
+        lambda entry: entry.spec.repetition_index == 1,
+        canary_before_sec=2 * before,
+        **slow,
+    )
+    assert _mark(generation, "Drift").level is Level.CAUTION
+    assert _plain(_mark(generation, "Drift").reason).startswith("speed of the machine")
+
+
+def test_the_drift_of_the_mark_is_that_of_the_section_on_the_machine(
+    relay: View,
+) -> None:
+    """Of medians over a generation; single readings move further, and say so."""
+    (first, *_) = relay.study.planned
+    before = first.trial.env.canary_before_sec
+    disturbed = _with_environments(
+        relay,
+        lambda entry: entry.trial_id == first.trial_id,
+        canary_after_sec=3 * before,
+    )
+    moved = re.search(r"moved by ([\d.]+ %)", _plain(_mark(disturbed, "Drift").reason))
+    assert moved is not None
+    section = _plain(machine.render(disturbed))
+
+    assert (
+        f"between generations, the speed of the machine moved by {moved[1]}" in section
+    )
+    assert re.search(r"single readings by up to [12]\d\d %", section)
+
+
+def test_void_turns_are_counted(tmp_path: pathlib.Path, synthetic: Any) -> None:
+    """A share of less than half a per cent would be 0 %."""
+    shape = synthetic.Shape(num_rounds=12, repeats=4, void_share=0.04)
+    view = view_store(synthetic.make_store(tmp_path, shape))
+    counts = relay_counts.count_turns(view.study)
+    mark = _mark(view, "Quiet machine")
+
+    assert counts.num_void > 0
+    assert (
+        f"{counts.num_void} of {counts.num_turns} turns void, repeated" == mark.reason
+    )
+
+
+def test_a_loud_machine_and_two_environments_are_bad(sequence: View) -> None:
+    """Both are named in the verdict."""
+    loud = _with_environments(sequence, foreign_cpu_fraction=0.4, fingerprint="other")
+
+    assert _mark(loud, "Quiet machine").level is Level.BAD
+    assert "40 %" in _plain(_mark(loud, "Quiet machine").reason)
+    assert _mark(loud, "Drift").reason == "2 different environments"
+    assert re.match(r"Not reliable \(quiet machine, drift\): ", _text(loud))
+
+
+def test_failures_and_oversubscription_are_marked(
+    tmp_path: pathlib.Path, synthetic: Any
+) -> None:
+    """With how many, and at which numbers of replicas."""
+    view = view_store(synthetic.make_store(tmp_path, synthetic.BROKEN))
+    failures, cores = _mark(view, "Failures"), _mark(view, "Cores")
+
+    assert failures.level is Level.CAUTION
+    assert re.fullmatch(r"\d+ of \d+ trials gave no number", failures.reason)
+    assert cores.level is Level.CAUTION
+    assert "oversubscribed at 4 replicas" in cores.reason
