@@ -12,7 +12,7 @@ FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types fuzz-records statistics bench lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types fuzz-records statistics bench lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -41,8 +41,11 @@ sweep: setup  ## Measure how ResNet-50 scales on this machine; prints the report
 sweep-gpu: setup-gpu  ## Measure how ResNet-50 scales over this machine's GPUs.
 	$(BIN)/python -m harness sweep --device gpu $(SWEEP_GPU_FLAGS)
 
-test: setup  ## Run every test.
+test: setup  ## Run the tests; of large products, cases that cover all values.
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+test-full: setup  ## Run every test with the whole of its products (40 minutes on 2 cores).
+	FULL_TESTS=1 $(BIN)/python -m pytest $(TEST_FLAGS)
 
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu
