@@ -15,7 +15,7 @@ BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-gpu fuzz check fmt lint types docs fuzz-records statistics bench bench-micro bench-compare lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -44,8 +44,11 @@ sweep: setup  ## Measure how ResNet-50 scales on this machine; prints the report
 sweep-gpu: setup-gpu  ## Measure how ResNet-50 scales over this machine's GPUs.
 	$(BIN)/python -m harness sweep --device gpu $(SWEEP_GPU_FLAGS)
 
-test: setup  ## Run every test.
+test: setup  ## Run the tests; of large products, cases that cover all values.
 	$(BIN)/python -m pytest $(TEST_FLAGS)
+
+test-full: setup  ## Run every test with the whole of its products (40 minutes on 2 cores).
+	FULL_TESTS=1 $(BIN)/python -m pytest $(TEST_FLAGS)
 
 test-gpu: setup-gpu  ## Run the tests that need GPUs; fails where there are none.
 	REQUIRE_GPU=1 $(BIN)/python -m pytest tests/gpu

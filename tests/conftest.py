@@ -1,4 +1,4 @@
-"""What all tests share: their processes, stores nobody measured, the conformance table.
+"""What all tests share: their processes, which cases run, the conformance table.
 
 The table is here and not beside its tests: where tests run in several processes, the
 one that prints loads this file only.
@@ -79,12 +79,18 @@ if str(SUPPORT) not in sys.path:
     sys.path.insert(0, str(SUPPORT))
 
 
+import covering  # noqa: E402 - the folder is on the path from here on
+
+_NUM_LEFT: dict[str, int] = {}
+
+
 def _file(nodeid: str) -> str:
     return nodeid.partition("::")[0]
 
 
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Puts tests that take long first."""
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Leaves the rests of products to the full run, and puts long tests first."""
+    _NUM_LEFT["here"] = covering.leave_out(config, items)
 
     def rank(item: Any) -> int:
         file = _file(item.nodeid)
@@ -121,8 +127,25 @@ def pytest_runtest_logreport(report: Any) -> None:
                 )
 
 
+def pytest_sessionfinish(session: Any) -> None:
+    """Tells the process that prints how many tests were left out."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["num_left"] = _NUM_LEFT.get("here", 0)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Every process leaves out the same tests."""
+    _NUM_LEFT["here"] = getattr(node, "workeroutput", {}).get("num_left", 0)
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Prints the table of backends and cases."""
+    """Prints what was left out, and the table of backends and cases."""
+    if _NUM_LEFT.get("here"):
+        terminalreporter.write_line(
+            f"{_NUM_LEFT['here']} cases beyond the covering ones were left out: make "
+            f"test-full, or {covering.VARIABLE}=1, runs them"
+        )
     if not _OUTCOMES:
         return
     if str(CONFORMANCE) not in sys.path:

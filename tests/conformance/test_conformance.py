@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 from conformance_cases import clusters, matrix, runner, training
 from conformance_cases.every import CASES
-from conformance_cases.targets import NOT_RUN, TARGETS
+from conformance_cases.targets import NOT_RUN, TARGETS, covering_targets
 
 from replicator.catalog import BACKENDS, CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
+COVERING = {
+    case.name: covering_targets(case, index)
+    for index, case in enumerate(CASES.values())
+}
 PAIRS = [
-    (target.name, case.name)
+    pytest.param(
+        target.name,
+        case.name,
+        marks=[] if target.name in COVERING[case.name] else pytest.mark.full,
+    )
     for target in TARGETS.values()
     for case in CASES.values()
     if target.is_meant(case)
@@ -58,7 +66,10 @@ def _of_single_device(case):
     ("target_name", "case_name"), PAIRS, ids=lambda name: name.replace("-", "_")
 )
 def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
-    """It gives what NumPy or one device gives, or the error that teaches."""
+    """It gives what NumPy or one device gives, or the error that teaches.
+
+    Each case on one target of each backend; the full run has all targets.
+    """
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
     reason = target.why_not(case)
@@ -71,6 +82,26 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
         outcome = runner.evaluate(case, target.make)
 
     runner.judge(case, target.topology, outcome, _of_single_device(case))
+
+
+@pytest.mark.parametrize("case_name", CASES)
+def test_every_case_runs_on_every_backend_without_the_full_run(case_name):
+    """And at two and at four replicas, where a target has as many."""
+    case = CASES[case_name]
+    meant = [target for target in TARGETS.values() if target.is_meant(case)]
+    covered = [TARGETS[name] for name in COVERING[case_name]]
+
+    assert {t.backend for t in meant} == {t.backend for t in covered}
+    assert {2, 4} & {t.num_replicas for t in meant} <= {t.num_replicas for t in covered}
+
+
+def test_every_target_has_cases_without_the_full_run():
+    """Its start and its options are tried by at least five."""
+    shares = {
+        name: sum(name in covered for covered in COVERING.values()) for name in TARGETS
+    }
+
+    assert min(shares.values()) >= 5, shares
 
 
 def _lacks():

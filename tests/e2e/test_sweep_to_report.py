@@ -23,8 +23,12 @@ NUM_TEST_IMAGES = 359
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.full
 def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> None:
     """Real data, real network, two replica counts in a relay: numbers that are sane.
+
+    In the full run; otherwise ``test_input_only.py`` has the way from the command line
+    to the report, and ``tests/workloads/resnet50`` the network.
 
     Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
     """

@@ -54,6 +54,8 @@ class _TracedError(Exception):
 
 def main(folder: pathlib.Path) -> None:
     """Writes all graphs."""
+    from short_resnet import short
+
     import replicator
     from replicator.engine.analysis import analyze
     from replicator.engine.graph.optimize import optimize
@@ -69,22 +71,34 @@ def main(folder: pathlib.Path) -> None:
         raise _TracedError
 
     analyze.optimize = optimize_for_gpus  # type: ignore[assignment]
+    built: dict[tuple[Any, ...], Any] = {}
+
+    def build(workload: str, **options: Any) -> tuple[Any, Any]:
+        """Builds a program that is small, once for all of its steps."""
+        key = (workload, *options.items())
+        if key not in built:
+            module = importlib.import_module(WORKLOADS[workload].module)
+            repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
+            # Every kind of layer is in the short network as well.
+            with short():
+                program = module.WORKLOAD.build(
+                    repl,
+                    preset="smoke",
+                    data="synthetic",
+                    per_replica_batch_size=2,
+                    seed=0,
+                    options=options,
+                )
+            built[key] = repl, program
+        return built[key]
+
     for workload, step, dtype, *layout in cases():
         options = dict(STEPS[workload][step])
         if layout:
             options["conv_layout"] = layout[0]
         if dtype != FLOAT32:
             options["compute_dtype"] = dtype
-        module = importlib.import_module(WORKLOADS[workload].module)
-        repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
-        program = module.WORKLOAD.build(
-            repl,
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=2,
-            seed=0,
-            options=options,
-        )
+        repl, program = build(workload, **options)
         name = step.removesuffix("_of_pixels")
         owner = program if hasattr(program, name) else program.learner
         inputs = [] if name == "_copy" else [program._inputs]

@@ -86,10 +86,14 @@ def test_nothing_is_compiled_by_default(both):
     assert not any(isinstance(part, Compiled) for part in parts)
 
 
+@pytest.mark.covering(prefer={"name": ["d4pg"]})
 @pytest.mark.parametrize("backend", ["single", "in_graph"])
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_a_whole_step_of_one_replica_has_the_same_loss(name, backend):
-    """With collectives and updates in one program; also the numbers that it draws."""
+    """With collectives and updates in one program; also the numbers that it draws.
+
+    Each workload on one of the backends; the full run has every pair.
+    """
     plain, _ = train(name, backend, 1, jit="off")
     compiled, program = train(name, backend, 1, jit="step")
 
@@ -118,25 +122,32 @@ def parts_of(program):
 _PEER_SCRIPT = """
 import json, sys
 import replicator
-sys.path[:0] = sys.argv[1:]
+*names, here, support = sys.argv[1:]
+sys.path[:0] = [here, support]
 replicator.create("tf_mirrored", num_replicas=2)
 from test_compiled import build, train
 from workloads.input_only import InputOnlyProgram
-assert InputOnlyProgram(build("sngan", "tf_mirrored", 2)).run(2) == 0.0
-from workloads import catalog
+assert InputOnlyProgram(build(names[0], "tf_mirrored", 2)).run(2) == 0.0
 print(json.dumps({
     name: [train(name, "tf_mirrored", 2, jit=jit)[0] for jit in ("off", "compute")]
-    for name in sorted(catalog.WORKLOADS)
+    for name in names
 }))
 """
 
 
 @pytest.mark.processes
-def test_a_stock_strategy_compiles_the_same_part():
-    """In a process of its own: it needs virtual devices from the start."""
+@pytest.mark.parametrize(
+    "names", [["d4pg"], pytest.param(["resnet50", "sngan"], marks=pytest.mark.full)]
+)
+def test_a_stock_strategy_compiles_the_same_part(names):
+    """In a process of its own: it needs virtual devices from the start.
+
+    The full run has the networks with convolutions as well, whose compiled parts the
+    tests above compare.
+    """
     here = pathlib.Path(__file__).resolve().parent
     done = subprocess.run(
-        [sys.executable, "-c", _PEER_SCRIPT, str(here), str(here.parent / "support")],
+        [sys.executable, "-c", _PEER_SCRIPT, *names, here, here.parent / "support"],
         capture_output=True,
         text=True,
         check=False,
@@ -144,7 +155,7 @@ def test_a_stock_strategy_compiles_the_same_part():
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
 
-    assert sorted(catalog.WORKLOADS) == sorted(found)
+    assert names == list(found)
     for plain, compiled in found.values():
         check_equal(plain, compiled)
 

@@ -138,10 +138,14 @@ MISTAKES = {
 }
 
 
+@pytest.mark.covering(prefer={"name": ["d4pg"]})
 @pytest.mark.parametrize("name", DATA)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
-    """By a wide margin, in losses or in what the steps change."""
+    """By a wide margin, in losses or in what the steps change.
+
+    Each mistake, and each workload with one; the full run has every pair.
+    """
     right = one_replica(name)  # before the mistake, which would be in both
     wrong = MISTAKES[mistake](monkeypatch)
 

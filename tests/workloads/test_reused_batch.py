@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from short_resnet import short
 
 import replicator
 from workloads import catalog
@@ -18,14 +20,15 @@ DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
 
 def _build(name, repl, data=None):
     workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    return workload.build(
-        repl,
-        preset="smoke",
-        data=data or DATA[name],
-        per_replica_batch_size=4,
-        seed=1,
-        options={},
-    )
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            repl,
+            preset="smoke",
+            data=data or DATA[name],
+            per_replica_batch_size=4,
+            seed=1,
+            options={},
+        )
 
 
 def _arrays(batch):

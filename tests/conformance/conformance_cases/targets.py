@@ -163,6 +163,34 @@ CLUSTERS = [
 ]
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
+
+def covering_targets(case: Case, index: int) -> set[str]:
+    """The targets that a case runs on in ``make test``: each backend, each count.
+
+    One target of each backend, in turn from case to case, so that every target has its
+    share of cases. Where ``multi_worker`` has two replicas, ``in_graph`` has four, and
+    the other way round. ``make test-full`` runs all targets.
+
+    Args:
+      case: The case.
+      index: Its place among all cases.
+    """
+    found = set()
+    for backend in BACKENDS:
+        meant = [t for t in TARGETS.values() if t.backend == backend]
+        meant = [t for t in meant if t.is_meant(case)]
+        if backend in _IN_TURN:
+            has_four = (index % 2 == 0) == (backend == "in_graph")
+            of_turn = [t for t in meant if (t.num_replicas == 4) == has_four]
+            meant = of_turn or meant
+        if meant:
+            found.add(meant[index // 2 % len(meant)].name)
+    return found
+
+
+# Backends that run at two and at four replicas.
+_IN_TURN = ("in_graph", "multi_worker")
+
 # Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {
     "tpu": (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+import shutil
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -11,6 +12,9 @@ from fake_nvml import FakeGpu, FakeMig, make_gpus
 from harness.cli import exit_codes
 from harness.machine import gpu_exclusive, gpus
 from harness.trial.gpu_probe import TensorFlowGpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
 MIXED = [FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2", name="NVIDIA A100")]
@@ -25,21 +29,34 @@ HIDES_ITS_USERS = [
 ]
 
 
+@pytest.fixture(scope="module")
+def failed_study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns where the first test leaves its study for the others."""
+    return tmp_path_factory.mktemp("failed") / "runs"
+
+
 @pytest.fixture
 def resume(
     harness: Any,
     gpu_overrides: Any,
     install_gpus: Any,
+    failed_study: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Any:
     """Returns a function that resumes a study of two GPUs, whose trials failed."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
     install_gpus(make_gpus(2))
-    options = ("--backends=in_graph", "--replicas=1,2", "--mode=weak", "--repeats=1")
-    sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--device=gpu")
-    code, _, err = harness(*sweep, *options, "--study=s", overrides=gpu_overrides)
-    assert exit_codes.NOTHING_MEASURED == code, err
-    monkeypatch.delenv("FAKE_BEHAVIOR")
+    if failed_study.exists():
+        shutil.copytree(failed_study, tmp_path / "runs")
+    else:
+        monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
+        options = ("--backends=in_graph", "--replicas=1,2", "--repeats=1")
+        sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--device=gpu")
+        sweep = (*sweep, *options, "--mode=weak", "--study=s")
+        code, _, err = harness(*sweep, overrides=gpu_overrides)
+        assert exit_codes.NOTHING_MEASURED == code, err
+        monkeypatch.delenv("FAKE_BEHAVIOR")
+        shutil.copytree(tmp_path / "runs", failed_study)
 
     def run(machine: list[FakeGpu], **overrides: Any) -> Any:
         install_gpus(machine)

@@ -81,10 +81,14 @@ def _run(repl, step, values):
     return repl.run(step, PerReplica([tf.constant(v) for v in values]))
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", JOINT)
 def test_gradients_are_those_of_one_device(repl_once, name, order):
-    """A replica's gradient is that of all replicas' targets, at every order."""
+    """A replica's gradient is that of all replicas' targets, at every order.
+
+    Every two of collective, order and backend together; the full run has all three.
+    """
     values = VALUES[: repl_once.num_replicas]
 
     found, _ = _run(repl_once, _on_replica(name, order), values)
@@ -93,10 +97,14 @@ def test_gradients_are_those_of_one_device(repl_once, name, order):
         np.testing.assert_allclose(got, want, **EXACT)
 
 
+@pytest.mark.covering(strength=2)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("name", JOINT)
 def test_gradients_are_finite_differences(in_graph, name, order):
-    """The definition itself, without any gradient of TensorFlow for this order."""
+    """The definition itself, without any gradient of TensorFlow for this order.
+
+    Every two of collective, order and number of replicas; the full run has all three.
+    """
     values = VALUES[: in_graph.num_replicas]
     step = _on_replica(name, order)
     found, _ = _run(in_graph, step, values)

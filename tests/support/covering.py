@@ -1,0 +1,109 @@
+"""Which cases of a product of parameters are enough to cover all of its values.
+
+A test over backends x workloads x mistakes finds nearly everything that the product
+finds in far fewer cases: those that have every value, or every pair of values, once.
+``make test`` runs those, ``make test-full`` the whole product.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+# Set by ``make test-full``.
+VARIABLE = "FULL_TESTS"
+
+
+def is_full() -> bool:
+    """Whether this run has the whole of every product."""
+    return bool(os.environ.get(VARIABLE))
+
+
+def covering(
+    cases: Sequence[Mapping[str, str]],
+    strength: int,
+    prefer: Mapping[str, Collection[str]] | None = None,
+) -> list[int]:
+    """Chooses cases that have every combination of ``strength`` values that occurs.
+
+    Always the same ones: in each turn the case with the most combinations that are not
+    covered yet, of equal ones a preferred one, and then the first.
+
+    Args:
+      cases: Parameter -> value of each case.
+      strength: 1 for every value, 2 for every pair of values of two parameters.
+      prefer: Parameter -> values that cost little.
+
+    Returns:
+      Indices of the chosen cases, in ascending order.
+    """
+    of_case = [
+        set(itertools.combinations(sorted(case.items()), min(strength, len(case))))
+        for case in cases
+    ]
+    liked = [
+        sum(case.get(name) in values for name, values in (prefer or {}).items())
+        for case in cases
+    ]
+    left = set().union(*of_case) if of_case else set()
+    chosen = []
+    while left:
+        best = max(
+            range(len(cases)), key=lambda i: (len(of_case[i] & left), liked[i], -i)
+        )
+        chosen.append(best)
+        left -= of_case[best]
+    return sorted(chosen)
+
+
+def leave_out(config: Any, items: list[Any]) -> int:
+    """Removes what is left to the full run from a collection; returns how many.
+
+    A test that is named by its own id runs always.
+
+    Args:
+      config: Of pytest.
+      items: Of pytest; changed in place.
+    """
+    if is_full() or any("::" in str(arg) for arg in config.args):
+        return 0
+    left = left_for_the_full_run(items)
+    if left:
+        config.hook.pytest_deselected(items=left)
+        gone = set(map(id, left))
+        items[:] = [item for item in items if id(item) not in gone]
+    return len(left)
+
+
+def left_for_the_full_run(items: Sequence[Any]) -> list[Any]:
+    """The tests of a collection that ``make test`` leaves out.
+
+    Those marked ``full``, and of each function marked ``covering`` the cases beyond
+    its covering ones. Those of fixtures are parameters too; values are told apart by
+    ``repr``.
+
+    Args:
+      items: Of pytest.
+    """
+    left = [item for item in items if item.get_closest_marker("full")]
+    products: dict[str, list[Any]] = {}
+    for item in items:
+        if item.get_closest_marker("covering") and item not in left:
+            products.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in products.values():
+        mark = cases[0].get_closest_marker("covering").kwargs
+        values = [
+            {name: repr(value) for name, value in case.callspec.params.items()}
+            for case in cases
+        ]
+        prefer = {
+            name: set(map(repr, liked))
+            for name, liked in mark.get("prefer", {}).items()
+        }
+        kept = set(covering(values, mark.get("strength", 1), prefer))
+        left += [case for index, case in enumerate(cases) if index not in kept]
+    return left
