@@ -83,12 +83,7 @@ def test_a_job_that_records_nothing_is_not_put_back(
 ) -> None:
     """It would meet the same limit for ever."""
     job = harness(*SWEEP, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
-    slurm.wait_for(
-        lambda: any(
-            "fake_worker.py" in " ".join(p.cmdline()) for p in slurm.processes("n1")
-        ),
-        "member",
-    )
+    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
 
