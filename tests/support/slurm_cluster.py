@@ -23,7 +23,16 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "ip", "unshare", "nsenter")
+PROGRAMS = (
+    "setpriv",
+    "slurmctld",
+    "slurmd",
+    "srun",
+    "sbatch",
+    "ip",
+    "unshare",
+    "nsenter",
+)
 CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
@@ -147,6 +156,9 @@ class SlurmCluster:
         with (self.folder / f"{name}.out").open("ab") as out:
             self._first[name] = subprocess.Popen(
                 [
+                    # If the tests are killed, nothing of this remains.
+                    "setpriv",
+                    "--pdeathsig=KILL",
                     "unshare",
                     "--net",
                     "--uts",
