@@ -1,11 +1,10 @@
-"""Members report to the first process; strangers, refusals and losses are recognized."""
+"""Members report to the first process; strangers, refusals and losses are known."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import signal
-import socket
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from harness.launch.exits import MemberExits
 from results.records import Environment, Placement
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Iterator
     from pathlib import Path
 
