@@ -139,19 +139,16 @@ def sweep(
 
 @cli.command()
 @request_options
-@launch_options
 def plan(*, study: str | None, runs_dir: Path, is_json: bool, **settings: Any) -> int:
     """Prints the trials of a sweep and a time estimate; runs nothing."""
     from harness.cli import commands
 
-    launching = take_launching(settings)
     return commands.sweep(
         make_request(settings),
         study=study,
         runs_dir=runs_dir,
         is_json=is_json,
         is_dry_run=True,
-        launching=launching,
     )
 
 
