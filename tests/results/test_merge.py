@@ -128,18 +128,19 @@ def test_parts_of_a_plan_become_one_plan(tmp_path: pathlib.Path, parts: Parts) -
 def test_shards_of_a_study_become_the_study(
     tmp_path: pathlib.Path, whole: Store, parts: Parts
 ) -> None:
-    """The jobs of an array measure parts of the repetitions, in studies of their own."""
+    """The jobs of an array measure parts of the repetitions, each in its own study."""
     stores = parts(2)
     everything = whole.read_plan()
     for number, store in enumerate(stores, start=1):
         own = [t for t in everything.trials if t.trial_id in store.trial_ids()]
+        assert own
         name = f"{everything.study}-shard-{number}-of-2"
-        changes = {"trials": tuple(own), "study": name}
+        changes = {"trials": tuple(own), "study": name, "repeats": 1}
         store.write_plan(everything.model_copy(update=changes))
     merged = merge.merge(roots_of(stores), tmp_path / "merged")
     plan = Store.open(merged.root).read_plan()
 
-    assert everything.study == plan.study
+    assert (everything.study, everything.repeats) == (plan.study, plan.repeats)
     assert {t.trial_id for t in everything.trials} == {t.trial_id for t in plan.trials}
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,15 +202,26 @@ def test_a_second_gang_waits_and_then_runs(store, planned, on_ray):
 
 @needs_ray
 @pytest.mark.processes
-def test_a_killed_rank_is_the_cause(store, planned, on_ray, monkeypatch):
-    """The failure names the signal, within the time, and nothing is left."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:rank1_sigkill")
+@pytest.mark.parametrize(
+    ("behavior", "expected", "reason"),
+    [
+        # As on one host: nothing else sends this signal to a trial.
+        ("sigkill", TrialStatus.OUT_OF_MEMORY, r"out-of-memory kill"),
+        ("segv", TrialStatus.FAILED, r"SIGSEGV"),
+        ("exit3", TrialStatus.FAILED, r"exit code 3"),
+    ],
+)
+def test_a_killed_rank_is_the_cause(
+    store, planned, on_ray, monkeypatch, behavior, expected, reason
+):
+    """The failure says how rank 1 ended, within the time, and nothing is left."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
     trial = planned(seed=30)
     start = time.monotonic()
     status = run_trial(store, trial, on_ray)
 
-    assert TrialStatus.FAILED is status.status
-    assert "SIGKILL" in status.failure.reason
+    assert expected is status.status
+    assert re.search(reason, status.failure.reason)
     assert time.monotonic() - start < LONGEST_SEC
     assert [] == marked(store.trial_dir(trial.trial_id))
 
@@ -270,7 +282,7 @@ def test_nothing_is_left_when_the_harness_is_killed(
 def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
     """With what to start."""
     monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
-    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 30.0)
+    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 6.0)
 
     with pytest.raises(
         LaunchError,
