@@ -73,8 +73,9 @@ def test_a_sweep_continues_in_the_next_run(
     # Each trial has two processes; at most one trial was interrupted.
     assert 3 == len(set(starts))
     assert len(starts) in (6, 8)
-    assert not slurm.processes("n0")
-    assert not slurm.processes("n1")
+    slurm.wait_for(
+        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
+    )
 
 
 def test_a_job_that_records_nothing_is_not_put_back(
@@ -82,12 +83,7 @@ def test_a_job_that_records_nothing_is_not_put_back(
 ) -> None:
     """It would meet the same limit for ever."""
     job = harness(*SWEEP, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
-    slurm.wait_for(
-        lambda: any(
-            "fake_worker.py" in " ".join(p.cmdline()) for p in slurm.processes("n1")
-        ),
-        "member",
-    )
+    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
 
