@@ -278,6 +278,35 @@ def test_nothing_is_left_when_the_harness_is_killed(
 
 
 @needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tmp_path):
+    """SIGTERM ends it with code 130 and leaves nothing; the same command resumes."""
+    sweep = (
+        "sweep",
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--backends=multi_worker",
+        "--replicas=2",
+        "--mode=weak",
+        "--repeats=1",
+        "--no-match",
+        "--launcher=ray",
+        "--study=s",
+    )
+    trials = tmp_path / "runs" / "s" / "trials"
+    stopped = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
+    wait_until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
+    (trial_dir,) = trials.iterdir()
+    stopped.terminate()
+    stopped.communicate(timeout=LONGEST_SEC)
+
+    assert exit_codes.INTERRUPTED == stopped.returncode
+    assert [] == marked(trial_dir)
+    assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
+
+
+@needs_ray
 @pytest.mark.usefixtures("cluster")
 def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
     """With what to start."""
