@@ -113,7 +113,8 @@ def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -
 
     A killed rank explains why others failed, so its signal takes precedence.
     """
-    deadline = ended = None
+    deadline: float | None = None
+    ended: float | None = None
     bad: dict[int, int] = {}
     while deadline is None or time.monotonic() < deadline:
         exits.read(_POLL_SEC)

@@ -20,19 +20,6 @@ sys.path[:0] = [str(ROOT / "tests" / "support")]
 
 import slurm_cluster  # noqa: E402 (its folder is added above)
 
-PORTS = ("p0", "p1")
-
-
-def limit(cluster: slurm_cluster.SlurmCluster, rate: int) -> None:
-    """Limits what each node receives, and what it sends, to so many Mbit/s."""
-    shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k", "latency", "50ms")
-    places = [("ctl", port) for port in PORTS]
-    places += [(node, "up0") for node in slurm_cluster.NODES]
-    for host, port in places:
-        done = cluster.run("tc", "qdisc", "replace", "dev", port, *shape, on=host)
-        if done.returncode:
-            sys.exit(f"the kernel cannot limit the rate: {done.stderr.strip()}")
-
 
 def main() -> None:
     """Runs the sweeps."""
@@ -49,7 +36,8 @@ def main() -> None:
         slurm_cluster.running(Path(folder)) as cluster,
     ):
         for rate in map(int, arguments.rates.split(",")):
-            limit(cluster, rate)
+            if reason := cluster.limit_rate(rate):
+                sys.exit(f"the kernel cannot limit the rate: {reason}")
             sweep = (
                 sys.executable, "-m", "harness", "sweep", "--workload=resnet50",
                 "--preset=smoke", "--data=synthetic", "--backends=multi_worker",

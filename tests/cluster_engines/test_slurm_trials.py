@@ -104,7 +104,7 @@ def test_a_step_that_is_killed_is_a_failure_of_its_rank(
 def test_scancel_leaves_no_process(
     slurm: SlurmCluster, start_job: Any, shared: Path
 ) -> None:
-    """The sweep gets the signal to stop; the processes on both nodes end."""
+    """The sweep gets the signal; every process of the trial ends on both nodes."""
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
     slurm.run("scancel", job)

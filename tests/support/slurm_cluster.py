@@ -23,7 +23,16 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "ip", "unshare", "nsenter")
+PROGRAMS = (
+    "setpriv",
+    "slurmctld",
+    "slurmd",
+    "srun",
+    "sbatch",
+    "ip",
+    "unshare",
+    "nsenter",
+)
 CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
@@ -147,6 +156,9 @@ class SlurmCluster:
         with (self.folder / f"{name}.out").open("ab") as out:
             self._first[name] = subprocess.Popen(
                 [
+                    # If the tests are killed, nothing of this remains.
+                    "setpriv",
+                    "--pdeathsig=KILL",
                     "unshare",
                     "--net",
                     "--uts",
@@ -264,6 +276,27 @@ class SlurmCluster:
             for pid in self.processes(node, word):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+    def limit_rate(self, rate: int) -> str:
+        """Limits what each node sends and receives to so many Mbit/s.
+
+        Returns:
+          Why the kernel cannot; empty if it can.
+        """
+        shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k")
+        places = [(CONTROLLER, f"p{index}") for index in range(len(NODES))]
+        for host, port in (*places, *((node, "up0") for node in NODES)):
+            words = ("tc", "qdisc", "replace", "dev", port, *shape, "latency", "50ms")
+            done = self.run(*words, on=host)
+            if done.returncode:
+                return done.stderr.strip()
+        return ""
+
+    def unlimit_rate(self) -> None:
+        """Removes the limit."""
+        for index, node in enumerate(NODES):
+            self.run("tc", "qdisc", "del", "dev", f"p{index}", "root")
+            self.run("tc", "qdisc", "del", "dev", "up0", "root", on=node)
 
     def kill_node(self, name: str) -> None:
         """Ends a node with all its processes, as a loss of power does."""
