@@ -10,7 +10,7 @@ from results.errors import MergeError
 from results.records import Control, Matching, ScalingMode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from results.records import Plan, PlannedTrial
 
@@ -59,7 +59,7 @@ def merged(plans: Mapping[str, Plan]) -> Plan:
         update={
             "study": base_name(first.study),
             "baseline_num_replicas": min(p.baseline_num_replicas for _, p in ordered),
-            "repeats": max(plan.repeats for _, plan in ordered),
+            "repeats": max(_num_repetitions(trials.values()), *_repeats(ordered)),
             "timeout_sec": max(plan.timeout_sec for _, plan in ordered),
             "matching": _matching([plan for _, plan in ordered]),
             "trials": tuple(trials.values()),
@@ -77,6 +77,15 @@ def base_name(study: str) -> str:
 
 def _age(plan: Plan) -> tuple[str, str]:
     return plan.created_at, identity.canonical_json(plan.model_dump(mode="json"))
+
+
+def _repeats(plans: Iterable[tuple[str, Plan]]) -> list[int]:
+    return [plan.repeats for _, plan in plans]
+
+
+def _num_repetitions(trials: Iterable[PlannedTrial]) -> int:
+    """Counts the repetitions of all plans together, of which a shard has only some."""
+    return len({t.spec.repetition_index for t in trials if t.spec.budget is None})
 
 
 def _add(trials: dict[str, PlannedTrial], more: Sequence[PlannedTrial]) -> None:
