@@ -10,6 +10,7 @@
         CorruptRecordError      a record cannot be read (has .path and .reason)
         NewerSchemaError        a record was written by a newer version
         StudyLockedError        another process works on this study (has .pid)
+        MergeError              stores that cannot become one study
 """
 
 from __future__ import annotations
@@ -77,3 +78,7 @@ class StudyLockedError(ResultsError):
             f"study {str(root)!r} is in use by {user}: wait until it ends, stop it, "
             "or choose another study name"
         )
+
+
+class MergeError(ResultsError):
+    """Stores that cannot become one study."""

@@ -11,7 +11,8 @@
     match/trials/<trial_id>/     as above: N replicas are matched with one, untimed
       report/index.html
 
-Studies merge with ``cp -r``, because a trial's folder is named by a hash of its spec.
+Stores of one study can be merged (``results.merge``), because a trial's folder is named
+by a hash of its spec.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Between-graph, as in the paper's figure 1 (Buchlovsky et al. 2019): every worker process
 runs the user's program and links the replicas on its own devices; TensorFlow's
-collective ops connect the workers. ``TF_CONFIG`` gives each process its role.
+collective ops connect the workers. The launcher gives each process its role.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.multi_worker import MultiWorkerReplicator
-from replicator.cluster import environment
+from replicator.cluster import environment, local_gpus
 from replicator.cluster import join as worker_join
 from replicator.engine.run.program import Program
 from replicator.errors import DisagreementError
@@ -68,7 +68,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
           num_replicas: Replicas of the whole job, of which each worker runs an equal
             share; by default one per worker.
           pattern: None or ``between_graph``.
-          cluster: The workers; None reads ``TF_CONFIG``.
+          cluster: The workers; None finds them out (``environment.detect``).
           devices: Devices of this worker's replicas; see ``InGraphReplicator``.
           logical_devices_per_replica: Devices that one replica is split over.
           variable_placement: Within this worker; see ``InGraphReplicator``.
@@ -93,9 +93,13 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             num_replicas = self.num_workers
         device_lib.check_num_logical(logical_devices_per_replica)
         num_local = per_worker(num_replicas, self.num_workers)
-        if devices is None and logical_devices_per_replica > 1:
-            # Before the cluster is joined: TensorFlow then has its devices.
-            device_lib.split_cpu_without_gpus(num_local * logical_devices_per_replica)
+        # Before the cluster is joined: TensorFlow then has its devices.
+        if devices is None:
+            local_gpus.claim(self.cluster, num_local * logical_devices_per_replica)
+            if logical_devices_per_replica > 1:
+                device_lib.split_cpu_without_gpus(
+                    num_local * logical_devices_per_replica
+                )
         self._runtime = worker_join.join(
             self.cluster,
             timeout_sec=timeout_sec,

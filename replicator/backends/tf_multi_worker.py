@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
-from replicator.cluster import environment, membership, port_filter
+from replicator.cluster import environment, local_gpus, membership, port_filter
 from replicator.cluster import join as worker_join
 from replicator.cluster.runtime import WorkerRuntime
 from replicator.cluster.worker_state import WorkerState
@@ -53,6 +53,9 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
           DeviceError: The strategy makes another number of replicas.
         """
         self.cluster = environment.config_of(cluster)
+        local_gpus.claim(
+            self.cluster, num_replicas and num_replicas // self.cluster.num_workers
+        )
         strategy, state = membership.join_once(
             "stock between-graph", self.cluster, lambda: self._join(timeout_sec)
         )

@@ -25,6 +25,8 @@ class ClusterConfig:
       addresses: ``name:port`` of every process, by kind.
       kind: Kind of this process: ``chief``, ``worker``, ``ps`` or ``evaluator``.
       index: Its index among the processes of its kind.
+      local_rank: Its index among the workers of its host, if its launcher says; None
+        counts those with the same host in their addresses.
       i_trust_this_network: Whether something else, such as a firewall, blocks untrusted
         hosts from the cluster's ports; see ``replicator.cluster.network``.
     """
@@ -32,6 +34,7 @@ class ClusterConfig:
     addresses: Mapping[str, tuple[str, ...]]
     kind: str
     index: int
+    local_rank: int | None = None
     i_trust_this_network: bool = False
 
     def __post_init__(self) -> None:
@@ -76,6 +79,43 @@ class ClusterConfig:
     def is_chief(self) -> bool:
         """Whether this process is worker 0, the one that writes checkpoints."""
         return (self.kind, self.index) == self.workers[0]
+
+    @property
+    def local_index(self) -> int:
+        """Index of this process among those of its kind on its host.
+
+        It says which of the host's GPUs are its own; the index in the cluster does not.
+        """
+        own = split_address(self.address)[0]
+        before = self.addresses[self.kind][: self.index]
+        return sum(split_address(address)[0] == own for address in before)
+
+    @property
+    def local_worker_id(self) -> int:
+        """Index of this process among the workers of its host, a chief included.
+
+        It is what the launcher says, which knows hosts behind several addresses.
+
+        Raises:
+          ClusterConfigError: This process is not a worker.
+        """
+        if self.local_rank is not None:
+            return self.local_rank
+        return self._hosts()[: self.worker_id].count(self._hosts()[self.worker_id])
+
+    @property
+    def num_workers_on_host(self) -> int:
+        """Workers on the host of this one, itself included.
+
+        Raises:
+          ClusterConfigError: This process is not a worker.
+        """
+        listed = self._hosts().count(self._hosts()[self.worker_id])
+        return max(listed, self.local_worker_id + 1)
+
+    def _hosts(self) -> list[str]:
+        addresses = map(self.address_of, range(self.num_workers))
+        return [split_address(address)[0] for address in addresses]
 
     def address_of(self, worker_id: int) -> str:
         """Where a worker listens."""

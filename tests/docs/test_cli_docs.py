@@ -39,10 +39,12 @@ def options_in(text: str) -> set[str]:
 
 
 def options_of(verb: str) -> set[str]:
-    """Returns the options that a verb takes."""
+    """Returns the options that a verb takes, and its parts, where it has any."""
+    command = cli.commands[verb]
+    parts = command.commands.values() if isinstance(command, click.Group) else ()
     return {
         option
-        for parameter in cli.commands[verb].params
+        for parameter in (*command.params, *(p for part in parts for p in part.params))
         if isinstance(parameter, click.Option)
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
@@ -57,7 +59,12 @@ def document(root: Path) -> str:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
     """No option is hidden, so the help is what to compare with."""
-    shown = CliRunner().invoke(cli, [verb, "--help"]).output
+    command = cli.commands[verb]
+    parts = list(command.commands) if isinstance(command, click.Group) else []
+    shown = "".join(
+        CliRunner().invoke(cli, [verb, *part, "--help"]).output
+        for part in ([], *([name] for name in parts))
+    )
 
     assert options_of(verb) <= set(_OPTION.findall(shown))
 
@@ -163,7 +170,12 @@ def test_the_commands_of_the_documents_parse(arguments: str) -> None:
     """Verb, options and values are known; nothing is run."""
     verb, *rest = shlex.split(arguments, comments=True)
 
-    assert cli.commands[verb].make_context(verb, rest).params
+    command = cli.commands[verb]
+    if isinstance(command, click.Group):
+        verb, *rest = rest
+        command = command.commands[verb]
+
+    assert command.make_context(verb, rest).params
 
 
 def test_commands_are_found_and_a_wrong_one_is_refused() -> None:

@@ -1,0 +1,231 @@
+"""The Ray cluster that a sweep uses: which hosts it has, as far as a gang needs them.
+
+    python -m harness.launch.ray_cluster [HOSTS]
+    python -m harness.launch.ray_cluster --without FILE
+
+prints them as JSON, and fails if they are fewer; or those that do not see a file. It is
+a process of its own: Ray starts threads and changes the handling of signals in every
+process that connects to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+from harness.errors import LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+NAMESPACE = "replicator-harness"
+_TIMEOUT_SEC = 60.0
+_HOW = (
+    "start one with 'ray start --head' and 'ray start --address=HOST:PORT' on the other"
+    f" hosts, and set {ADDRESS_VARIABLE} to its address"
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RayHost:
+    """One host of the cluster.
+
+    Attributes:
+      node_id: Ray's id of it.
+      address: Its address.
+      num_cores: CPUs that Ray may give away there.
+      num_gpus: GPUs that it may give away.
+    """
+
+    node_id: str
+    address: str
+    num_cores: int
+    num_gpus: int
+
+
+def read_hosts() -> tuple[RayHost, ...]:
+    """Returns the hosts of the cluster, without a connection of this process.
+
+    Raises:
+      LaunchError: Ray is not installed, or no cluster responds.
+    """
+    return tuple(RayHost(**host) for host in _ask()["hosts"])
+
+
+def check_shared(folder: Path) -> None:
+    """Checks that all hosts of the cluster see a folder of this one.
+
+    Args:
+      folder: It may not exist yet; then its nearest parent is looked at.
+
+    Raises:
+      LaunchError: Some do not; the message names them.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    with tempfile.NamedTemporaryFile(dir=existing, prefix=".tmp-seen-by-all-") as file:
+        hosts = _ask("--without", file.name)["hosts"]
+    if hosts:
+        addresses = ", ".join(host["address"] for host in hosts)
+        raise LaunchError(
+            f"--launcher ray: hosts {addresses} do not see {str(existing)!r}, so their"
+            " records would be lost; choose a --runs-dir on a file system that all"
+            " hosts share"
+        )
+
+
+def _ask(*arguments: str) -> dict[str, Any]:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.launch.ray_cluster", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_TIMEOUT_SEC,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LaunchError(
+            f"--launcher ray: no response from the Ray cluster at {_named()} within"
+            f" {_TIMEOUT_SEC:g} s; {_HOW}"
+        ) from None
+    lines = done.stdout.splitlines()
+    answer: dict[str, Any] = {}
+    if lines and lines[-1].startswith("{"):
+        answer = json.loads(lines[-1])
+    if "hosts" not in answer:
+        last = (done.stderr.splitlines() or ["no message"])[-1]
+        raise LaunchError(answer.get("error") or f"--launcher ray: Ray failed: {last}")
+    return answer
+
+
+@contextlib.contextmanager
+def connected() -> Iterator[Any]:
+    """Yields the module of Ray, connected to the cluster; disconnects afterwards.
+
+    Raises:
+      LaunchError: Ray is not installed, or no cluster responds.
+    """
+    ray = connect()
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def connect() -> Any:
+    """Connects this process, and returns the module of Ray.
+
+    Raises:
+      LaunchError: Ray is not installed, or no cluster responds.
+    """
+    # Ray would tell its makers how often it is used.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ImportError as error:
+        raise LaunchError(
+            f"--launcher ray: Ray cannot be imported ({error}); install it on every"
+            " host: pip install 'replicator-harness[distributed]'"
+        ) from error
+    handlers = {
+        number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        ray.init(
+            address=os.environ.get(ADDRESS_VARIABLE, "auto"),
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            logging_level="ERROR",
+        )
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise LaunchError(
+            f"--launcher ray: cannot connect to a Ray cluster at {_named()}: {why};"
+            f" {_HOW}"
+        ) from error
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    return ray
+
+
+def hosts_of(nodes: Sequence[dict[str, Any]]) -> tuple[RayHost, ...]:
+    """Returns the living hosts of ``ray.nodes()``, in the order of their addresses."""
+    found = [
+        RayHost(
+            node_id=str(node["NodeID"]),
+            address=str(node["NodeManagerAddress"]),
+            num_cores=int(node["Resources"].get("CPU", 0)),
+            num_gpus=int(node["Resources"].get("GPU", 0)),
+        )
+        for node in nodes
+        if node["Alive"]
+    ]
+    return tuple(sorted(found, key=lambda host: (host.address, host.node_id)))
+
+
+def _named() -> str:
+    return repr(os.environ.get(ADDRESS_VARIABLE, "auto"))
+
+
+def check_number(hosts: Sequence[RayHost], num_expected: int) -> None:
+    """Checks that all hosts have joined.
+
+    Raises:
+      LaunchError: Some have not; the message says which have.
+    """
+    if len(hosts) < num_expected:
+        addresses = ", ".join(host.address for host in hosts)
+        raise LaunchError(
+            f"the Ray cluster at {_named()} has {len(hosts)} of {num_expected} hosts"
+            f" ({addresses}); join the others with 'ray start --address=HOST:PORT'"
+        )
+
+
+def _without(ray: Any, hosts: Sequence[RayHost], path: str) -> list[RayHost]:
+    """Returns the hosts that do not see a file; each is asked."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    def exists(name: str) -> bool:
+        import pathlib
+
+        return pathlib.Path(name).exists()
+
+    answers = [
+        ray.remote(num_cpus=0)(exists)
+        .options(
+            scheduling_strategy=NodeAffinitySchedulingStrategy(host.node_id, soft=False)
+        )
+        .remote(path)
+        for host in hosts
+    ]
+    seen = ray.get(answers, timeout=_TIMEOUT_SEC / 2)
+    return [host for host, is_seen in zip(hosts, seen, strict=True) if not is_seen]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints hosts, or the error."""
+    try:
+        with connected() as ray:
+            hosts: Sequence[RayHost] = hosts_of(ray.nodes())
+            if argv[:1] == ["--without"]:
+                hosts = _without(ray, hosts, argv[1])
+        if argv and argv[0] != "--without":
+            check_number(hosts, int(argv[0]))
+        answer: dict[str, Any] = {"hosts": [dataclasses.asdict(one) for one in hosts]}
+    except LaunchError as error:
+        answer = {"error": str(error)}
+    sys.stdout.write(f"{json.dumps(answer)}\n")
+    return int("error" in answer)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

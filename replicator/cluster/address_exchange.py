@@ -1,0 +1,298 @@
+"""Processes with a rank agree on the addresses of all, through the chief.
+
+The process with rank 0 listens at an address that all were given. Every other one
+connects, says its rank and a port that is free on its host, and gets back the addresses
+of all. So only one address has to be known before the job starts, and no port has to be
+free on every host. Free of TensorFlow; every wait is bounded.
+
+::
+
+    rank r -> chief   {"rank": r, "world_size": W, "port": p, "chief_host": h}
+    chief -> rank r   {"addresses": ["10.0.0.1:20311", ...]}     or {"error": "..."}
+
+A host's address is the one that its connection comes from. Processes on the chief's
+host may reach it through the loopback interface; they get the chief's own address: the
+one at which processes on other hosts reach it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import selectors
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from replicator.cluster import network, port_filter
+from replicator.cluster.local_cluster import free_ports
+from replicator.cluster.registration import addresses_of, parse_registration
+from replicator.errors import (
+    ClusterConfigError,
+    ClusterError,
+    PortInUseError,
+    UnreachableError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from replicator.cluster.registration import Ranks, Registration
+
+DEFAULT_TIMEOUT_SEC = 300.0
+_POLL_SEC = 0.1
+_CONNECT_SEC = 1.0
+_MAX_MESSAGE_BYTES = 4096
+# Addresses of 65,536 processes with long names.
+_MAX_REPLY_BYTES = 2**24
+_MOST_NAMED = 8
+
+
+@functools.cache
+def agree(
+    ranks: Ranks, *, is_trusted: bool = False, timeout_sec: float = DEFAULT_TIMEOUT_SEC
+) -> tuple[str, ...]:
+    """Returns the addresses of all processes, by rank; waits for them once.
+
+    A second call of the same process returns the same without waiting: the others do
+    not exchange again.
+
+    Args:
+      ranks: What the launcher gave this process.
+      is_trusted: Whether hosts of public networks may connect; see ``network``.
+      timeout_sec: Longest wait for the others.
+
+    Raises:
+      ClusterConfigError: Two processes have the same rank, or they disagree on how many
+        there are; or the chief's address is public.
+      PortInUseError: Another process listens at the chief's port.
+      UnreachableError: Some processes did not respond in time.
+    """
+    deadline = time.monotonic() + timeout_sec
+    # Bound until all have agreed, so that two processes of a host differ.
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as reserved:
+        port = _reserve(reserved)
+        if ranks.rank == 0:
+            return _collect(ranks, port, deadline, timeout_sec, is_trusted=is_trusted)
+        return _register(ranks, port, deadline, timeout_sec)
+
+
+def _reserve(reserved: socket.socket) -> int:
+    while True:
+        port = free_ports(1)[0]
+        with contextlib.suppress(OSError):
+            reserved.bind(("", port))
+            return port
+
+
+def _collect(
+    ranks: Ranks,
+    port: int,
+    deadline: float,
+    timeout_sec: float,
+    *,
+    is_trusted: bool,
+) -> tuple[str, ...]:
+    """The chief: waits for all others, and sends each of them all addresses."""
+    if ranks.world_size == 1:
+        return addresses_of({}, port)
+    with contextlib.ExitStack() as opened:
+        listener = opened.enter_context(_listen(ranks, is_trusted=is_trusted))
+        replies: dict[int, socket.socket] = {}
+        registered: dict[int, Registration] = {}
+        try:
+            for connection, line in _messages(listener, opened, deadline):
+                host = str(network.plain(connection.getpeername()[0]))
+                found = parse_registration(line, host, ranks.world_size)
+                if found is None:  # a stranger: a port scanner, a health check
+                    connection.close()
+                    continue
+                rank, registration = found
+                if rank in registered:
+                    raise ClusterConfigError(
+                        f"two processes have rank {rank}, at {registered[rank].host}"
+                        f" and at {host}: number each process once, and give every job"
+                        " its own MASTER_PORT"
+                    )
+                registered[rank], replies[rank] = registration, connection
+                if len(registered) == ranks.world_size - 1:
+                    break
+            else:
+                raise _no_response(ranks, registered, timeout_sec)
+        except ClusterError as error:
+            for connection in replies.values():
+                _send(connection, {"error": str(error)})
+            raise
+        addresses = addresses_of(registered, port)
+        for connection in replies.values():
+            _send(connection, {"addresses": addresses})
+        return addresses
+
+
+def _listen(ranks: Ranks, *, is_trusted: bool) -> socket.socket:
+    reach = _reach(ranks, is_trusted=is_trusted)
+    if reach is not network.Reach.ANY:
+        port_filter.check_system(reach)
+    try:
+        listener = socket.create_server(
+            ("", ranks.chief_port), backlog=2 * ranks.world_size + 16
+        )
+    except OSError as error:
+        raise PortInUseError(
+            f"MASTER_PORT={ranks.chief_port} is in use on the host of rank 0:"
+            f" {error.strerror}; stop the process that listens there (perhaps an"
+            " earlier run), or set another port in every process"
+        ) from error
+    port_filter.restrict(listener, reach)
+    return listener
+
+
+def _reach(ranks: Ranks, *, is_trusted: bool) -> network.Reach:
+    """Which hosts may connect to the chief.
+
+    A host name may stand for a loopback address on the host itself, and for another
+    address elsewhere; so only an explicit one means this machine.
+    """
+    if is_trusted:
+        return network.Reach.ANY
+    found = network.resolve(ranks.chief)
+    public = [ip for ip in found if not network.allows(network.PRIVATE, str(ip))]
+    if public:
+        raise ClusterConfigError(
+            f"MASTER_ADDR={ranks.chief_host!r} is public"
+            f" ({', '.join(map(str, public))}), but the servers of a cluster have no"
+            " authentication; use the private address of that host, or, if a firewall"
+            f" blocks untrusted hosts, declare it in every process:"
+            f" {network.HOW_TO_TRUST}"
+        )
+    literal = {str(ip) for ip in found} | {"localhost"}
+    is_machine = ranks.chief_host in literal and all(
+        network.allows(network.LOOPBACK, str(ip)) for ip in found
+    )
+    return network.Reach.MACHINE if is_machine else network.Reach.PRIVATE
+
+
+def _messages(
+    listener: socket.socket, opened: contextlib.ExitStack, deadline: float
+) -> Iterator[tuple[socket.socket, bytes]]:
+    """Yields connections with their first line until the deadline.
+
+    A connection that sends nothing does not keep the others waiting.
+    """
+    listener.setblocking(False)
+    with selectors.DefaultSelector() as selector:
+        selector.register(listener, selectors.EVENT_READ)
+        received: dict[socket.socket, bytes] = {}
+        while (left_sec := deadline - time.monotonic()) > 0:
+            for key, _ in selector.select(min(left_sec, _POLL_SEC)):
+                ready: Any = key.fileobj
+                if ready is listener:
+                    with contextlib.suppress(OSError):
+                        connection = opened.enter_context(listener.accept()[0])
+                        connection.setblocking(False)
+                        selector.register(connection, selectors.EVENT_READ)
+                        received[connection] = b""
+                    continue
+                try:
+                    part = ready.recv(_MAX_MESSAGE_BYTES)
+                except OSError:
+                    part = b""
+                received[ready] += part
+                line, end, _ = received[ready].partition(b"\n")
+                if part and not end and len(line) < _MAX_MESSAGE_BYTES:
+                    continue
+                selector.unregister(ready)
+                del received[ready]
+                if end:
+                    yield ready, line
+                else:
+                    ready.close()
+
+
+def _register(
+    ranks: Ranks, port: int, deadline: float, timeout_sec: float
+) -> tuple[str, ...]:
+    """Any other process: sends its port to the chief, and waits for the addresses."""
+    with _connect(ranks, deadline, timeout_sec) as connection:
+        message = {
+            "rank": ranks.rank,
+            "world_size": ranks.world_size,
+            "port": port,
+            "chief_host": str(network.plain(connection.getpeername()[0])),
+        }
+        reply = b""
+        try:
+            connection.settimeout(_CONNECT_SEC)
+            connection.sendall(json.dumps(message).encode() + b"\n")
+            while not reply.endswith(b"\n") and len(reply) < _MAX_REPLY_BYTES:
+                # The chief waits as long; it says which processes are missing.
+                left_sec = deadline + _CONNECT_SEC - time.monotonic()
+                connection.settimeout(max(left_sec, 0.01))
+                part = connection.recv(2**16)
+                if not part:
+                    break
+                reply += part
+        except TimeoutError:
+            raise UnreachableError(
+                f"the chief at {ranks.chief} did not send the addresses of"
+                f" {ranks.world_size} processes within {timeout_sec:g} s; see its"
+                " output: it names the processes that are missing"
+            ) from None
+        except OSError:
+            reply = b""
+    if not reply.endswith(b"\n"):
+        raise UnreachableError(
+            f"the chief at {ranks.chief} closed the connection before all"
+            f" {ranks.world_size} processes had registered; see the output of rank 0"
+        )
+    answer = json.loads(reply)
+    if "error" in answer:
+        raise ClusterConfigError(
+            f"the chief at {ranks.chief} stopped: {answer['error']}"
+        )
+    return tuple(answer["addresses"])
+
+
+def _connect(ranks: Ranks, deadline: float, timeout_sec: float) -> socket.socket:
+    why = "no time was left"
+    while (left_sec := deadline - time.monotonic()) > 0:
+        try:
+            connection = socket.create_connection(
+                (ranks.chief_host, ranks.chief_port), min(_CONNECT_SEC, left_sec)
+            )
+        except OSError as error:
+            why = error.strerror or str(error)
+        else:
+            # A port of this process's own that happens to be the chief's: nobody
+            # listens there yet.
+            if connection.getsockname() != connection.getpeername():
+                return connection
+            connection.close()
+        time.sleep(_POLL_SEC)
+    raise UnreachableError(
+        f"no response from rank 0 at {ranks.chief} (MASTER_ADDR:MASTER_PORT) within"
+        f" {timeout_sec:g} s ({why}); check that it was started, that both variables"
+        " are the same everywhere, and that no firewall blocks the port"
+    )
+
+
+def _no_response(
+    ranks: Ranks, registered: Mapping[int, Registration], timeout_sec: float
+) -> UnreachableError:
+    missing = [rank for rank in range(1, ranks.world_size) if rank not in registered]
+    named = ", ".join(map(str, missing[:_MOST_NAMED]))
+    more = ", ..." if len(missing) > _MOST_NAMED else ""
+    return UnreachableError(
+        f"no response from {len(missing)} of {ranks.world_size} processes within"
+        f" {timeout_sec:g} s: ranks {named}{more}; check that they were started, with"
+        f" the same MASTER_ADDR and MASTER_PORT ({ranks.chief}), and that no firewall"
+        " blocks it"
+    )
+
+
+def _send(connection: socket.socket, answer: Mapping[str, Any]) -> None:
+    # A process that has exited meanwhile is noticed when the cluster is joined.
+    with contextlib.suppress(OSError):
+        connection.settimeout(_CONNECT_SEC)
+        connection.sendall(json.dumps(answer).encode() + b"\n")

@@ -1,0 +1,29 @@
+"""A program of a gang that sums the ranks of its workers, in TensorFlow."""
+
+from __future__ import annotations
+
+import sys
+
+import tensorflow as tf
+
+import replicator
+
+
+def main() -> int:
+    """Prints the sum, which every worker has."""
+    repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=60.0)
+
+    def step(_: object) -> tf.Tensor:
+        rank = tf.cast(replicator.get_replica_context().replica_id, tf.float32)
+        return replicator.all_sum(rank + 1.0)
+
+    inputs = repl.make_input_iterator(
+        lambda _: tf.data.Dataset.from_tensors(tf.zeros([1])).repeat()
+    )
+    result = repl.reduce("mean", repl.run(step, inputs))
+    sys.stdout.write(f"sum {float(result):g} on worker {repl.worker_id}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

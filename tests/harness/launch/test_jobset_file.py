@@ -1,0 +1,190 @@
+"""The manifest of a JobSet: valid by its published schema, with what was requested."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.errors import PlanError
+from harness.launch.jobset_file import render
+from harness.launch.targets import Job
+
+SCHEMA = json.loads(
+    (pathlib.Path(__file__).parent / "data" / "jobset-v0.9.1.schema.json").read_text()
+)
+IMAGE = "registry.example.com:5000/team/replicator:1.0"
+
+
+def job(**changes):
+    """A gang of four workers with two GPUs each."""
+    return Job(
+        **(
+            {
+                "name": "study",
+                "command": ("python", "train.py"),
+                "workers": 4,
+                "gpus_per_worker": 2,
+                "image": IMAGE,
+                "directory": "/work",
+            }
+            | changes
+        )
+    )
+
+
+def parsed(**changes):
+    """The manifest as Kubernetes reads it, after the check against the schema."""
+    ((name, text),) = render(job(**changes)).items()
+    assert f"{changes.get('name', 'study')}.jobset.yaml" == name
+    manifest = yaml.safe_load(text)
+    jsonschema.validate(manifest, SCHEMA)
+    return manifest
+
+
+def pod_of(manifest):
+    """The pod of the only replicated job."""
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    return replicated["template"]["spec"]["template"]["spec"]
+
+
+def test_every_worker_has_a_pod_and_its_gpus():
+    """W pods on W machines; GPUs are limits, since Kubernetes never shares them."""
+    manifest = parsed(cores_per_worker=8, memory_per_worker="64Gi")
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    spec = replicated["template"]["spec"]
+    (container,) = pod_of(manifest)["containers"]
+
+    assert (4, 4, "Indexed", 0) == (
+        spec["completions"],
+        spec["parallelism"],
+        spec["completionMode"],
+        spec["backoffLimit"],
+    )
+    assert {"nvidia.com/gpu": 2, "cpu": 8, "memory": "64Gi"} == container["resources"][
+        "limits"
+    ]
+    assert "/work" == container["workingDir"]
+    (rule,) = pod_of(manifest)["affinity"]["podAntiAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    assert "kubernetes.io/hostname" == rule["topologyKey"]
+
+
+def test_time_and_restarts_are_bounded():
+    """A gang ends as a whole: after its time, or when one worker fails."""
+    manifest = parsed(time_limit="00:10:00")
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+
+    assert 600 == replicated["template"]["spec"]["activeDeadlineSeconds"]
+    assert 0 == manifest["spec"]["failurePolicy"]["maxRestarts"]
+    assert "Never" == pod_of(manifest)["restartPolicy"]
+
+
+def test_pods_find_each_other():
+    """The variables of the manifest and of Kubernetes describe the same cluster."""
+    from replicator.cluster import environment
+
+    manifest = parsed()
+    (replicated,) = manifest["spec"]["replicatedJobs"]
+    (container,) = pod_of(manifest)["containers"]
+    configs = [
+        environment.detect(
+            {variable["name"]: variable["value"] for variable in container["env"]}
+            | {
+                "JOB_COMPLETION_INDEX": str(index),
+                # As JobSet names jobs, and Kubernetes the pods of an Indexed Job.
+                "HOSTNAME": f"study-{replicated['name']}-0-{index}",
+            }
+        ).config()
+        for index in range(4)
+    ]
+
+    assert [0, 1, 2, 3] == [config.worker_id for config in configs]
+    assert "study-worker-0-3.study:2222" == configs[0].address_of(3)
+    assert container["ports"] == [{"containerPort": 2222}]
+    assert "study" == manifest["spec"]["network"]["subdomain"]
+
+
+@pytest.mark.parametrize("gpus", [0, 1, 8])
+def test_any_number_of_gpus_is_valid(gpus):
+    """Without GPUs nothing is requested; several share memory through /dev/shm."""
+    pod = pod_of(parsed(gpus_per_worker=gpus, workers=1))
+    (container,) = pod["containers"]
+
+    assert bool(gpus) == ("resources" in container)
+    assert (gpus > 1) == ("volumes" in pod)
+    assert "affinity" not in pod
+
+
+@given(
+    command=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_commands_arrive_as_they_were_given(command):
+    """Whatever is in them: quotes, colons, line separators, variables of Kubernetes."""
+    (container,) = pod_of(parsed(command=tuple(command)))["containers"]
+    arrived = [argument.replace("$$(", "$(") for argument in container["command"]]
+
+    assert [argument.replace("$$(", "$(") for argument in command] == arrived
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": None}, r"--target jobset requires --image: pods run in a container"),
+        ({"image": "A b"}, r"--image 'A b' is not the name of an image; write"),
+        ({"image": "x:"}, r"--image 'x:' is not the name of an image"),
+        (
+            {"name": "1a"},
+            r"job name '1a' cannot be the name of a service, which begins",
+        ),
+        (
+            {"name": "a" * 53},
+            r"job name 'a+' is too long: .* 'a+-worker-0-3' of 64 .* at most 63; .* 52",
+        ),
+        ({"name": "Study"}, r"job name 'Study' is not valid; allowed are up to 53"),
+        ({"array": 3}, r"--target jobset has no --array; leave it out"),
+        ({"partition": "x"}, r"--target jobset has no --partition; leave it out"),
+        ({"nodes": 2}, r"--nodes 2 contradicts --workers 4; leave --nodes out"),
+        ({"time_limit": "1 day"}, r"--time-limit '1 day' is not a duration; write HH"),
+        ({"time_limit": "0"}, r"--time-limit '0' is not a duration"),
+        ({"time_limit": "9" * 999}, r"--time-limit '9+' is not a duration"),
+        (
+            {"memory_per_worker": "64 GB"},
+            r"--memory-per-worker '64 GB' is not an amount of memory; write an integer",
+        ),
+        ({"command": ()}, r"no command to run; write it after '--', for example"),
+        ({"replicas": 6}, r"--workers 4 x --gpus-per-worker 2 makes 8 replicas, not"),
+    ],
+)
+def test_bad_input_is_explained(changes, message):
+    """Each mistake has its own message, of one line."""
+    with pytest.raises(PlanError, match=message) as found:
+        render(job(**changes))
+
+    assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "replicator",
+        "team/replicator:1.0",
+        "ghcr.io/team/replicator@sha256:" + "0" * 64,
+        IMAGE,
+    ],
+)
+def test_names_of_images_are_accepted(image):
+    """With and without registry, port, tag and digest."""
+    (container,) = pod_of(parsed(image=image))["containers"]
+
+    assert image == container["image"]

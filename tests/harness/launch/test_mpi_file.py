@@ -1,0 +1,159 @@
+"""The script for mpirun: valid, and run for real where OpenMPI is installed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from harness.errors import PlanError
+from harness.launch.mpi_file import render
+from harness.launch.targets import Job
+from replicator.cluster import local_cluster
+
+IDENTITY = pathlib.Path(__file__).with_name("gang_identity.py")
+SUM = IDENTITY.with_name("gang_sum.py")
+needs_mpirun = pytest.mark.skipif(
+    shutil.which("mpirun") is None,
+    reason="needs mpirun of OpenMPI: apt-get install openmpi-bin",
+)
+
+
+def script(*command, **changes):
+    """The script of a gang of two workers on CPUs."""
+    job = Job(**({"name": "study", "command": command, "workers": 2} | changes))
+    ((name, text),) = render(job).items()
+    assert "study.mpi.sh" == name
+    return text
+
+
+def run_script(text, tmp_path, **variables):
+    """Runs a script as root in a container needs it, with both workers on one host."""
+    path = tmp_path / "gang.sh"
+    path.write_text(text)
+    flags = "--oversubscribe"
+    if os.geteuid() == 0:
+        flags += " --allow-run-as-root"
+    return subprocess.run(
+        ["sh", str(path)],
+        env={
+            **os.environ,
+            "MPIRUN_FLAGS": flags,
+            "MASTER_ADDR": "127.0.0.1",
+            **variables,
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_mpirun_tells_every_process_who_it_is(tmp_path):
+    """Two processes of a real mpirun agree on addresses, each with its own rank."""
+    (port,) = local_cluster.free_ports(1)
+    done = run_script(
+        script(sys.executable, str(IDENTITY)), tmp_path, MASTER_PORT=str(port)
+    )
+    found = sorted(
+        (json.loads(line) for line in done.stdout.splitlines() if "{" in line),
+        key=lambda one: one["worker_id"],
+    )
+
+    assert (0, 2) == (done.returncode, len(found)), done.stderr
+    assert [0, 1] == [one["worker_id"] for one in found]
+    assert [(0, 2), (1, 2)] == [
+        (one["local_worker_id"], one["num_workers_on_host"]) for one in found
+    ]
+    assert {"OpenMpiEnvironment"} == {one["kind"] for one in found}
+    assert found[0]["addresses"] == found[1]["addresses"]
+    assert 2 == len(set(found[0]["addresses"]))
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_workers_of_mpirun_train_together(tmp_path):
+    """The backend finds its cluster without TF_CONFIG; both workers have the sum."""
+    (port,) = local_cluster.free_ports(1)
+    done = run_script(script(sys.executable, str(SUM)), tmp_path, MASTER_PORT=str(port))
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))
+
+    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == lines, done.stderr
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_a_worker_that_fails_ends_the_others(tmp_path):
+    """The gang is ended, and the script has the exit code of the failed worker."""
+    program = (
+        "import os, sys, time;"
+        "sys.exit(3) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(600)"
+    )
+    done = run_script(script(sys.executable, "-c", program), tmp_path)
+
+    assert 3 == done.returncode
+
+
+@needs_mpirun
+@pytest.mark.processes
+def test_the_time_of_a_gang_is_bounded(tmp_path):
+    """After its time nothing of it is left."""
+    marker = f"marker-{os.getpid()}"
+    program = f"import time; '{marker}'; time.sleep(600)"
+    done = run_script(script(sys.executable, "-c", program, time_limit="3"), tmp_path)
+    left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
+
+    assert 124 == done.returncode
+    assert b"" == left.stdout
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [("a,b", "--host a:4,b:4 -np 8 --map-by ppr:4:node:PE=2 --bind-to core"), ("", "")],
+)
+def test_hosts_get_workers_in_blocks(tmp_path, hosts, expected):
+    """So that local ranks number the GPUs of each host; a stub shows the command."""
+    stub = tmp_path / "mpirun"
+    stub.write_text('#!/bin/sh\necho "$@ at $MASTER_ADDR"\n')
+    stub.chmod(0o755)
+    done = run_script(
+        script("python", "it's $HOME", workers=8, nodes=2, cores_per_worker=2),
+        tmp_path,
+        HOSTS=hosts,
+        MASTER_ADDR="",
+        MPIRUN_FLAGS="",
+        PATH=f"{tmp_path}:{os.environ['PATH']}",
+    )
+
+    assert (0, "") == (done.returncode, done.stderr)
+    assert done.stdout.startswith(expected)
+    assert "python it's $HOME at " in done.stdout
+    assert bool(hosts) == done.stdout.endswith(" at a\n")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"image": "x"}, r"--target mpi has no --image: mpirun starts processes on"),
+        ({"array": 2}, r"--target mpi has no --array"),
+        ({"partition": "x"}, r"--target mpi has no --partition"),
+        ({"memory_per_worker": "1Gi"}, r"--target mpi has no --memory-per-worker"),
+        (
+            {"workers": 3, "nodes": 2},
+            r"--workers 3 is not divisible by --nodes 2; use a multiple",
+        ),
+        ({"time_limit": "x"}, r"--time-limit 'x' is not a duration"),
+    ],
+)
+def test_bad_input_is_explained(changes, message):
+    """Each mistake has its own message."""
+    with pytest.raises(PlanError, match=message):
+        script("x", **changes)

@@ -1,0 +1,370 @@
+"""Gangs on a real Ray cluster of two nodes on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import LaunchError
+from harness.launch import ray_cluster
+from harness.launch.contract import HOSTS_VARIABLE
+from harness.launch.ray_cluster import RayHost
+from harness.launch.ray_launcher import RayLauncher, bundle_of
+from harness.run import process_tree
+from harness.run.trial_runner import run_trial
+from results import identity
+from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.store import Store
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="needs Ray: pip install 'replicator-harness[distributed]'",
+)
+PROBE = Path(__file__).with_name("gang_probe.py")
+LONGEST_SEC = 120.0
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """Two nodes of one logical core each; their address is in ``RAY_ADDRESS``."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(ray_cluster.ADDRESS_VARIABLE, made.address)
+        made.add_node(num_cpus=1, include_dashboard=False)
+        try:
+            yield made
+        finally:
+            made.shutdown()
+
+
+@pytest.fixture
+def on_ray(cluster, settings):
+    """Run settings whose launcher is that cluster."""
+    return dataclasses.replace(settings, launcher=RayLauncher(), timeout_sec=90.0)
+
+
+@pytest.fixture
+def planned(make_spec):
+    """Returns a function that plans a trial of two workers on two hosts."""
+
+    def plan(**fields):
+        spec = make_spec(
+            backend="multi_worker", variables={HOSTS_VARIABLE: "2"}, **fields
+        )
+        trial_id, case_id = identity.ids(spec)
+        return PlannedTrial(
+            trial_id=trial_id, case_id=case_id, modes=(ScalingMode.WEAK,), spec=spec
+        )
+
+    return plan
+
+
+def marked(trial_dir):
+    """Processes of a trial, wherever they were adopted."""
+    return process_tree.find_tree(str(trial_dir.resolve()))
+
+
+def wait_until(condition, what):
+    """Waits for a condition, for a bounded time."""
+    deadline = time.monotonic() + LONGEST_SEC
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.1)
+
+
+def all_is_free():
+    """Whether the cluster gives away all of its cores again."""
+    code = (
+        "from harness.launch import ray_cluster\n"
+        "with ray_cluster.connected() as ray:\n"
+        "    print(ray.available_resources().get('CPU', 0))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    return float(done.stdout.split()[-1]) == 2.0
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_two_nodes_come_up():
+    """The launcher sees both, each with its cores."""
+    hosts = RayLauncher().hosts
+
+    assert [(1, 0), (1, 0)] == [(host.num_cores, host.num_gpus) for host in hosts]
+    assert 2 == len({host.node_id for host in hosts})
+
+
+@needs_ray
+@pytest.mark.processes
+def test_a_gang_is_spread_over_the_nodes(store, planned, on_ray):
+    """Each worker has a node of its own, a rank, and the addresses of all."""
+    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
+    trial = planned()
+    run_trial(store, trial, probing)
+    trial_dir = store.trial_dir(trial.trial_id)
+    found = [json.loads(path.read_text()) for path in sorted(trial_dir.glob("probe_*"))]
+
+    assert [0, 1] == [one["index"] for one in found]
+    assert found[0]["workers"] == found[1]["workers"]
+    assert 2 == len(set(found[0]["workers"]))
+    assert 2 == len({one["node_id"] for one in found})
+    assert [] == marked(trial_dir)
+
+
+@needs_ray
+@pytest.mark.processes
+def test_trials_of_two_workers_are_measured(store, planned, on_ray):
+    """With the harness's own measuring loop; ``RAY_TRIALS`` runs more in a row."""
+    for number in range(int(os.environ.get("RAY_TRIALS", "1"))):
+        trial = planned(seed=100 + number)
+        status = run_trial(store, trial, on_ray)
+        stored = store.read_trial(trial.trial_id)
+
+        assert TrialStatus.OK is status.status, status.failure
+        assert [0, 1] == [rank.rank for rank in stored.result.ranks]
+        assert [] == marked(store.trial_dir(trial.trial_id))
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
+    """From the command line, with TensorFlow in both workers."""
+    code, out, err = harness(
+        "sweep",
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--backends=multi_worker",
+        "--replicas=2",
+        "--mode=weak",
+        "--repeats=1",
+        "--no-match",
+        "--launcher=ray",
+        "--study=s",
+        "--timeout=200",
+    )
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+
+    assert exit_codes.OK == code, out + err
+    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
+    assert 2 == len(trial.result.ranks)
+
+
+@needs_ray
+@pytest.mark.processes
+def test_a_second_gang_waits_and_then_runs(store, planned, on_ray):
+    """Two gangs never share a node, and none is refused."""
+    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
+    trials = [planned(seed=seed) for seed in (1, 2)]
+    threads = [
+        threading.Thread(target=run_trial, args=(store, trial, probing))
+        for trial in trials
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST_SEC)
+    times = sorted(
+        (
+            min(one["start_sec"] for one in found),
+            max(one["end_sec"] for one in found),
+        )
+        for found in (
+            [
+                json.loads(path.read_text())
+                for path in store.trial_dir(trial.trial_id).glob("probe_*")
+            ]
+            for trial in trials
+        )
+    )
+
+    assert times[0][1] < times[1][0]
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("behavior", "expected", "reason"),
+    [
+        # As on one host: nothing else sends this signal to a trial.
+        ("sigkill", TrialStatus.OUT_OF_MEMORY, r"out-of-memory kill"),
+        ("segv", TrialStatus.FAILED, r"SIGSEGV"),
+        ("exit3", TrialStatus.FAILED, r"exit code 3"),
+    ],
+)
+def test_a_killed_rank_is_the_cause(
+    store, planned, on_ray, monkeypatch, behavior, expected, reason
+):
+    """The failure says how rank 1 ended, within the time, and nothing is left."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
+    trial = planned(seed=30)
+    start = time.monotonic()
+    status = run_trial(store, trial, on_ray)
+
+    assert expected is status.status
+    assert re.search(reason, status.failure.reason)
+    assert time.monotonic() - start < LONGEST_SEC
+    assert [] == marked(store.trial_dir(trial.trial_id))
+
+
+@needs_ray
+@pytest.mark.processes
+def test_a_gang_that_hangs_is_ended_in_time(store, planned, on_ray, monkeypatch):
+    """And gives its nodes back."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:hang")
+    trial = planned(seed=40)
+    status = run_trial(store, trial, dataclasses.replace(on_ray, timeout_sec=12.0))
+
+    assert TrialStatus.TIMEOUT is status.status
+    assert status.failure.phase is not Phase.LAUNCH
+    assert [] == marked(store.trial_dir(trial.trial_id))
+    wait_until(all_is_free, "the cores are given back")
+
+
+@needs_ray
+@pytest.mark.processes
+def test_nothing_is_left_when_the_harness_is_killed(
+    store, planned, on_ray, monkeypatch
+):
+    """The members end with the first process, and that with the harness."""
+    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:hang")
+    trial = planned(seed=50)
+    trial_dir = store.trial_dir(trial.trial_id)
+    command = (
+        "import sys, pathlib, dataclasses; from harness.run import trial_runner;"
+        "from harness.launch.ray_launcher import RayLauncher;"
+        "from results.records import PlannedTrial; from results.store import Store;"
+        "settings = trial_runner.RunSettings(timeout_sec=90.0,"
+        "launcher=RayLauncher(), worker_command=tuple(sys.argv[3:]),"
+        "canary=lambda core: 0.2);"
+        "trial_runner.run_trial(Store.open(pathlib.Path(sys.argv[1])),"
+        "PlannedTrial.model_validate_json(sys.argv[2]), settings)"
+    )
+    harness = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            command,
+            str(store.root),
+            trial.model_dump_json(),
+            *on_ray.worker_command,
+        ]
+    )
+    wait_until(lambda: list(trial_dir.glob("rank_1.jsonl")), "both ranks run")
+    harness.send_signal(signal.SIGKILL)
+    harness.wait()
+
+    wait_until(lambda: not marked(trial_dir), "all processes of the trial end")
+    wait_until(all_is_free, "the cores are given back")
+
+
+@needs_ray
+@pytest.mark.usefixtures("cluster")
+def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
+    """With what to start."""
+    monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
+    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 6.0)
+
+    with pytest.raises(
+        LaunchError,
+        match=r"--launcher ray: .*Ray cluster at '127\.0\.0\.1:1'.*; start one with "
+        r"'ray start --head'",
+    ):
+        _ = RayLauncher().num_hosts
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    """On this host, and on the others."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(
+        LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
+    ):
+        ray_cluster.connect()
+
+
+@needs_ray
+@pytest.mark.processes
+@pytest.mark.usefixtures("cluster")
+def test_a_folder_that_all_hosts_see_is_accepted(tmp_path):
+    """Each is asked, also for one that does not exist yet; nothing is left there."""
+    RayLauncher().check_folder(tmp_path / "runs" / "study")
+
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_folder_that_some_hosts_do_not_see_is_refused(tmp_path, monkeypatch):
+    """The message names them."""
+    answer = {"hosts": [dataclasses.asdict(hosts((1, 0))[0])]}
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: answer)
+
+    with pytest.raises(
+        LaunchError,
+        match=r"--launcher ray: hosts 10\.0\.0\.1 do not see '.*'.*choose a --runs-dir",
+    ):
+        RayLauncher().check_folder(tmp_path)
+
+
+def hosts(*sizes):
+    """Hosts with so many cores and GPUs."""
+    return [
+        RayHost(node_id=str(i), address="10.0.0.1", num_cores=cores, num_gpus=gpus)
+        for i, (cores, gpus) in enumerate(sizes)
+    ]
+
+
+def test_a_bundle_is_a_whole_host():
+    """So that two gangs never share one; the largest hosts are taken."""
+    assert {"CPU": 8} == bundle_of(hosts((8, 0), (8, 0)), 2)
+    assert {"CPU": 8, "GPU": 4} == bundle_of(hosts((2, 0), (8, 4), (16, 8)), 2)
+
+
+@pytest.mark.parametrize("sizes", [[], [(8, 0)], [(8, 0), (0, 0)]])
+def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
+    """It would wait forever."""
+    with pytest.raises(
+        LaunchError,
+        match=r"a gang on 2 hosts needs as many, but the Ray cluster has [01] with"
+        r" CPUs; add hosts with 'ray start",
+    ):
+        bundle_of(hosts(*sizes), 2)
+
+
+def test_only_living_nodes_count():
+    """In the order of their addresses, on whatever host that is asked."""
+    nodes = [
+        {
+            "NodeID": name,
+            "NodeManagerAddress": address,
+            "Alive": is_alive,
+            "Resources": {"CPU": 2.0, "GPU": 1.0},
+        }
+        for name, address, is_alive in (
+            ("b", "10.0.0.2", True),
+            ("c", "10.0.0.3", False),
+            ("a", "10.0.0.1", True),
+        )
+    ]
+    found = ray_cluster.hosts_of(nodes)
+
+    assert ["a", "b"] == [host.node_id for host in found]
+    assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
