@@ -113,6 +113,29 @@ def page_of(target: Path) -> Path | None:
     return next((path for path in inside if path.is_file()), None)
 
 
+def pages_in(menu: Any) -> Iterator[str]:
+    """Yields the paths in a menu."""
+    if isinstance(menu, str):
+        yield menu
+    else:
+        for entry in menu.values() if isinstance(menu, dict) else menu:
+            yield from pages_in(entry)
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Adds the documents that the menu does not have; records have a list of theirs."""
+    names = [path.relative_to(ROOT).as_posix() for path in documents()]
+    listed = set(pages_in(config.nav or []))
+    missing = [
+        name
+        for name in names
+        if name not in listed and not name.startswith("docs/decisions/0")
+    ]
+    if missing and config.nav is not None:
+        config.nav.append({"More": missing})
+    return config
+
+
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds documents, the files that they point to, and the reference."""
     paths = set(documents())
