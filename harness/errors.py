@@ -7,6 +7,7 @@
     +-- MatchStudyError           a study that holds a different plan
     +-- RevisionError             a revision that cannot be measured
     +-- DoesNotFitError           processes that do not fit into memory at once
+    +-- LaunchError               an engine that does not start or end processes
     +-- DoctorError               a machine that could not be checked
     +-- UnfitMachineError         a machine on which no figure would be valid; code 6
     Interrupted(BaseException)    SIGINT, SIGTERM or SIGHUP; never swallowed
@@ -44,6 +45,10 @@ class RevisionError(HarnessError):
 
 class DoesNotFitError(HarnessError):
     """The processes of a relay do not fit into memory at once."""
+
+
+class LaunchError(HarnessError):
+    """An engine that does not start processes, or does not end them."""
 
 
 class Interrupted(BaseException):

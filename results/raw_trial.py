@@ -108,8 +108,7 @@ def _derive(
     if turns:
         window_ns = sum(turn["end_ns"] - turn["start_ns"] for turn in turns)
     else:
-        latest = [max(rank[f"window_{end}_ns"] for rank in times) for end in _ENDS]
-        window_ns = latest[1] - latest[0]
+        window_ns = _window_ns(ranks, times)
     sanity = [check for lines in ranks for check in _of_kind(lines, "sanity")]
     explain = _of_kind(ranks[0], "explain")
     result = {
@@ -140,6 +139,18 @@ def _derive(
 
 
 _ENDS = ("start", "end")
+
+
+def _window_ns(ranks: Sequence[Sequence[Fields]], times: Sequence[Fields]) -> int:
+    """Latest start to latest end; of several machines, the longest of a rank.
+
+    Their clocks differ; ranks that wait for each other measure the same time.
+    """
+    clocks = {line["host"] for lines in ranks for line in _of_kind(lines, "clock")}
+    if len(clocks) > 1:
+        return max(rank["window_end_ns"] - rank["window_start_ns"] for rank in times)
+    start_ns, end_ns = (max(r[f"window_{end}_ns"] for r in times) for end in _ENDS)
+    return int(end_ns - start_ns)
 
 
 def _duration(step: Fields) -> float:

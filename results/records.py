@@ -327,7 +327,7 @@ class RankTimes(Record):
     warmup_step_time_sec: StepTimes
     step_time_sec: StepTimes
     window_start_ns: bounds.Nanoseconds = Field(
-        description="CLOCK_MONOTONIC of this machine"
+        description="CLOCK_MONOTONIC of its machine"
     )
     window_end_ns: bounds.Nanoseconds
     losses: tuple[Real, ...] = Field(
@@ -352,7 +352,8 @@ class TrialResult(Record):
     global_batch_size: GlobalBatchSize
     num_measured_steps: Steps
     window_sec: Seconds = Field(
-        description="latest start to latest end over ranks; in a relay, of all turns"
+        description="latest start to latest end over ranks; on several machines, of"
+        " the slowest rank; in a relay, of all turns"
     )
     turns: Turns = ()
     ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)

@@ -31,6 +31,9 @@ GROUPS = {
     "tests/browser/test_accessibility.py": "a browser",
     "tests/browser/test_geometry.py": "a browser",
     "tests/browser/test_interaction.py": "a browser",
+    "tests/cluster_engines/test_slurm_identity.py": "a cluster of Slurm",
+    "tests/cluster_engines/test_slurm_sweeps.py": "a cluster of Slurm",
+    "tests/cluster_engines/test_slurm_trials.py": "a cluster of Slurm",
     "tests/workloads/metrics/test_digits_extractor.py": "classifier of digits",
     "tests/workloads/sngan/test_program.py": "classifier of digits",
 }
@@ -38,6 +41,7 @@ GROUPS = {
 # that are not here follow in the order of their names.
 LONG_FIRST = (
     "tests/conformance/",
+    "tests/cluster_engines/",
     "tests/replicator/async_training/",
     "tests/replicator/backends/multi_worker/",
     f"{_SERVED}/",

@@ -6,23 +6,24 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli import exit_codes, gpu_readiness, progress, running
+from harness.cli import launching as launching_module
+from harness.cli.launch_options import Launching
 from harness.errors import DoesNotFitError, StudyError
-from harness.machine import gpu_choice, topology
-from harness.placement import gpu_threads
-from harness.planning import cases, controls, estimate
+from harness.launch import catalog as launchers
+from harness.machine import topology
+from harness.planning import cases, controls, estimate, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
 from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
-from results import atomic, variables
+from results import atomic
 from results.lock import lock_study
 from results.records import Order, PlannedTrial
 from results.store import Store
@@ -62,6 +63,7 @@ def sweep(
     name_prefix: str = "",
     check: Callable[[PlannedSweep], None] | None = None,
     command: Sequence[str] | None = None,
+    launching: Launching | None = None,
 ) -> int:
     """Plans, and unless it is a dry run, runs what is missing and reports.
 
@@ -79,6 +81,7 @@ def sweep(
       name_prefix: Of a name that is derived from the request.
       check: Receives the plan before anything is written; raises if it cannot be used.
       command: The command to record; by default that of this process.
+      launching: Where processes run; by default on this machine.
 
     Raises:
       HarnessError: The request cannot be carried out; nothing was written.
@@ -87,18 +90,24 @@ def sweep(
     if study is not None:
         study_module.check_name(study)
     _check_runs_dir(runs_dir)
+    launching = launching or Launching()
+    command = command or ("python", "-m", "harness", *sys.argv[1:])
+    launcher = launching_module.launcher_of(launching)
+    request = launching_module.with_hosts(request, launcher)
     cpus = topology.read_topology()
-    machine = cases.Machine(
-        num_available_cores=cpus.num_available_cores,
-        num_gpus=_count_gpus() if request.device == "gpu" else None,
-        variables=gpu_threads.with_launch_threads(
-            variables.identity_variables(os.environ), request.device
-        ),
-    )
+    machine = launching_module.machine_of(launching, launcher, request, cpus)
     planned = plan_module.plan_sweep(request, machine)
     (check or _accept)(planned)
-    gpu_readiness.check_models(planned.trials)
     name = study or name_prefix + study_module.default_name(planned)
+    is_submitted = launching_module.is_submitted(launching)
+    if is_submitted and not is_dry_run:
+        return launching_module.submit(
+            launching, planned, study=name, runs_dir=runs_dir, command=command
+        )
+    if not is_submitted:  # a login node has no GPUs of the job
+        gpu_readiness.check_models(planned.trials, launcher.num_hosts)
+    planned = shards.own(planned, launching.shard)
+    name = shards.name(name, launching.shard)
     root = runs_dir / name
     known = study_module.read_existing_plan(root)
     is_order_free = request.order is None
@@ -106,12 +115,12 @@ def sweep(
     if is_order_free and known is not None:
         # It was decided when the study began, maybe by the memory that was free.
         request, left_out = controls.with_order(request, known.measuring.order)
-        planned = plan_module.plan_sweep(request, machine)
+        planned = shards.own(plan_module.plan_sweep(request, machine), launching.shard)
     new = study_module.make_plan(
         planned,
         request,
         study=name,
-        command=command or ("python", "-m", "harness", *sys.argv[1:]),
+        command=command,
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
     notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
@@ -124,11 +133,16 @@ def sweep(
             runs_dir=runs_dir,
             is_json=is_json,
         )
+    launcher.check_folder(runs_dir.absolute())
     conclude = conclude or functools.partial(running.conclude_sweep, is_json=is_json)
     missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
     with (
         gpu_readiness.ready(
-            missing, overrides, None if is_failed_retried else runs_dir, study=name
+            missing,
+            overrides,
+            None if is_failed_retried else runs_dir,
+            study=name,
+            num_hosts=launcher.num_hosts,
         ) as replaced,
         _created_and_locked(root) as store,
     ):
@@ -148,6 +162,7 @@ def sweep(
             data_dir=reconciled.plan.data_dir,
             measuring=reconciled.plan.measuring,
             trees=_trees(request),
+            launcher=launcher,
             **replaced,
         )
         try:
@@ -202,10 +217,6 @@ def _run_in_sequence(
     )
 
 
-def _count_gpus() -> int:
-    return len(gpu_choice.visible_gpus())
-
-
 def _accept(_planned: PlannedSweep) -> None:
     """Any plan can be run."""
 
@@ -225,6 +236,7 @@ def resume(
     are_checkpoints_kept: bool = False,
     data_dir: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
+    launcher_name: str = launchers.DEFAULT,
 ) -> int:
     """Runs the missing trials of a study's plan.
 
@@ -237,12 +249,17 @@ def resume(
     plan = store.read_plan()
     study_module.check_trials(plan)
     study_module.check_code(plan)
+    launcher = launchers.make(launcher_name)
+    launcher.check(trial.spec for trial in plan.trials)
+    launcher.check_folder(root.absolute())
     with lock_study(root):
         _check_readable(store)
         missing = run.missing_trials(
             store, plan.trials, is_failed_retried=is_failed_retried
         )
-        with gpu_readiness.ready(missing, overrides, study=plan.study) as replaced:
+        with gpu_readiness.ready(
+            missing, overrides, study=plan.study, num_hosts=launcher.num_hosts
+        ) as replaced:
             settings = RunSettings(
                 timeout_sec=timeout_sec or plan.timeout_sec,
                 is_failed_retried=is_failed_retried,
@@ -251,6 +268,7 @@ def resume(
                 if data_dir is None
                 else str(data_dir.absolute()),
                 measuring=plan.measuring,
+                launcher=launcher,
                 **replaced,
             )
             conclude = functools.partial(running.conclude_sweep, is_json=is_json)

@@ -13,9 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from harness.cli import exit_codes, reporting_verbs
+from harness.cli import exit_codes, launch_verbs, reporting_verbs
 from harness.cli.arguments import check_arguments, one_line, refusal
 from harness.cli.judging_verbs import VERBS
+from harness.cli.launch_options import (
+    launch_options,
+    launcher_option,
+    take_launching,
+)
 from harness.cli.parsing import make_request
 from harness.cli.study_file import command, study_file_option
 from harness.cli.sweep_options import (
@@ -98,6 +103,7 @@ _keep_option = click.option(
 @cli.command()
 @study_file_option
 @request_options
+@launch_options
 @_retry_option
 @_keep_option
 @click.option(
@@ -119,12 +125,14 @@ def sweep(
     """Runs a sweep and writes the report; run it again to resume."""
     from harness.cli import commands
 
+    launching = take_launching(settings)
     return commands.sweep(
         make_request(settings),
         study=study,
         runs_dir=runs_dir,
         is_json=is_json,
         is_dry_run=dry_run,
+        launching=launching,
         is_failed_retried=retry == "failed",
         are_checkpoints_kept=are_checkpoints_kept,
         overrides=ctx.obj,
@@ -135,6 +143,7 @@ def sweep(
 @cli.command()
 @study_file_option
 @request_options
+@launch_options
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -148,8 +157,10 @@ def plan(
     """Prints the trials of a sweep and a time estimate; runs nothing."""
     from harness.cli import commands
 
+    launching = take_launching(settings)
     return commands.sweep(
         make_request(settings),
+        launching=launching,
         study=study,
         runs_dir=runs_dir,
         is_json=is_json,
@@ -185,6 +196,7 @@ def status(study: str, *, runs_dir: Path, is_json: bool) -> int:
     metavar="SECONDS",
     help="Time limit of one trial.  [default: the plan's]",
 )
+@launcher_option
 @json_option
 @click.pass_context
 def resume(
@@ -197,6 +209,7 @@ def resume(
     are_checkpoints_kept: bool,
     data_dir: Path | None,
     timeout_sec: float | None,
+    launcher: str,
     is_json: bool,
 ) -> int:
     """Runs the missing trials of a study."""
@@ -211,6 +224,7 @@ def resume(
         are_checkpoints_kept=are_checkpoints_kept,
         data_dir=data_dir,
         overrides=ctx.obj,
+        launcher_name=launcher,
     )
 
 
@@ -267,6 +281,7 @@ def doctor(*, relay_sec: float, device: str, is_json: bool) -> int:
 
 for _verb in VERBS:
     cli.add_command(_verb)
+cli.add_command(launch_verbs.launch)
 
 
 def main(

@@ -82,7 +82,9 @@ def describe_match(match: Match) -> str:
 def _resume_command(store: Store, settings: RunSettings) -> str:
     if settings.trees:  # only the same command knows the other revision
         return shlex.join(["python", "-m", "harness", *sys.argv[1:]])
-    return shlex.join(["python", "-m", "harness", "resume", str(store.root)])
+    launcher = settings.launcher
+    words = [] if launcher.name == "local" else ["--launcher", launcher.name]
+    return shlex.join(["python", "-m", "harness", "resume", str(store.root), *words])
 
 
 def conclude_sweep(

@@ -17,16 +17,17 @@ from harness.trial.turns import ADDRESS_VARIABLE
 from results.records import Allocator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from results.records import Placement, TrialSpec
+
+    # Takes the directory of a trial.
+    EndElsewhere = Callable[[Path], None]
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The folder of the packages that run, unless a trial is of another revision."""
 WORKER_COMMAND = (sys.executable, "-m", "harness.trial.worker")
 """The trial directory is appended."""
-CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")
-"""Starts the processes of a cluster; the worker command and directory are appended."""
 
 _THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
@@ -146,7 +147,11 @@ class ProcessTree:
     process: subprocess.Popen[bytes]
 
     def __init__(
-        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+        self,
+        trial_dir: Path,
+        variables: Mapping[str, str],
+        command: Sequence[str],
+        end_elsewhere: EndElsewhere = lambda _: None,
     ) -> None:
         """Plans the tree; ``start`` starts it.
 
@@ -154,7 +159,9 @@ class ProcessTree:
           trial_dir: Where the output and the observations go.
           variables: The environment variables.
           command: The worker; the trial directory is appended.
+          end_elsewhere: Ends what a trial left on other hosts.
         """
+        self._end_elsewhere = end_elsewhere
         self._trial_dir = trial_dir.resolve()
         self._variables = dict(variables)
         self._command = (*command, str(self._trial_dir))
@@ -197,6 +204,7 @@ class ProcessTree:
         # The marker finds the tree even if an interrupt came while it was starting.
         process = getattr(self, "process", None)
         process_tree.kill_tree(self._marker, None if process is None else process.pid)
+        self._end_elsewhere(self._trial_dir)
 
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""
@@ -226,6 +234,7 @@ def run_tree(
     *,
     timeout_sec: float,
     command: Sequence[str] = WORKER_COMMAND,
+    end_elsewhere: EndElsewhere = lambda _: None,
 ) -> TrialExit:
     """Runs a trial's process tree; no process of it remains afterwards.
 
@@ -236,8 +245,9 @@ def run_tree(
       variables: The environment variables.
       timeout_sec: Time limit.
       command: The worker; the trial directory is appended.
+      end_elsewhere: See ``ProcessTree``.
     """
-    with ProcessTree(trial_dir, variables, command) as tree:
+    with ProcessTree(trial_dir, variables, command, end_elsewhere) as tree:
         is_timed_out = False
         try:
             tree.process.wait(timeout=timeout_sec)

@@ -115,7 +115,13 @@ def _residents(
     try:
         for trial in generation.trials:
             prepared = trial_runner.prepare(store, trial, settings)
-            residents.append(Resident(prepared, timeout_sec=settings.timeout_sec))
+            residents.append(
+                Resident(
+                    prepared,
+                    timeout_sec=settings.timeout_sec,
+                    end_elsewhere=settings.launcher.end,
+                )
+            )
         yield residents
     finally:
         for resident in residents:

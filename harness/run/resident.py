@@ -25,7 +25,7 @@ from harness.trial.turns import ADDRESS_VARIABLE, native_address
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from harness.run.launch import TrialExit
+    from harness.run.launch import EndElsewhere, TrialExit
     from harness.run.trial_runner import Prepared
     from results.records import Turn
 
@@ -49,12 +49,19 @@ class Resident:
       busy_sec: The time in which this trial had the machine.
     """
 
-    def __init__(self, prepared: Prepared, *, timeout_sec: float) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        timeout_sec: float,
+        end_elsewhere: EndElsewhere = lambda _: None,
+    ) -> None:
         """Plans the trial; ``start`` starts it.
 
         Args:
           prepared: The trial.
           timeout_sec: Time limit of its start, and of each of its turns.
+          end_elsewhere: Ends what the trial left on other hosts.
         """
         self.prepared = prepared
         self.turns: list[Turn] = []
@@ -70,6 +77,7 @@ class Resident:
             prepared.trial_dir,
             {**prepared.variables, ADDRESS_VARIABLE: self._address},
             prepared.command,
+            end_elsewhere,
         )
 
     @property

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.errors import StudyError
+from harness.launch.local import LocalLauncher
 from harness.machine import (
     canary,
     disturbance,
@@ -31,7 +32,7 @@ from harness.machine import (
 from harness.machine.gpu_watch import GpuWatch
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
-from harness.placement import allocation as placement
+from harness.placement import hosts
 from harness.placement.processes import processes_of
 from harness.run import aggregate, launch, process_tree
 from harness.trial import checkpoints
@@ -41,6 +42,7 @@ from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from harness.launch.contract import Launcher
     from harness.machine.disturbance import Disturbance
     from harness.machine.gpus import Gpu
     from harness.placement.processes import Processes
@@ -71,6 +73,7 @@ class RunSettings:
       measuring: How long a relay measures.
       void_reason: Says why a turn does not count, or "" if it does.
       trees: Sources of other revisions, by the name that specs have.
+      launcher: Starts the processes of a trial.
     """
 
     timeout_sec: float
@@ -83,6 +86,7 @@ class RunSettings:
     measuring: Measuring = dataclasses.field(default_factory=Measuring)
     void_reason: VoidReason = disturbance.void_reason
     trees: Mapping[str, SourceTree] = dataclasses.field(default_factory=dict)
+    launcher: Launcher = dataclasses.field(default_factory=LocalLauncher)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,19 +137,15 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     processes = processes_of(backend, spec.num_replicas, spec.control)
     chosen: tuple[Gpu, ...] = ()
     if spec.device == "gpu":
-        chosen = gpu_choice.choose(gpu_choice.visible_gpus(), spec.num_replicas)
-    place = placement.place(
-        settings.topology,
-        num_replicas=spec.num_replicas,
-        cores_per_replica=spec.cores_per_replica,
-        device=spec.device,
-        processes=processes,
-        gpu_nodes=[gpu.node for gpu in chosen],
+        num_here = hosts.num_replicas_on_first(
+            processes, spec.num_replicas, settings.launcher.num_hosts
+        )
+        chosen = gpu_choice.choose(gpu_choice.visible_gpus(), num_here)
+    place = settings.launcher.place(
+        settings.topology, spec, processes, [gpu.node for gpu in chosen]
     )
     versions = None
-    command = tuple(settings.worker_command)
-    if processes.are_several:
-        command = (*launch.CLUSTER_COMMAND, *command)
+    command = settings.launcher.command(processes, settings.worker_command)
     source_root = launch.SOURCE_ROOT
     if spec.revision:
         tree = settings.trees[spec.revision]
@@ -264,6 +264,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
             prepared.variables,
             timeout_sec=settings.timeout_sec,
             command=prepared.command,
+            end_elsewhere=settings.launcher.end,
         )
     load = foreign_load.between(
         clock, foreign_load.read_clock(), prepared.env.num_logical_cores

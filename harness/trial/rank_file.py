@@ -1,8 +1,9 @@
 """The file ``rank_<k>.jsonl``: everything one process of a trial observed, in order.
 
 One JSON object per line, ``kind`` first. Times are nanoseconds of ``CLOCK_MONOTONIC``,
-which all processes of a machine share.
+which all processes of a machine share; those of two machines cannot be compared.
 
+- ``clock``: ``host``, which says whose clock it is; of trials of several processes.
 - ``phase``: ``phase``, ``ns``. The process enters a phase.
 - ``facts``: ``num_parameters``, ``flops_per_example`` (null if not counted),
   ``example_unit``, ``global_batch_size``.
@@ -36,10 +37,13 @@ the latest: that takes about 0.1 ms each, which would be part of the window.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import math
 import os
+import socket
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from results.records import Phase
@@ -47,7 +51,6 @@ from results.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MAX_REASON_LENGTH = 500
 
@@ -59,6 +62,15 @@ class RankFileError(ValueError):
 def rank_path(trial_dir: Path, rank: int) -> Path:
     """Returns the file of one rank."""
     return trial_dir / f"rank_{rank}.jsonl"
+
+
+def clock_host() -> str:
+    """Returns what tells the clock of this machine, since it started, from others."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        boot = socket.gethostname().encode()
+    return hashlib.blake2b(boot, digest_size=8).hexdigest()
 
 
 def one_line(text: str) -> str:
@@ -187,6 +199,7 @@ class RankLog:
 
     Attributes:
       rank: The process's rank.
+      clock_host: Whose clock its times are of.
       phase: The last phase entered.
       steps: Every step, in order.
       facts: Fields of the ``facts`` line, empty before the build is done.
@@ -206,6 +219,7 @@ class RankLog:
     """
 
     rank: int
+    clock_host: str = ""
     phase: Phase = Phase.LAUNCH
     steps: list[StepTimes] = dataclasses.field(default_factory=list)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -264,6 +278,9 @@ _LISTS = {
     "change": "changes",
 }
 
+# Kinds of one text: the attribute that stores it, and its field.
+_TEXTS = {"clock": ("clock_host", "host"), "explain": ("collectives", "collectives")}
+
 
 def _apply(log: RankLog, fields: dict[str, Any]) -> None:
     kind = fields.pop("kind")
@@ -288,8 +305,9 @@ def _apply(log: RankLog, fields: dict[str, Any]) -> None:
         log.is_start_alone = fields.get("is_alone", True)
     elif kind == "gpu_canary":
         log.gpu_tflops = [float(value) for value in fields["tflops"]]
-    elif kind == "explain":
-        log.collectives = fields["collectives"]
+    elif kind in _TEXTS:
+        attribute, name = _TEXTS[kind]
+        setattr(log, attribute, str(fields[name]))
     elif kind == "done":
         log.is_done = True
     elif kind not in ("heartbeat", "turn"):

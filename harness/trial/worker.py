@@ -4,9 +4,9 @@
 
 Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``. Exit
 code 0 when the observations are complete, 1 after a failure that is in the file. In a
-trial of several processes (``harness.trial.ranks`` starts them), ``TF_CONFIG`` says
-which one this is; one that is not measured serves the others. The controls of
-``results.measuring.Control`` are made here.
+trial of several processes (``harness.trial.ranks`` or ``harness.launch.member`` starts
+them), the cluster environment says which one this is; one that is not measured serves
+the others. The controls of ``results.measuring.Control`` are made here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.machine.gpus import NO_GPU
 from harness.placement.processes import processes_of
 from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
 from harness.trial.memory import ResidentMemory
-from harness.trial.rank_file import RankWriter, rank_path
+from harness.trial.rank_file import RankWriter, clock_host, rank_path
 from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
 from results.records import Control, Environment, TrialSpec
@@ -32,6 +32,7 @@ from results.records import Control, Environment, TrialSpec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replicator.cluster.configuration import ClusterConfig
     from results.records import Placement
 
 
@@ -74,13 +75,13 @@ def main(argv: Sequence[str]) -> int:
     rank: int | None = 0
     backend = catalog.backend(spec.backend)
     processes = processes_of(backend, spec.num_replicas, spec.control)
-    if "TF_CONFIG" in os.environ:  # the cluster launcher has done both
+    if processes.are_several:  # what started this one ties and pins it
         cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
         rank = processes.rank(member)
-        _choose_gpu(member)
+        _choose_gpu(cluster)
         if processes.is_separate:  # nothing may make it wait for the others
-            del os.environ["TF_CONFIG"]
+            environment.forget(os.environ)
     else:
         die_with_parent.request_death_signal()
         die_with_parent.watch_pipe(sys.stdin.fileno())
@@ -89,6 +90,8 @@ def main(argv: Sequence[str]) -> int:
     if rank is None:
         return _serve(env.placement)
     writer = RankWriter(rank_path(trial_dir, rank), time.monotonic_ns)
+    if processes.are_several:
+        writer.write("clock", host=clock_host())
     die_with_parent.beat(lambda: writer.write("heartbeat", ns=time.monotonic_ns()))
     try:
         measure_spec(
@@ -106,12 +109,15 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _choose_gpu(member: tuple[str, int]) -> None:
-    """Makes only a worker's own GPU visible; other processes compute nothing."""
+def _choose_gpu(cluster: ClusterConfig) -> None:
+    """Makes only a worker's own GPU visible; other processes compute nothing.
+
+    The GPUs are those of one host, so the index is the one on this host.
+    """
     ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
-    kind, index = member
     if ids != [NO_GPU]:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ids[index] if kind == "worker" else NO_GPU
+        own = ids[cluster.local_index] if cluster.kind == "worker" else NO_GPU
+        os.environ["CUDA_VISIBLE_DEVICES"] = own
 
 
 def _serve(placement: Placement) -> int:

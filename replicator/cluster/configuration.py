@@ -73,6 +73,16 @@ class ClusterConfig:
         return self.workers.index(own)
 
     @property
+    def local_index(self) -> int:
+        """Index of this process among those of its kind on its host.
+
+        It says which of the host's GPUs are its own; the index in the cluster does not.
+        """
+        own = split_address(self.address)[0]
+        before = self.addresses[self.kind][: self.index]
+        return sum(split_address(address)[0] == own for address in before)
+
+    @property
     def is_chief(self) -> bool:
         """Whether this process is worker 0, the one that writes checkpoints."""
         return (self.kind, self.index) == self.workers[0]

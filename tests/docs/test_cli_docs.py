@@ -39,10 +39,12 @@ def options_in(text: str) -> set[str]:
 
 
 def options_of(verb: str) -> set[str]:
-    """Returns the options that a verb takes."""
+    """Returns the options that a verb takes, and its parts, where it has any."""
+    command = cli.commands[verb]
+    parts = command.commands.values() if isinstance(command, click.Group) else ()
     return {
         option
-        for parameter in cli.commands[verb].params
+        for parameter in (*command.params, *(p for part in parts for p in part.params))
         if isinstance(parameter, click.Option)
         for option in (*parameter.opts, *parameter.secondary_opts)
     }
@@ -57,7 +59,12 @@ def document(root: Path) -> str:
 @pytest.mark.parametrize("verb", VERBS)
 def test_the_help_of_a_verb_shows_every_option(verb: str) -> None:
     """No option is hidden, so the help is what to compare with."""
-    shown = CliRunner().invoke(cli, [verb, "--help"]).output
+    command = cli.commands[verb]
+    parts = list(command.commands) if isinstance(command, click.Group) else []
+    shown = "".join(
+        CliRunner().invoke(cli, [verb, *part, "--help"]).output
+        for part in ([], *([name] for name in parts))
+    )
 
     assert options_of(verb) <= set(_OPTION.findall(shown))
 

@@ -296,18 +296,26 @@ def write_products(writer: RankWriter, spec: TrialSpec) -> None:
     writer.write("gpu_canary", tflops=rates, reason="")
 
 
+def rank_of_several() -> int | None:
+    """Returns the rank of this process, or None if it is the only one."""
+    if (config := os.environ.get("TF_CONFIG")) is not None:
+        return int(json.loads(config)["task"]["index"])
+    if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        return int(os.environ["SLURM_PROCID"])
+    return None
+
+
 def main() -> int:
     """Runs one fake trial."""
     trial_dir = Path(sys.argv[1])
-    rank = 0
-    if (config := os.environ.get("TF_CONFIG")) is not None:
-        rank = json.loads(config)["task"]["index"]
-    else:
+    own = rank_of_several()
+    rank = own or 0
+    if own is None:
         die_with_parent.request_death_signal()
         die_with_parent.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    if config is None:
+    if own is None:
         os.sched_setaffinity(0, env.placement.cpusets[0])
     assert set(env.placement.cpusets[rank]) == os.sched_getaffinity(0)
     assert "tensorflow" not in sys.modules

@@ -126,6 +126,27 @@ def test_turns_are_joined_over_ranks(tmp_path: Path) -> None:
     assert {0: 800.0} == recomputed.rates(found.result)
 
 
+@pytest.mark.parametrize(
+    ("hosts", "window_sec"), [(("a", "a"), 0.13), (("a", "b"), 0.14)]
+)
+def test_clocks_of_two_machines_are_not_compared(
+    tmp_path: Path, hosts: tuple[str, str], window_sec: float
+) -> None:
+    """Rank 1 is the faster one, and its machine started a second earlier."""
+    ranks = [[line for line in rank_lines() if line["kind"] != "turn"] for _ in hosts]
+    (last,) = [line for line in ranks[1] if line.get("index") == 5]
+    last["end_ns"] -= 10 * MS
+    for line in ranks[1]:
+        for name in {"ns", "start_ns", "end_ns"} & line.keys():
+            line[name] += 1000 * MS
+    for host, lines in zip(hosts, ranks, strict=True):
+        lines.insert(0, {"kind": "clock", "host": host})
+    folder = write(tmp_path / "t", *ranks)
+    found = raw_trial.read_trial(folder, num_warmup_steps=2)
+
+    assert window_sec == found.result["window_sec"]
+
+
 def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
     """As does a process that did not finish."""
     lines = rank_lines()

@@ -260,6 +260,9 @@ def test_each_shipped_study_can_be_planned(
     assert {asked["workload"]} == {spec["workload"] for spec in specs}
     assert {asked.get("device", "cpu")} == {spec["device"] for spec in specs}
     assert {asked["preset"]} == {spec["preset"] for spec in specs}
+    if isinstance(asked.get("replicas"), list):
+        sizes = {spec["num_replicas"] for spec in specs}
+        assert {*asked["replicas"]} == sizes
     assert [] == written()
 
 
@@ -267,7 +270,7 @@ def test_the_document_names_every_shipped_study() -> None:
     """And each file names the schema by its relative path."""
     document = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
 
-    assert len(SHIPPED) >= 6
+    assert len(SHIPPED) >= 7
     for path in SHIPPED:
         name = path.relative_to(ROOT / "studies").as_posix()
         assert f"`{name}`" in document

@@ -17,6 +17,7 @@ from harness.machine.environment import read_environment
 from harness.trial import gpu_probe, worker
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 from harness.trial.rank_file import read_rank
+from replicator.cluster.configuration import ClusterConfig
 from results.records import Phase, Placement
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,6 +129,7 @@ def test_a_process_that_only_serves_was_given_none(
     [
         (("worker", 0), "4"),
         (("worker", 1), "MIG-7"),
+        (("worker", 2), "4"),  # the first on another host
         (("chief", 0), "-1"),
         (("ps", 0), "-1"),
     ],
@@ -137,7 +139,13 @@ def test_each_process_of_a_cluster_sees_its_own_gpu(
 ) -> None:
     """Those that coordinate or store see none, and are not compared."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,MIG-7")
-    worker._choose_gpu(member)
+    addresses = {
+        "chief": ("a:1",),
+        "worker": ("a:2", "a:3", "b:2"),
+        "ps": ("a:4",),
+    }
+    kind, index = member
+    worker._choose_gpu(ClusterConfig(addresses=addresses, kind=kind, index=index))
 
     assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
     assert (expected != "-1") == bool(gpu_probe.given_ids())

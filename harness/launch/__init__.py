@@ -1,0 +1,1 @@
+"""Launchers: how the processes of one trial are started on its hosts."""

@@ -1,0 +1,106 @@
+"""The connection between the members of a gang and its first process.
+
+Lines of JSON over TCP, after a secret that only processes of the trial know. Members
+end when it is closed: the kernel of the first process's host closes it however that
+process ends, and keepalive finds out when the host itself is gone.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import socket
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
+"""Environment variable with ``host:port`` of the first process."""
+SECRET_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_SECRET"  # noqa: S105 (a name)
+CONNECT_TIMEOUT_SEC: Final = 30.0
+LOST_AFTER_SEC: Final = 20
+"""A host that has not answered for this long is gone."""
+_PROBE_SEC = 5
+MAX_LINE_BYTES: Final = 65536
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Makes the kernel notice within ``LOST_AFTER_SEC`` that the other host is gone."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBE_SEC)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SEC)
+    probes = LOST_AFTER_SEC // _PROBE_SEC - 1
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, LOST_AFTER_SEC * 1000
+    )
+
+
+def own_address(environ: Mapping[str, str]) -> str:
+    """Returns where a member finds the first process.
+
+    Slurm tells each task the address of the host of ``srun``, which is that of the
+    first process; a host's own name may mean its loopback address elsewhere.
+    """
+    address = environ[ADDRESS_VARIABLE]
+    if host := environ.get("SLURM_LAUNCH_NODE_IPADDR"):
+        return f"{host}:{address.rpartition(':')[2]}"
+    return address
+
+
+def connect(address: str, secret: str) -> socket.socket:
+    """Connects a member to the first process.
+
+    Raises:
+      OSError: Nothing listens there, or the host cannot be reached.
+    """
+    host, _, port = address.rpartition(":")
+    connection = socket.create_connection((host, int(port)), CONNECT_TIMEOUT_SEC)
+    connection.settimeout(None)
+    keep_alive(connection)
+    send(connection, secret=secret)
+    return connection
+
+
+def send(connection: socket.socket, **message: Any) -> None:
+    """Sends one message.
+
+    Raises:
+      OSError: The connection is closed.
+    """
+    connection.sendall(json.dumps(message).encode("ascii") + b"\n")
+
+
+class Received:
+    """The messages of one connection; nothing is believed before the secret.
+
+    Attributes:
+      is_trusted: Whether the secret was right.
+    """
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+        self._rest = b""
+        self.is_trusted = False
+
+    def add(self, data: bytes) -> Iterator[dict[str, Any]]:
+        """Yields the messages that are complete with some more bytes.
+
+        Raises:
+          ValueError: They do not come from a member.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ValueError("the line is too long")
+        for line in lines:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError("not a message")  # noqa: TRY004 (bytes, not a type)
+            if self.is_trusted:
+                yield message
+                continue
+            said = str(message.get("secret", ""))
+            if not hmac.compare_digest(said.encode(), self._secret.encode()):
+                raise ValueError("wrong secret")
+            self.is_trusted = True

@@ -1,0 +1,30 @@
+"""The launcher ``local``: all processes of a trial run on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from harness.launch.contract import Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.placement.processes import Processes
+
+CLUSTER_COMMAND = (sys.executable, "-m", "harness.trial.ranks")
+"""Starts the processes of a cluster; the worker command and directory are appended."""
+
+
+class LocalLauncher(Launcher):
+    """Starts the processes of a trial on this machine."""
+
+    name = "local"
+
+    def command(
+        self, processes: Processes, worker_command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """The worker itself, or the process that starts several of them."""
+        if processes.are_several:
+            return (*CLUSTER_COMMAND, *worker_command)
+        return tuple(worker_command)

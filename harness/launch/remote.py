@@ -1,0 +1,87 @@
+"""Launchers whose engine starts the members of a gang on several hosts.
+
+What an engine has to do is small: start the same command so many times at once, let
+each know which one it is, and end them. The rest is the same for all: the first process
+(``harness/launch/gang.py``) waits for the members (``harness/launch/member.py``), each
+of which starts one process of the trial on its host and ends it when the connection to
+the first process is lost.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import sys
+from typing import TYPE_CHECKING
+
+from harness.launch.contract import Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from harness.placement.processes import Processes
+
+GANG_COMMAND = (sys.executable, "-m", "harness.launch.gang")
+"""The launcher's name, the worker command and the directory are appended."""
+MEMBER_COMMAND = (sys.executable, "-m", "harness.launch.member")
+"""The worker command and the directory are appended."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gang:
+    """The members that an engine has to start at the same time.
+
+    Attributes:
+      trial_dir: The directory of the trial, which all hosts see; also the current one.
+      num_members: How many.
+      members_per_host: Members on each host: the first so many on the first host.
+      command: What each of them runs; it learns from the engine which one it is.
+      variables: Its environment variables.
+    """
+
+    trial_dir: Path
+    num_members: int
+    members_per_host: int
+    command: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts that the gang needs."""
+        return -(-self.num_members // self.members_per_host)
+
+
+class Engine(abc.ABC):
+    """Members that an engine has started, or will when there is room."""
+
+    @abc.abstractmethod
+    def poll(self) -> int | None:
+        """Exit code of the engine's own client; None while it runs."""
+
+    @abc.abstractmethod
+    def cancel(self) -> None:
+        """Ends all members, also those that wait; harmless if they have ended."""
+
+    def output(self) -> str:
+        """What the engine said so far, for the failure of a trial."""
+        return ""
+
+
+class RemoteLauncher(Launcher):
+    """A launcher whose engine starts the members of a gang on several hosts."""
+
+    @abc.abstractmethod
+    def start(self, gang: Gang) -> Engine:
+        """Starts the members; called in the first process of a trial.
+
+        Raises:
+          LaunchError: The engine refuses; the message says what to do.
+        """
+
+    def command(
+        self, processes: Processes, worker_command: Sequence[str]
+    ) -> tuple[str, ...]:
+        """Returns the first process, which is the same for all engines."""
+        del processes
+        return (*GANG_COMMAND, self.name, *worker_command)

@@ -1,0 +1,1 @@
+"""Slurm: gangs by ``srun``, sweeps by ``sbatch``."""

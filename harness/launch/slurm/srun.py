@@ -1,0 +1,296 @@
+"""Gangs inside an allocation of Slurm: one step of ``srun`` for each trial."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Final
+
+from harness.errors import LaunchError, PlanError
+from harness.launch.local import LocalLauncher
+from harness.launch.remote import Engine, RemoteLauncher
+from harness.trial.ranks import LOGS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from harness.launch.contract import Launcher
+    from harness.launch.remote import Gang
+
+JOB_VARIABLE: Final = "SLURM_JOB_ID"
+NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"
+_END_BY_ITSELF_SEC = 5.0
+_CANCEL_SEC = 30.0
+_QUERY_SEC = 20.0
+_POLL_SEC = 0.05
+_TAIL_BYTES = 4000
+# srun takes these as options, but they are those of the batch script.
+_OPTIONS_OF_THE_BATCH = re.compile(
+    r"SLURM_(N(TASKS|PROCS|NODES)|NTASKS_PER_\w+|TASKS_PER_NODE|DIST\w*|CPU_BIND\w*|"
+    r"MEM_BIND\w*|CPUS_PER_TASK|TRES_PER_TASK|GPUS_PER_\w+|MEM_PER_\w+|HINT|"
+    r"THREADS_PER_CORE|EXACT|OVERLAP|OVERCOMMIT|KILL_BAD_EXIT|WAIT|NETWORK)|"
+    r"SRUN_CPUS_PER_TASK"
+)
+_LOOK = (
+    "import os, socket, sys\n"
+    "if not os.path.exists(sys.argv[1]): print(socket.gethostname())\n"
+)
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Launcher:
+    """Returns the launcher for the allocation that this process is in.
+
+    On a single node, processes are started as anywhere else, so that the cases of a
+    relay can take turns there.
+
+    Raises:
+      PlanError: It is in none, or Slurm's programs are missing.
+    """
+    if not environ.get(JOB_VARIABLE):
+        raise PlanError(
+            "--launcher slurm: this process is in no allocation (SLURM_JOB_ID is not"
+            " set); run the command with sbatch or salloc, or use 'sweep --launcher"
+            " slurm', which submits it"
+        )
+    check_installed()
+    num_nodes = int(environ.get(NODES_VARIABLE, "1"))
+    return SlurmLauncher(num_nodes) if num_nodes > 1 else LocalLauncher()
+
+
+def check_installed(programs: Sequence[str] = ("srun", "squeue", "scancel")) -> None:
+    """Checks that Slurm's programs can be found.
+
+    Raises:
+      PlanError: One cannot.
+    """
+    for program in programs:
+        if shutil.which(program) is None:
+            raise PlanError(
+                f"--launcher slurm: {program!r} is not in PATH, so there is no Slurm"
+                " here; run the command on a login node of the cluster, or leave"
+                " --launcher out"
+            )
+
+
+class SlurmLauncher(RemoteLauncher):
+    """Starts each trial as a step on the nodes of an allocation."""
+
+    name = "slurm"
+
+    def __init__(self, num_nodes: int) -> None:
+        self._num_nodes = num_nodes
+
+    @property
+    def num_hosts(self) -> int:
+        """Nodes of the allocation."""
+        return self._num_nodes
+
+    def start(self, gang: Gang) -> Engine:
+        """Starts a step; its tasks are the members."""
+        return Step(gang)
+
+    def check_folder(self, folder: Path) -> None:
+        """Lets every node look for a file that is written here.
+
+        Raises:
+          PlanError: Some do not see it, or cannot run this Python.
+        """
+        check_shared(folder, self._num_nodes)
+
+    def end(self, trial_dir: Path) -> None:
+        """Waits for the step of a trial, whose members end by themselves; cancels it.
+
+        Raises:
+          LaunchError: It has not ended in time.
+        """
+        wait_for_steps(trial_dir.name)
+
+
+def srun_command(gang: Gang) -> tuple[str, ...]:
+    """Returns the command that starts the members of a gang, block by block."""
+    return (
+        "srun",
+        f"--job-name={gang.trial_dir.name}",
+        f"--nodes={gang.num_hosts}",
+        f"--ntasks={gang.num_members}",
+        f"--distribution=plane={gang.members_per_host}",
+        f"--chdir={gang.trial_dir}",
+        "--relative=0",
+        # The cores of a step are chosen and set by the harness, as without Slurm.
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        # The gang decides how long the others may still record what they observed.
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        "--mpi=none",
+        "--input=none",
+        "--unbuffered",
+        *gang.command,
+    )
+
+
+def check_shared(folder: Path, num_nodes: int) -> None:
+    """Checks that all nodes of this allocation see a folder.
+
+    Raises:
+      PlanError: Some do not, or cannot run this Python.
+    """
+    existing = next(path for path in (folder, *folder.parents) if path.is_dir())
+    with tempfile.NamedTemporaryFile(dir=existing, prefix=".replicator-probe-") as file:
+        command = [
+            "srun",
+            f"--nodes={num_nodes}",
+            f"--ntasks={num_nodes}",
+            "--ntasks-per-node=1",
+            "--overlap",
+            "--overcommit",
+            "--cpu-bind=none",
+            "--mpi=none",
+            "--input=none",
+            "--wait=0",
+            sys.executable,
+            "-c",
+            _LOOK,
+            file.name,
+        ]
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            check=False,
+            env=_without_options(os.environ),
+            cwd="/",
+        )
+    hosts = sorted(set(done.stdout.split()))
+    if hosts:
+        raise PlanError(
+            f"--runs-dir {str(folder)!r} is not seen by {', '.join(hosts)}: records"
+            " would be lost; choose a --runs-dir on a file system that all nodes share"
+        )
+    if done.returncode:
+        raise PlanError(
+            f"the nodes of this allocation cannot run {sys.executable!r}:"
+            f" {' '.join(done.stderr.split())[:300]}; install the same environment on"
+            " all nodes, or on a file system that they share"
+        )
+
+
+def _without_options(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environ.items()
+        if not _OPTIONS_OF_THE_BATCH.fullmatch(name)
+    }
+
+
+class Step(Engine):
+    """One step of ``srun``."""
+
+    def __init__(self, gang: Gang) -> None:
+        folder = gang.trial_dir / LOGS
+        folder.mkdir(exist_ok=True)
+        self._log = folder / "srun.log"
+        self._trial = gang.trial_dir.name
+        variables = _without_options(gang.variables)
+        with self._log.open("wb") as log:
+            try:
+                self._process = subprocess.Popen(
+                    srun_command(gang),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=variables,
+                )
+            except OSError as error:
+                raise LaunchError(
+                    f"cannot run srun: {error.strerror or error}; run the sweep where"
+                    " Slurm's programs are in PATH"
+                ) from error
+
+    def poll(self) -> int | None:
+        """Exit code of ``srun``."""
+        return self._process.poll()
+
+    def output(self) -> str:
+        """What ``srun`` said."""
+        try:
+            tail = self._log.read_bytes()[-_TAIL_BYTES:]
+        except OSError:
+            return ""
+        return tail.decode("utf-8", errors="replace")
+
+    def cancel(self) -> None:
+        """Ends the step, which normally ends with its tasks."""
+        for end, timeout_sec in (
+            (None, _END_BY_ITSELF_SEC),
+            (self._process.terminate, _END_BY_ITSELF_SEC),
+            (self._process.kill, _END_BY_ITSELF_SEC),
+        ):
+            if end is not None:
+                end()
+            try:
+                self._process.wait(timeout_sec)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        wait_for_steps(self._trial)
+
+
+def wait_for_steps(name: str) -> None:
+    """Waits until no step of this job has a name; cancels those that do not end.
+
+    Raises:
+      LaunchError: Slurm does not answer, or a step does not end.
+    """
+    job = os.environ[JOB_VARIABLE]
+    start = time.monotonic()
+    is_cancelled = False
+    while steps := steps_named(job, name):
+        passed = time.monotonic() - start
+        if passed > _CANCEL_SEC:
+            raise LaunchError(
+                f"steps {', '.join(steps)} of trial {name} did not end within"
+                f" {_CANCEL_SEC:g} s; look at the nodes of job {job}, then run the same"
+                " command again"
+            )
+        if passed > _END_BY_ITSELF_SEC and not is_cancelled:
+            _run("scancel", *steps)
+            is_cancelled = True
+        time.sleep(_POLL_SEC)
+
+
+def steps_named(job: str, name: str) -> list[str]:
+    """Returns the ids of the steps of a job that have a name.
+
+    Raises:
+      LaunchError: Slurm does not answer.
+    """
+    lines = _run("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j")
+    rows = [line.split() for line in lines.splitlines()]
+    return [row[0] for row in rows if row[1:] == [name]]
+
+
+def _run(*command: str) -> str:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_QUERY_SEC, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"{command[0]} does not answer ({error}); check 'scontrol ping', then run"
+            " the same command again"
+        ) from error
+    if done.returncode:
+        raise LaunchError(
+            f"{command[0]} failed with exit code {done.returncode}:"
+            f" {' '.join(done.stderr.split())[:300]}; check 'scontrol ping', then run"
+            " the same command again"
+        )
+    return done.stdout

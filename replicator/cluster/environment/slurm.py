@@ -1,0 +1,163 @@
+"""Slurm: the variables that ``srun`` sets for each task of a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replicator.cluster.environment import roles, slurm_lists
+from replicator.cluster.environment.base import DetectedEnvironment
+from replicator.errors import ClusterConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+# Below the range from which kernels take ports for outgoing connections.
+FIRST_PORT, LAST_PORT = 20000, 31999
+_NODES = "SLURM_STEP_NODELIST"
+_TASKS = "SLURM_STEP_TASKS_PER_NODE"
+_RESERVED = "SLURM_STEP_RESV_PORTS"
+
+
+class SlurmEnvironment(DetectedEnvironment):
+    """A step of Slurm; each task is one process, with or without GPUs.
+
+    A process that ``srun`` did not start, such as a batch script, is in a job but not
+    in a step, and is not described.
+
+    Ports are those that Slurm reserved for the step (``srun --resv-ports``), otherwise
+    they are derived from the ids of job and step, the same in all tasks; that one is
+    free is checked when the cluster is joined.
+    """
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        """Reads the variables of the step.
+
+        Raises:
+          ClusterConfigError: One is missing, malformed, or contradicts the others.
+        """
+        self._nodes = slurm_lists.expand_nodes(_get(environ, _NODES))
+        counts = slurm_lists.expand_counts(_get(environ, _TASKS))
+        if len(counts) != len(self._nodes):
+            raise ClusterConfigError(
+                f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
+                f" but {_NODES}={environ[_NODES]!r} has {len(self._nodes)}; start this"
+                " process with srun, which sets both"
+            )
+        self._rank = _integer(environ, "SLURM_PROCID")
+        self._places = places_of_tasks(counts, _block_size(environ))
+        if not 0 <= self._rank < len(self._places):
+            raise ClusterConfigError(
+                f"SLURM_PROCID={self._rank} is out of range: {_TASKS}="
+                f"{environ[_TASKS]!r} makes {len(self._places)} tasks; start this"
+                " process with srun, which sets both"
+            )
+        _check_own_place(environ, self._places[self._rank])
+        self._members = roles.of_tasks(environ, len(self._places))
+        self._ports = _ports(environ, max(counts))
+
+    @classmethod
+    def is_present(cls, environ: Mapping[str, str]) -> bool:
+        """Whether ``srun`` started this process."""
+        return bool(environ.get(_NODES)) and bool(environ.get("SLURM_PROCID"))
+
+    @classmethod
+    def variables(cls, environ: Mapping[str, str]) -> tuple[str, ...]:
+        """All of Slurm's: programs that start others look at many of them."""
+        return tuple(name for name in environ if name.startswith("SLURM_"))
+
+    def addresses(self) -> dict[str, tuple[str, ...]]:
+        """Node name of each task, and a port for each task of a node."""
+        by_rank = tuple(
+            f"{self._nodes[node]}:{self._ports[local]}" for node, local in self._places
+        )
+        return roles.addresses(self._members, by_rank)
+
+    def own(self) -> tuple[str, int]:
+        """By rank: a worker, unless ``REPLICATOR_ROLES`` says otherwise."""
+        return self._members[self._rank]
+
+
+def places_of_tasks(
+    counts: Sequence[int], block_size: int | None = None
+) -> tuple[tuple[int, int], ...]:
+    """Returns index of the node, and number within the node, of each task by rank.
+
+    Args:
+      counts: Tasks of each node.
+      block_size: Tasks that a node gets before it is the next one's turn: 1 in the
+        distribution ``cyclic``, more in ``plane``; None for all of its tasks.
+    """
+    given = [0] * len(counts)
+    places: list[tuple[int, int]] = []
+    while len(places) < sum(counts):
+        for node, count in enumerate(counts):
+            end = count if block_size is None else min(count, given[node] + block_size)
+            places += [(node, local) for local in range(given[node], end)]
+            given[node] = end
+    return tuple(places)
+
+
+def derived_ports(job_id: int, step_id: int, num_ports: int) -> tuple[int, ...]:
+    """Returns ports: the same in all tasks of a step, rarely those of other steps."""
+    span = LAST_PORT - FIRST_PORT + 1 - num_ports
+    if span < 0:
+        raise ClusterConfigError(
+            f"{num_ports} tasks on one node need as many ports, but only"
+            f" {LAST_PORT - FIRST_PORT + 1} are used; start fewer tasks per node"
+        )
+    first = FIRST_PORT + (job_id * 97 + step_id) * num_ports % (span + 1)
+    return tuple(range(first, first + num_ports))
+
+
+def _ports(environ: Mapping[str, str], num_ports: int) -> tuple[int, ...]:
+    if environ.get(_RESERVED):
+        reserved = slurm_lists.expand_ports(environ[_RESERVED])
+        if len(reserved) < num_ports:
+            raise ClusterConfigError(
+                f"{_RESERVED}={environ[_RESERVED]!r} has {len(reserved)} ports, but a"
+                f" node has {num_ports} tasks; reserve srun --resv-ports={num_ports}"
+            )
+        return reserved[:num_ports]
+    job_id = _integer(environ, "SLURM_JOB_ID")
+    return derived_ports(job_id, _integer(environ, "SLURM_STEP_ID"), num_ports)
+
+
+def _block_size(environ: Mapping[str, str]) -> int | None:
+    distribution = environ.get("SLURM_DISTRIBUTION", "").partition(":")[0].lower()
+    if distribution == "cyclic":
+        return 1
+    if distribution.startswith("plane"):
+        size = environ.get("SLURM_DIST_PLANESIZE") or distribution.partition("=")[2]
+        return int(size) if size.isdigit() and int(size) else None
+    return None
+
+
+def _check_own_place(environ: Mapping[str, str], place: tuple[int, int]) -> None:
+    reported = (environ.get("SLURM_NODEID"), environ.get("SLURM_LOCALID"))
+    expected = tuple(map(str, place))
+    if None not in reported and reported != expected:
+        raise ClusterConfigError(
+            f"SLURM_PROCID={environ['SLURM_PROCID']} is task {reported[1]} of node"
+            f" {reported[0]}, not task {expected[1]} of node {expected[0]} as with"
+            " consecutive ranks, so the nodes of the other tasks are unknown; use srun"
+            " --distribution=block"
+        )
+
+
+def _get(environ: Mapping[str, str], name: str) -> str:
+    if not environ.get(name):
+        raise ClusterConfigError(
+            f"{name} is not set, so the nodes of this job are unknown; start this"
+            " process with srun, which sets it"
+        )
+    return environ[name]
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = _get(environ, name)
+    if not (text.isascii() and text.isdigit()):
+        raise ClusterConfigError(
+            f"{name}={text!r} is not a number; start this process with srun, which"
+            " sets it"
+        )
+    return int(text)

@@ -1,0 +1,116 @@
+"""Fixtures of tests that need a scheduler: a real Slurm of two nodes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import slurm_cluster
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from slurm_cluster import SlurmCluster
+
+ROOT = Path(__file__).resolve().parents[2]
+# With what makes the import of TensorFlow quick in processes of tests.
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+DRIVER = Path(__file__).with_name("driver.py")
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[SlurmCluster]:
+    """Runs Slurm with two nodes; skips with the reason where that is impossible."""
+    if reason := slurm_cluster.missing():
+        pytest.skip(f"a cluster of Slurm {reason}")
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        with slurm_cluster.running(folder) as cluster:
+            yield cluster
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def shared(tmp_path: Path, slurm: SlurmCluster) -> Iterator[Path]:
+    """Returns a folder that all nodes see; cancels what a test leaves in the queue."""
+    yield tmp_path
+    slurm.run("scancel", "--user=root", "--full")
+    slurm.wait_for(
+        lambda: not slurm.run("squeue", "--noheader").stdout.strip(), "empty queue", 30
+    )
+
+
+@pytest.fixture
+def harness(slurm: SlurmCluster, shared: Path) -> Any:
+    """Returns a function that runs the command line on the controller."""
+
+    def run(*args: object, **variables: str) -> Any:
+        return slurm.run(
+            sys.executable,
+            DRIVER,
+            *args,
+            cwd=shared,
+            env={"PYTHONPATH": PATHS, **variables},
+        )
+
+    return run
+
+
+@pytest.fixture
+def in_job(slurm: SlurmCluster, shared: Path) -> Any:
+    """Returns a function that runs the command line in a job of two nodes, to its end.
+
+    It returns what the command printed, and the state of the job.
+    """
+
+    def run(
+        *args: object, nodes: int = 2, timeout_sec: float = 90.0, **variables: str
+    ) -> tuple[str, str]:
+        job = submit(slurm, shared, *args, nodes=nodes, **variables)
+        slurm.wait_for(
+            lambda: slurm.job_state(job) in ("COMPLETED", "FAILED", "CANCELLED"),
+            f"end of job {job}",
+            timeout_sec,
+        )
+        return (shared / f"job-{job}.log").read_text(), slurm.job_state(job)
+
+    return run
+
+
+@pytest.fixture
+def start_job(slurm: SlurmCluster, shared: Path) -> Any:
+    """Returns a function that submits the command line; it returns the job's id."""
+    return lambda *args, **options: submit(slurm, shared, *args, **options)
+
+
+def submit(
+    slurm: SlurmCluster,
+    folder: Path,
+    *args: object,
+    nodes: int = 2,
+    options: tuple[str, ...] = (),
+    **variables: str,
+) -> str:
+    """Submits the command line as a job of so many nodes; returns its id."""
+    batch = folder / "job.sh"
+    words = " ".join(f"'{word}'" for word in (sys.executable, DRIVER, *args))
+    batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
+    done = slurm.run(
+        "sbatch",
+        "--parsable",
+        f"--nodes={nodes}",
+        "--exclusive",
+        f"--output={folder}/job-%j.log",
+        *options,
+        batch,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": PATHS, **variables},
+    )
+    assert not done.returncode, done.stderr
+    return done.stdout.strip()

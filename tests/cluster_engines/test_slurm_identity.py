@@ -1,0 +1,74 @@
+"""A step of the real Slurm on two nodes describes itself; the notations are its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).resolve().parents[2]
+SAY = """
+import json, socket
+from replicator.cluster import environment
+c = environment.detect().config()
+print(json.dumps([c.worker_id, c.local_index, c.addresses["worker"], c.is_chief,
+                  socket.gethostname()]))
+"""
+
+
+@pytest.fixture
+def tell(slurm: SlurmCluster) -> Any:
+    """Returns a function that starts a step, and returns what its tasks know."""
+
+    def run(*options: str) -> Any:
+        done = slurm.run(
+            "srun", *options, sys.executable, "-c", SAY, env={"PYTHONPATH": str(ROOT)}
+        )
+        assert not done.returncode, done.stderr
+        return sorted(json.loads(line) for line in done.stdout.splitlines())
+
+    return run
+
+
+def test_two_tasks_on_two_nodes_know_each_other(tell: Any) -> None:
+    """Ranks, the chief, and the node of each; both derive the same addresses."""
+    first, second = tell("--nodes=2", "--ntasks=2")
+
+    assert [0, 0, True, "n0"] == [*first[:2], *first[3:]]
+    assert [1, 0, False, "n1"] == [*second[:2], *second[3:]]
+    assert first[2] == second[2]
+    assert ["n0", "n1"] == [address.split(":")[0] for address in first[2]]
+
+
+@pytest.mark.parametrize("distribution", ["block", "cyclic", "plane=2"])
+def test_ranks_are_on_the_nodes_that_addresses_say(
+    tell: Any, distribution: str
+) -> None:
+    """However tasks are spread, also unevenly; no two have the same address."""
+    tasks = tell(
+        "--nodes=2", "--ntasks=3", "--overcommit", f"--distribution={distribution}"
+    )
+
+    for worker_id, _, addresses, _, node in tasks:
+        assert node == addresses[worker_id].split(":")[0]
+    assert 3 == len(set(tasks[0][2]))
+    assert sorted([0, 1, 0]) == sorted(task[1] for task in tasks)
+
+
+@pytest.mark.parametrize(
+    "text", ["n[0-1,5],gpu-[01-03]", "a[08-11]", "x", "n[0-1],n5", "a[1-2]b[3-4]"]
+)
+def test_a_list_of_nodes_means_what_slurm_says(slurm: SlurmCluster, text: str) -> None:
+    """As ``scontrol show hostnames``."""
+    from replicator.cluster.environment.slurm_lists import expand_nodes
+
+    done = slurm.run("scontrol", "show", "hostnames", text)
+
+    assert tuple(done.stdout.split()) == expand_nodes(text)

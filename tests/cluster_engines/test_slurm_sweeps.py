@@ -1,0 +1,130 @@
+"""Sweeps that are submitted: to their end, requeued, stopped, as an array."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results.records import TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.processes
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
+    "--replicas=2", "--mode=weak", "--launcher=slurm", "--no-match", "--budget=none",
+    "--study=s",
+)  # fmt: skip
+
+
+def finished(folder: Path, study: str = "s") -> list[Any]:
+    """Returns the trials of a study that have ended; none before it exists."""
+    if not (folder / "runs" / study / "plan.json").exists():
+        return []
+    trials = Store.open(folder / "runs" / study).trials()
+    return [trial for trial in trials if trial.status is not None]
+
+
+def log_of(folder: Path, job: str) -> str:
+    """Returns what a job printed."""
+    return "".join(path.read_text() for path in folder.glob(f"s-{job}*.log"))
+
+
+@pytest.mark.parametrize(
+    ("command", "note"),
+    [
+        (("scontrol", "requeue"), ""),
+        (("scancel", "--signal=USR1", "--batch"), "continues in its next run"),
+    ],
+    ids=["requeued", "near the time limit"],
+)
+def test_a_sweep_continues_in_the_next_run(
+    slurm: SlurmCluster,
+    harness: Any,
+    shared: Path,
+    command: tuple[str, ...],
+    note: str,
+) -> None:
+    """What has ended is not measured again; the trial that ran is, and only that."""
+    counted = shared / "counted"
+    done = harness(
+        *SWEEP,
+        "--nodes=2",
+        "--repeats=3",
+        FAKE_STEP_SEC="0.4",
+        FAKE_COUNT_FILE=str(counted),
+    )
+    job = done.stdout.strip()
+    assert job.isdigit(), done.stderr
+    slurm.wait_for(lambda: len(finished(shared)) == 1, "first trial", 40)
+    slurm.run(*command, job)
+    slurm.wait_for_job(job, "COMPLETED", 120)
+    starts = counted.read_text().split()
+
+    assert [TrialStatus.OK] * 3 == [t.status.status for t in finished(shared)]
+    assert note in log_of(shared, job)
+    # Each trial has two processes; at most one trial was interrupted.
+    assert 3 == len(set(starts))
+    assert len(starts) in (6, 8)
+    slurm.wait_for(
+        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
+    )
+
+
+def test_a_job_that_records_nothing_is_not_put_back(
+    slurm: SlurmCluster, harness: Any, shared: Path
+) -> None:
+    """It would meet the same limit for ever."""
+    job = harness(*SWEEP, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
+    slurm.wait_for(
+        lambda: any(
+            "fake_worker.py" in " ".join(p.cmdline()) for p in slurm.processes("n1")
+        ),
+        "member",
+    )
+    slurm.run("scancel", "--signal=USR1", "--batch", job)
+    slurm.wait_for_job(job, "FAILED", 30)
+
+    assert "no trial ended within the time limit: give more" in log_of(shared, job)
+
+
+def test_an_array_of_20_runs_every_shard_once(
+    slurm: SlurmCluster, harness: Any, shared: Path
+) -> None:
+    """The rendered file, as it is, with a program that says which shard it got."""
+    say = "import sys; open('said-' + sys.argv[-1].replace('/', '-'), 'x')"
+    rendered = harness(
+        "launch", "render", "--target=slurm", "--array=20", "--",
+        sys.executable, "-S", "-c", say,
+    )  # fmt: skip
+    batch = shared / rendered.stdout.strip()
+    # Whole nodes would take their time, and are not what is tested here.
+    batch.write_text(batch.read_text().replace("#SBATCH --exclusive\n", ""))
+    job = slurm.run("sbatch", "--parsable", batch, cwd=shared).stdout.strip()
+    slurm.wait_for_job(job, "COMPLETED", 60)
+
+    assert {f"said-{i}-20" for i in range(1, 21)} == {
+        path.name for path in shared.glob("said-*")
+    }
+
+
+def test_shards_of_an_array_are_studies_of_their_own(
+    slurm: SlurmCluster, harness: Any, shared: Path
+) -> None:
+    """Two machines measure beside each other; no trial is in both stores."""
+    number = int(os.environ.get("SLURM_TRIALS", "2"))
+    done = harness(*SWEEP, f"--repeats={number}", f"--array={number}")
+    job = done.stdout.strip()
+    slurm.wait_for_job(job, "COMPLETED", 30 + 10 * number)
+    names = [f"s-shard-{i}-of-{number}" for i in range(1, number + 1)]
+    trials = [trial for name in names for trial in finished(shared, name)]
+
+    assert [TrialStatus.OK] * number == [t.status.status for t in trials]
+    assert number == len({trial.trial_id for trial in trials})

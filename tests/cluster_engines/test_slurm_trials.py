@@ -1,0 +1,188 @@
+"""Trials in an allocation of two nodes: measured, failed, lost, cancelled."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from results.records import TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import psutil
+    from slurm_cluster import SlurmCluster
+
+pytestmark = pytest.mark.processes
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=multi_worker",
+    "--replicas=2", "--mode=weak", "--repeats=1", "--launcher=slurm", "--no-match",
+    "--budget=none", "--study=s",
+)  # fmt: skip
+
+
+def only_trial(folder: Path) -> Any:
+    """Returns the only trial of the study."""
+    (trial,) = Store.open(folder / "runs" / "s").trials()
+    return trial
+
+
+def members_on(slurm: SlurmCluster, node: str) -> list[psutil.Process]:
+    """Returns the processes of a trial on a node."""
+    return [
+        p for p in slurm.processes(node) if "fake_worker.py" in " ".join(p.cmdline())
+    ]
+
+
+def wait_for_members(slurm: SlurmCluster) -> None:
+    """Waits until both nodes run a process of the trial."""
+    slurm.wait_for(
+        lambda: all(members_on(slurm, node) for node in ("n0", "n1")), "members", 30
+    )
+
+
+def test_a_trial_of_two_workers_runs_on_two_nodes(in_job: Any, shared: Path) -> None:
+    """It is measured, and its identity says that two hosts took part."""
+    output, state = in_job(*SWEEP)
+    trial = only_trial(shared)
+
+    assert "COMPLETED" == state, output
+    assert TrialStatus.OK is trial.status.status, trial.status.failure
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    assert "2" == trial.spec.variables["REPLICATOR_HARNESS_HOSTS"]
+
+
+def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> None:
+    """TensorFlow's servers find each other by the names of the nodes."""
+    output, state = in_job(*SWEEP, HARNESS_REAL_WORKER="1")
+    trial = only_trial(shared)
+
+    assert "COMPLETED" == state, output
+    assert TrialStatus.OK is trial.status.status, trial.status.failure
+    assert all(check.is_passed for check in trial.result.sanity)
+
+
+@pytest.mark.parametrize(
+    ("behavior", "status", "reason"),
+    [
+        ("rank1_fail", "failed", "the reducer is out of paper"),
+        ("rank1_sigkill", "out_of_memory", "rank 1 was in phase measure"),
+    ],
+)
+def test_a_rank_that_dies_is_the_cause(
+    in_job: Any, shared: Path, behavior: str, status: str, reason: str
+) -> None:
+    """Phase, rank and first cause; not that the other one lost it."""
+    in_job(*SWEEP, FAKE_BEHAVIOR=f"*:*:{behavior}")
+    failure = only_trial(shared).status.failure
+
+    assert TrialStatus(status) is only_trial(shared).status.status
+    assert "measure" == failure.phase.value
+    assert reason in failure.reason
+
+
+def test_a_step_that_is_killed_is_a_failure_of_its_rank(
+    slurm: SlurmCluster, start_job: Any, shared: Path
+) -> None:
+    """Slurm's own process on the other node dies: rank 1 is named, in bounded time."""
+    job = start_job(*SWEEP, FAKE_BEHAVIOR="*:*:rank1_hang")
+    wait_for_members(slurm)
+    slurm.wait_for(lambda: not members_on(slurm, "n0"), "end of rank 0, which lost 1")
+    started = time.monotonic()
+    for process in slurm.processes("n1"):
+        words = process.name() + " ".join(process.cmdline())
+        if "slurmstepd" in words or "harness.launch.member" in words:
+            process.send_signal(signal.SIGKILL)
+    slurm.wait_for_job(job, "FAILED", 60)
+    failure = only_trial(shared).status.failure
+
+    assert time.monotonic() - started < 20
+    assert "the connection to process 1 on n1 was lost: it was killed" in failure.reason
+    assert "rank 1 was in phase measure" in failure.reason
+    assert not members_on(slurm, "n1")
+
+
+def test_scancel_leaves_no_process(
+    slurm: SlurmCluster, start_job: Any, shared: Path
+) -> None:
+    """The sweep gets the signal; every process of the trial ends on both nodes."""
+    job = start_job(*SWEEP, FAKE_STEP_SEC="30")
+    wait_for_members(slurm)
+    slurm.run("scancel", job)
+    slurm.wait_for_job(job, "CANCELLED", 30)
+    slurm.wait_for(
+        lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
+    )
+
+    assert only_trial(shared).status is None
+
+
+def test_a_killed_harness_takes_the_members_along(
+    slurm: SlurmCluster, start_job: Any, shared: Path
+) -> None:
+    """Without a chance to clean up: members on the other node notice it themselves."""
+    job = start_job(*SWEEP, FAKE_STEP_SEC="30")
+    wait_for_members(slurm)
+    for process in slurm.processes("n0"):
+        if "driver.py" in " ".join(process.cmdline()):
+            process.send_signal(signal.SIGKILL)
+    slurm.wait_for(
+        lambda: not members_on(slurm, "n0") and not members_on(slurm, "n1"), "end", 15
+    )
+    slurm.run("scancel", job)
+
+
+def test_a_store_that_a_node_does_not_see_is_refused(
+    slurm: SlurmCluster, in_job: Any, shared: Path
+) -> None:
+    """Before anything is measured, and the node is named."""
+    private = shared / "private"
+    private.mkdir()
+    slurm.run("mount", "-t", "tmpfs", "none", private, on="n1")
+    try:
+        output, state = in_job(*SWEEP, f"--runs-dir={private}/runs")
+    finally:
+        slurm.run("umount", private, on="n1")
+
+    assert "FAILED" == state
+    assert "is not seen by n1: records would be lost; choose a --runs-dir" in output
+    assert not list(private.iterdir())
+
+
+def test_an_allocation_smaller_than_the_trial_is_refused(
+    in_job: Any, shared: Path
+) -> None:
+    """With how many nodes there are."""
+    output, _ = in_job(*SWEEP, "--nodes=3")
+
+    assert "--nodes 3: the allocation of job" in output
+    assert "has 2; ask for more" in output
+    assert not (shared / "runs").exists()
+
+
+@pytest.mark.skipif(
+    "SLURM_TRIALS" not in os.environ,
+    reason="a long series: SLURM_TRIALS=30 runs as many trials, a few seconds each",
+)
+def test_many_trials_in_a_row_leave_nothing(
+    slurm: SlurmCluster, in_job: Any, shared: Path
+) -> None:
+    """None hangs, all are measured; prints the harness's own time for each."""
+    number = int(os.environ["SLURM_TRIALS"])
+    started = time.monotonic()
+    sweep = [word for word in SWEEP if not word.startswith("--repeats")]
+    output, state = in_job(*sweep, f"--repeats={number}", timeout_sec=60 + 10 * number)
+    passed = time.monotonic() - started
+    trials = list(Store.open(shared / "runs" / "s").trials())
+
+    assert "COMPLETED" == state, output
+    assert number == sum(trial.status.status is TrialStatus.OK for trial in trials)
+    assert not slurm.processes("n0")
+    assert not slurm.processes("n1")
+    print(json.dumps({"trials": number, "sec_per_trial": passed / number}))  # noqa: T201

@@ -1,0 +1,213 @@
+"""Slurm's variables: lists, places of tasks, ports, and what is wrong with them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from replicator.cluster import environment
+from replicator.cluster.environment import slurm, slurm_lists
+from replicator.errors import ClusterConfigError
+
+
+def step(**changes):
+    """The variables of the second of four tasks on two nodes."""
+    variables = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_STEP_ID": "0",
+        "SLURM_STEP_NODELIST": "n[0-1]",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_PROCID": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "1",
+    }
+    return {k: v for k, v in {**variables, **changes}.items() if v is not None}
+
+
+def read(**changes):
+    """The cluster that they describe."""
+    return environment.detect(step(**changes)).config()
+
+
+def test_a_step_is_a_cluster_of_workers():
+    """Two addresses on each node; the first task is the chief; GPUs are not needed."""
+    config = read()
+
+    assert ("worker", 1) == (config.kind, config.index)
+    assert ["n0", "n0", "n1", "n1"] == [
+        a.split(":")[0] for a in config.addresses["worker"]
+    ]
+    assert 1 == config.local_index
+    assert not config.is_chief
+
+
+def test_the_local_index_is_not_the_global_one():
+    """The third of four tasks is the first on its node, whose first GPU is its own."""
+    config = read(SLURM_PROCID="2", SLURM_NODEID="1", SLURM_LOCALID="0")
+
+    assert (2, 0) == (config.worker_id, config.local_index)
+
+
+def test_what_a_user_sets_comes_first():
+    """``TF_CONFIG`` in a step is what counts."""
+    text = '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 0}}'
+
+    assert "a:1" == read(TF_CONFIG=text).address
+
+
+def test_a_batch_script_is_in_no_step():
+    """It has the variables of the job only; srun starts the processes."""
+    variables = step(SLURM_STEP_NODELIST=None, SLURM_PROCID="0")
+
+    with pytest.raises(ClusterConfigError, match="TF_CONFIG is not set"):
+        environment.detect(variables)
+
+
+def test_roles_make_servers_of_the_last_tasks():
+    """In the order of ranks."""
+    config = read(REPLICATOR_ROLES="chief:1,worker:2,ps:1")
+
+    assert ("worker", 0) == (config.kind, config.index)
+    assert {"chief": 1, "worker": 2, "ps": 1} == {
+        kind: len(of_kind) for kind, of_kind in config.addresses.items()
+    }
+    assert "n1" == config.addresses["ps"][0].split(":")[0]
+
+
+def test_reserved_ports_are_used():
+    """Slurm keeps them for one step: ``srun --resv-ports``."""
+    config = read(SLURM_STEP_RESV_PORTS="12000-12001")
+
+    assert ("n0:12000", "n0:12001", "n1:12000", "n1:12001") == config.addresses[
+        "worker"
+    ]
+
+
+def test_a_program_of_its_own_forgets_the_job():
+    """Nothing of the step is left."""
+    variables = step(HOME="/root", TF_CONFIG="{}")
+    environment.forget(variables)
+
+    assert {"HOME": "/root"} == variables
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"SLURM_STEP_NODELIST": "n[0-"},
+            r"'n\[0-' is not a list of Slurm: .*writes for example 'n\[0-1,5\]",
+        ),
+        ({"SLURM_STEP_NODELIST": "n[5-1]"}, "'5-1' is wrong"),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "2(y2)"},
+            r"'2\(y2\)' is not a list of tasks per node.*'2\(x2\),1'",
+        ),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": "4"},
+            r"counts the tasks of 1 nodes, but SLURM_STEP_NODELIST='n\[0-1\]' has 2",
+        ),
+        ({"SLURM_STEP_TASKS_PER_NODE": None}, "is not set, so the nodes .* with srun"),
+        ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4 is out of range: .*makes 4 tasks"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is not a number"),
+        (
+            {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
+            "is task 0 of node 1, not task 1 of node 0.*--distribution=block",
+        ),
+        (
+            {"SLURM_STEP_RESV_PORTS": "12000"},
+            "has 1 ports, but a node has 2 tasks; reserve srun --resv-ports=2",
+        ),
+        (
+            {"REPLICATOR_ROLES": "worker:2"},
+            "counts 2 processes, but the job has 4 tasks",
+        ),
+        ({"REPLICATOR_ROLES": "boss:4"}, "'boss:4' is wrong; kinds are chief, worker"),
+        ({"REPLICATOR_ROLES": "worker:2,worker:2"}, "each once"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(changes, message):
+    """What was set, why it is wrong, and what to do."""
+    with pytest.raises(ClusterConfigError, match=message) as caught:
+        read(**changes)
+
+    assert "\n" not in str(caught.value)
+
+
+NAMES = st.from_regex(r"[a-z][a-z0-9-]{0,5}[a-z-]", fullmatch=True)
+RANGES = st.lists(
+    st.tuples(st.integers(0, 300), st.integers(0, 40), st.integers(1, 4)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(st.lists(st.tuples(NAMES, RANGES), min_size=1, max_size=4))
+def test_a_list_of_nodes_expands_to_what_it_was_made_of(parts):
+    """Ranges, single numbers and leading zeros, in the order of the list."""
+    texts, expected = [], []
+    for name, ranges in parts:
+        inside = []
+        for first, more, width in ranges:
+            start = f"{first:0{width}d}"
+            is_single = more == 0
+            inside.append(start if is_single else f"{start}-{first + more:0{width}d}")
+            expected += [
+                f"{name}{number:0{len(start)}d}"
+                for number in range(first, first + more + 1)
+            ]
+        texts.append(f"{name}[{','.join(inside)}]")
+
+    assert tuple(expected) == slurm_lists.expand_nodes(",".join(texts))
+
+
+def _expand(expand, text):
+    try:
+        return list(expand(text))
+    except ClusterConfigError:
+        return []
+
+
+@given(st.text(max_size=40) | st.from_regex(r"n\[[0-9,-]{0,30}\]", fullmatch=True))
+@example("9" * 5000)
+@example(f"n[{'9' * 5000}]")
+@example("n[0-999999999]")
+@example("1(x999999999)")
+def test_any_text_is_a_list_or_an_error_of_ours(text):
+    """Hostile variables end in an error, not in a crash or a full memory."""
+    for expand in (slurm_lists.expand_nodes, slurm_lists.expand_counts):
+        assert len(_expand(expand, text)) <= slurm_lists.MAX_NODES
+
+
+@given(
+    st.lists(st.integers(1, 5), min_size=1, max_size=6),
+    st.none() | st.integers(1, 4),
+)
+def test_every_task_has_a_place_of_its_own(counts, block_size):
+    """All places are taken, whatever the distribution."""
+    places = slurm.places_of_tasks(counts, block_size)
+    expected = {(n, i) for n, count in enumerate(counts) for i in range(count)}
+
+    assert len(places) == sum(counts)
+    assert expected == set(places)
+
+
+@given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(1, 64))
+def test_derived_ports_are_below_those_of_outgoing_connections(job, number, num_ports):
+    """As many as requested, in the range."""
+    ports = slurm.derived_ports(job, number, num_ports)
+
+    assert num_ports == len(set(ports))
+    assert slurm.FIRST_PORT <= min(ports)
+    assert max(ports) <= slurm.LAST_PORT
+
+
+def test_neighbouring_steps_and_jobs_have_other_ports():
+    """Trials that run beside each other on one node do not meet."""
+    keys = itertools.product(range(1000, 1010), range(12))
+    used = [port for key in keys for port in slurm.derived_ports(*key, num_ports=4)]
+
+    assert len(used) == len(set(used))

@@ -1,0 +1,293 @@
+"""A real cluster of Slurm on this machine: a controller and two nodes, for tests.
+
+Each has network, process ids, mounts and host name of its own, so that nothing works
+only because everything is one host: names resolve to different addresses, processes of
+another node cannot be seen, and a node can die. ``/shared`` stands for what all see:
+it is this machine's file system; a folder can be hidden on one node. All of it is gone
+when the controlling processes are: nothing is configured on the machine itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "ip", "unshare", "nsenter")
+CONTROLLER = "ctl"
+NODES = ("n0", "n1")
+_ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
+_START_SEC = 30.0
+_CONF = """
+ClusterName=test
+SlurmctldHost=ctl(10.77.0.1)
+AuthType=auth/none
+CredType=cred/none
+AuthInfo=cred_expire=3
+SlurmUser=root
+SlurmdUser=root
+MailProg=/bin/true
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=5
+MinJobAge=300
+JobRequeue=1
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd-%n.log
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/builtin
+SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,requeue_delay=0
+SlurmdParameters=config_overrides
+NodeName=n[0-1] NodeAddr=10.77.0.1[0-1] CPUs={num_cpus} RealMemory=4000 State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+# The first process of each: it keeps what is its own until it is killed.
+_INIT = """
+hostname {name}
+mount --bind {folder}/hosts /etc/hosts
+ip link set lo up
+until ip link show up0 >/dev/null 2>&1; do sleep 0.05; done
+ip addr add {address}/24 dev up0
+ip link set up0 up
+{command}
+while :; do sleep 1000; done
+"""
+
+
+def missing() -> str:
+    """Returns why there can be no cluster here; empty if there can."""
+    absent = [program for program in PROGRAMS if shutil.which(program) is None]
+    if absent:
+        return (
+            f"needs {', '.join(absent)} (apt-get install slurmctld slurmd slurm-client"
+            " iproute2)"
+        )
+    if os.geteuid():
+        return "needs root, for nodes with a network of their own"
+    tried = subprocess.run(
+        [
+            "unshare",
+            "--net",
+            "--uts",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "ip",
+            "link",
+            "add",
+            "up0",
+            "type",
+            "bridge",
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return (
+        f"needs network namespaces: {tried.stderr.strip()}" if tried.returncode else ""
+    )
+
+
+class SlurmCluster:
+    """A running cluster.
+
+    Attributes:
+      folder: Its files; also a folder that all nodes see.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._first: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self) -> None:
+        """Starts controller and nodes, and waits until the nodes are idle."""
+        (self.folder / "state").mkdir()
+        hosts = "".join(f"{ip} {name}\n" for name, ip in _ADDRESSES.items())
+        (self.folder / "hosts").write_text("127.0.0.1 localhost\n" + hosts)
+        conf = _CONF.format(folder=self.folder, num_cpus=os.cpu_count())
+        (self.folder / "slurm.conf").write_text(conf)
+        self._boot(CONTROLLER, f"slurmctld -D -c -f {self.folder}/slurm.conf")
+        for name in NODES:
+            self.boot_node(name)
+        self.wait_for(lambda: self.nodes_in_state("idle") == len(NODES), "idle nodes")
+
+    def boot_node(self, name: str) -> None:
+        """Starts a node, also one that was killed."""
+        self._boot(name, f"slurmd -D -N {name} -f {self.folder}/slurm.conf &")
+
+    def _boot(self, name: str, command: str) -> None:
+        script = _INIT.format(
+            name=name,
+            folder=self.folder,
+            address=_ADDRESSES[name],
+            command=command,
+        )
+        with (self.folder / f"{name}.out").open("ab") as out:
+            self._first[name] = subprocess.Popen(
+                [
+                    "unshare",
+                    "--net",
+                    "--uts",
+                    "--mount",
+                    "--pid",
+                    "--fork",
+                    "--kill-child",
+                    "--mount-proc",
+                    "sh",
+                    "-c",
+                    script,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
+        pid = self._first[name].pid
+        own = Path("/proc/self/ns/net").readlink()
+        network = Path(f"/proc/{pid}/ns/net")
+        self.wait_for(lambda: network.readlink() != own, f"network of {name}")
+        if name == CONTROLLER:
+            _ip("netns", "exec", pid, "link", "add", "up0", "type", "bridge")
+        else:
+            port = f"p{NODES.index(name)}"
+            controller = self._first[CONTROLLER].pid
+            # The kernel removes that of a node that was killed a moment later.
+            _ip("netns", "exec", controller, "link", "del", port, is_checked=False)
+            peer = ("peer", "name", "up0", "netns", pid)
+            _ip("link", "add", port, "netns", controller, "type", "veth", *peer)
+            for what in (("master", "up0"), ("up",)):
+                _ip("netns", "exec", controller, "link", "set", port, *what)
+
+    def command(
+        self, *words: object, on: str = CONTROLLER, cwd: Any = None
+    ) -> list[str]:
+        """Returns a command as it is run on the controller, or on a node."""
+        pid = self._inside(on).pid
+        return [
+            "nsenter",
+            f"--target={pid}",
+            "--all",
+            f"--wd={cwd or self.folder}",
+            "env",
+            f"SLURM_CONF={self.folder}/slurm.conf",
+            *map(str, words),
+        ]
+
+    def run(
+        self,
+        *words: object,
+        on: str = CONTROLLER,
+        cwd: Any = None,
+        timeout_sec: float = 60.0,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command to its end."""
+        return subprocess.run(
+            self.command(*words, on=on, cwd=cwd),
+            capture_output=True,
+            text=True,
+            timeout=timeout_sec,
+            check=False,
+            env={**os.environ, **(env or {})},
+        )
+
+    def nodes_in_state(self, state: str) -> int:
+        """Returns how many nodes are in a state."""
+        done = self.run("sinfo", "--noheader", "--Node", "--format=%t")
+        return done.stdout.split().count(state)
+
+    def job_state(self, job: str) -> str:
+        """Returns the state of a job, such as RUNNING; of an array, of all its jobs."""
+        done = self.run(
+            "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T"
+        )
+        return ",".join(sorted(set(done.stdout.split())))
+
+    def wait_for_job(self, job: str, state: str, timeout_sec: float = 60.0) -> None:
+        """Waits until a job is in a state."""
+        self.wait_for(
+            lambda: self.job_state(job) == state, f"{state} of job {job}", timeout_sec
+        )
+
+    def wait_for(self, is_so: Any, what: str, timeout_sec: float = _START_SEC) -> None:
+        """Waits until something holds, or fails with the logs."""
+        deadline = time.monotonic() + timeout_sec
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise AssertionError(f"no {what} in {timeout_sec:g} s\n{self.logs()}")
+            time.sleep(0.05)
+
+    def processes(self, node: str) -> list[psutil.Process]:
+        """Returns the processes of jobs on a node: all but Slurm's own."""
+        found = self._inside(node).children(recursive=True)
+        return [p for p in found if _name(p) not in ("slurmd", "sleep", "slurmctld")]
+
+    def kill_node(self, name: str) -> None:
+        """Ends a node with all its processes, as a loss of power does."""
+        self._first[name].kill()
+        self._first.pop(name).wait()
+
+    def logs(self) -> str:
+        """Returns the ends of all logs."""
+        paths = [*self.folder.glob("*.log"), *self.folder.glob("*.out")]
+        return "\n".join(f"-- {p.name}\n{p.read_text()[-1500:]}" for p in sorted(paths))
+
+    def stop(self) -> None:
+        """Ends everything."""
+        for process in self._first.values():
+            process.kill()
+        for process in self._first.values():
+            process.wait()
+        self._first.clear()
+
+    def _inside(self, name: str) -> psutil.Process:
+        """Returns the first process of a host, seen from here."""
+        (first,) = psutil.Process(self._first[name].pid).children()
+        return first
+
+
+def _name(process: psutil.Process) -> str:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.name()
+    return "slurmd"
+
+
+def _ip(*words: object, is_checked: bool = True) -> None:
+    if words[:2] == ("netns", "exec"):
+        target, rest = words[2], words[3:]
+        command = ["nsenter", f"--net=/proc/{target}/ns/net", "ip", *map(str, rest)]
+    else:
+        command = ["ip", *map(str, words)]
+    subprocess.run(command, check=is_checked, capture_output=True)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[SlurmCluster]:
+    """Runs a cluster while the ``with`` block runs."""
+    cluster = SlurmCluster(folder)
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
