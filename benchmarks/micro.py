@@ -88,7 +88,7 @@ def run(chosen: Sequence[str], output: Path, num_generations: int) -> int:
     """Measures files and writes one JSON file; returns the exit code."""
     generations = []
     for number in range(num_generations):
-        # Forward and backward in turn: a drift of the machine affects all alike.
+        # Forward and backward in turn: a drift of the machine affects all of them.
         ordered = list(chosen)[:: -1 if number % 2 else 1]
         documents = []
         for name in ordered:

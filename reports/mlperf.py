@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PREFIX: Final = ":::MLLOG "
 _POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"
-_MS: Final = 1_000
+_PER_SEC: Final = 1_000
 _NAMES: Final = {"resnet50": "resnet"}
 """What MLPerf calls a workload, where it has it."""
 
@@ -67,9 +67,9 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
     trial, spec, result = entry.trial, entry.spec, entry.result
     assert trial is not None
     assert trial.status is not None
-    begin = _milliseconds(trial.status.started_at)
-    ready = begin + round(_MS * scaling.time_to_first_step_of(entry))
-    end = max(ready, begin + round(_MS * trial.status.duration_sec))
+    begin = _since_epoch(trial.status.started_at)
+    ready = begin + round(_PER_SEC * scaling.time_to_first_step_of(entry))
+    end = max(ready, begin + round(_PER_SEC * trial.status.duration_sec))
     facts: dict[str, Any] = {
         "submission_benchmark": _NAMES.get(spec.workload, spec.workload),
         "submission_division": "open",
@@ -93,7 +93,7 @@ def _lines(study: Study, entry: Entry) -> Iterator[str]:
     whole = {"step_num": 0, "samples_count": 0}
     yield _line(ready, _START, "block_start", metadata=whole)
     for point in result.curve:
-        at = min(end, ready + round(_MS * point.train_time_sec))
+        at = min(end, ready + round(_PER_SEC * point.train_time_sec))
         samples = {
             "step_num": point.num_steps,
             "samples_count": point.num_steps * spec.global_batch_size,
@@ -138,17 +138,17 @@ def _platform(entry: Entry) -> str:
     return env.cpu_model
 
 
-def _milliseconds(date: str) -> int:
-    """Returns a date of a record since the epoch; 0 for any other text."""
+def _since_epoch(date: str) -> int:
+    """Returns a date of a record in thousandths of a second; 0 for other strings."""
     try:
         found = dt.datetime.fromisoformat(date.replace("Z", "+00:00"))
-        return max(round(_MS * found.timestamp()), 0)
+        return max(round(_PER_SEC * found.timestamp()), 0)
     except (ValueError, OverflowError, OSError):
         return 0
 
 
 def _line(
-    time_ms: int,
+    at: int,
     event_type: str,
     key: str,
     value: Any = None,
@@ -156,7 +156,7 @@ def _line(
 ) -> str:
     fields = {
         "namespace": "",
-        "time_ms": time_ms,
+        "time_ms": at,
         "event_type": event_type,
         "key": key,
         "value": value,

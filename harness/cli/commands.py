@@ -91,6 +91,7 @@ def sweep(
         study_module.check_name(study)
     _check_runs_dir(runs_dir)
     launching = launching or Launching()
+    command = command or ("python", "-m", "harness", *sys.argv[1:])
     launcher = launching_module.launcher_of(launching)
     request = launching_module.with_hosts(request, launcher)
     cpus = topology.read_topology()
@@ -99,11 +100,13 @@ def sweep(
     (check or _accept)(planned)
     launching_module.check_product(launching, planned)
     name = study or name_prefix + study_module.default_name(planned)
-    if launching_module.is_submitted(launching) and not is_dry_run:
+    is_submitted = launching_module.is_submitted(launching)
+    if is_submitted and not is_dry_run:
         return launching_module.submit(
-            launching, planned, study=name, runs_dir=runs_dir
+            launching, planned, study=name, runs_dir=runs_dir, command=command
         )
-    gpu_readiness.check_models(planned.trials)
+    if not is_submitted:  # a login node has no GPUs of the job
+        gpu_readiness.check_models(planned.trials, launcher.num_hosts)
     planned = shards.own(planned, launching.shard)
     name = shards.name(name, launching.shard)
     root = runs_dir / name
@@ -118,7 +121,7 @@ def sweep(
         planned,
         request,
         study=name,
-        command=command or ("python", "-m", "harness", *sys.argv[1:]),
+        command=command,
     )
     reconciled = study_module.reconcile(known, new, request.baseline)
     notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
@@ -136,7 +139,11 @@ def sweep(
     missing = _missing(root, reconciled.asked, is_failed_retried=is_failed_retried)
     with (
         gpu_readiness.ready(
-            missing, overrides, None if is_failed_retried else runs_dir, study=name
+            missing,
+            overrides,
+            None if is_failed_retried else runs_dir,
+            study=name,
+            num_hosts=launcher.num_hosts,
         ) as replaced,
         _created_and_locked(root) as store,
     ):
@@ -251,7 +258,9 @@ def resume(
         missing = run.missing_trials(
             store, plan.trials, is_failed_retried=is_failed_retried
         )
-        with gpu_readiness.ready(missing, overrides, study=plan.study) as replaced:
+        with gpu_readiness.ready(
+            missing, overrides, study=plan.study, num_hosts=launcher.num_hosts
+        ) as replaced:
             settings = RunSettings(
                 timeout_sec=timeout_sec or plan.timeout_sec,
                 is_failed_retried=is_failed_retried,

@@ -29,6 +29,7 @@ def ready(
     runs_dir: Path | None = None,
     *,
     study: str,
+    num_hosts: int = 1,
 ) -> Iterator[dict[str, Any]]:
     """Checks all that can be checked before the missing trials of a study are run.
 
@@ -40,6 +41,7 @@ def ready(
         the process that asks TensorFlow.
       runs_dir: Directory of the studies; None to run also what is known not to fit.
       study: The name of the study.
+      num_hosts: Hosts over which the replicas of a trial are spread.
 
     Yields:
       The overrides without the probe.
@@ -50,7 +52,7 @@ def ready(
     """
     replaced = dict(overrides or {})
     probe = replaced.pop("probe", gpu_probe.probe)
-    chosen = check_models(missing)
+    chosen = check_models(missing, num_hosts)
     if chosen and runs_dir is not None:
         known_memory.check(missing, runs_dir, study=study, gpu=chosen[0].name)
     with gpu_exclusive.hold(chosen, study=study):
@@ -58,8 +60,8 @@ def ready(
         yield replaced
 
 
-def check_models(trials: Sequence[PlannedTrial]) -> tuple[Gpu, ...]:
-    """Returns the GPUs of the largest trial; none where all run on CPUs.
+def check_models(trials: Sequence[PlannedTrial], num_hosts: int = 1) -> tuple[Gpu, ...]:
+    """Returns the GPUs of the largest trial on this host; none where all run on CPUs.
 
     Raises:
       PlanError: There are too few, MIG instances, or GPUs of several models.
@@ -67,7 +69,7 @@ def check_models(trials: Sequence[PlannedTrial]) -> tuple[Gpu, ...]:
     counts = [t.spec.num_replicas for t in trials if t.spec.device == "gpu"]
     if not counts:
         return ()
-    return gpu_choice.choose(gpu_choice.visible_gpus(), max(counts))
+    return gpu_choice.choose(gpu_choice.visible_gpus(), -(-max(counts) // num_hosts))
 
 
 def check_ready(chosen: Sequence[Gpu], probe: Probe) -> None:

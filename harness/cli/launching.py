@@ -22,6 +22,7 @@ from results import variables
 from results.records import Order
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from harness.cli.launch_options import Launching
@@ -134,9 +135,14 @@ def _num_gpus(launching: Launching, launcher: Launcher) -> int:
 
 
 def submit(
-    launching: Launching, planned: PlannedSweep, *, study: str, runs_dir: Path
+    launching: Launching,
+    planned: PlannedSweep,
+    *,
+    study: str,
+    runs_dir: Path,
+    command: Sequence[str],
 ) -> int:
-    """Submits a job that runs the sweep, and prints its id.
+    """Submits a job that runs the sweep by the same command, and prints its id.
 
     Raises:
       PlanError: The cluster does not have what it needs; nothing was submitted.
@@ -146,7 +152,7 @@ def submit(
     slurm.check(partition=launching.partition, nodes=launching.nodes or 1)
     job = targets.Job(
         name=_job_name(study),
-        command=(*HARNESS_COMMAND, *_arguments(study)),
+        command=(*HARNESS_COMMAND, *_arguments(command, study)),
         workers=launching.workers or launching.nodes or 1,
         gpus_per_worker=launching.gpus_per_worker or 0,
         nodes=launching.nodes or 1,
@@ -172,10 +178,10 @@ def _job_name(study: str) -> str:
     return name[:53].strip("-") or "sweep"
 
 
-def _arguments(study: str) -> list[str]:
-    """Returns the arguments of this process, for a job: the study by name, no array."""
+def _arguments(command: Sequence[str], study: str) -> list[str]:
+    """Returns the arguments of a command, for a job: the study by name, no array."""
     kept: list[str] = []
-    words = iter(sys.argv[1:])
+    words = iter(command[command.index("harness") + 1 :])
     for word in words:
         if word in ("--array", "--study"):
             next(words, None)

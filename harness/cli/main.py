@@ -143,6 +143,7 @@ def sweep(
 @cli.command()
 @study_file_option
 @request_options
+@launch_options
 @click.pass_context
 def plan(
     ctx: click.Context,
@@ -156,8 +157,10 @@ def plan(
     """Prints the trials of a sweep and a time estimate; runs nothing."""
     from harness.cli import commands
 
+    launching = take_launching(settings)
     return commands.sweep(
         make_request(settings),
+        launching=launching,
         study=study,
         runs_dir=runs_dir,
         is_json=is_json,

@@ -7,13 +7,16 @@ import json
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
 import pytest
 from fake_nvml import FakeNvml, make_gpus
 
-from harness.cli import exit_codes, study_file, study_keys
+from harness.cli import exit_codes, gpu_readiness, study_file, study_keys
+from harness.errors import PlanError
+from harness.launch.slurm import submit as slurm
 from results.store import Store
 from workloads.d4pg import requirements
 
@@ -260,6 +263,9 @@ def test_each_shipped_study_can_be_planned(
     assert {asked["workload"]} == {spec["workload"] for spec in specs}
     assert {asked.get("device", "cpu")} == {spec["device"] for spec in specs}
     assert {asked["preset"]} == {spec["preset"] for spec in specs}
+    if isinstance(asked.get("replicas"), list):
+        sizes = {spec["num_replicas"] for spec in specs}
+        assert {*asked["replicas"]} == sizes
     assert [] == written()
 
 
@@ -267,7 +273,7 @@ def test_the_document_names_every_shipped_study() -> None:
     """And each file names the schema by its relative path."""
     document = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
 
-    assert len(SHIPPED) >= 6
+    assert len(SHIPPED) >= 7
     for path in SHIPPED:
         name = path.relative_to(ROOT / "studies").as_posix()
         assert f"`{name}`" in document
@@ -283,3 +289,51 @@ def test_the_schema_is_written_into_a_folder(tmp_path: Path, capsys: Any) -> Non
     assert PUBLISHED.read_text() == written.read_text()
     assert 2 == study_keys.main([])
     assert "usage: python -m harness.cli.study_keys FOLDER" in capsys.readouterr().err
+
+
+def test_plan_takes_the_launcher_of_a_sweep(
+    harness: Any, write: Any, small: Any
+) -> None:
+    """What would be submitted is planned as it is on a login node."""
+    name = write(f'{SMALL_FILE}launcher = "slurm"\nnodes = 2\n')
+    code, of_file, err = harness("plan", "--json", "--file", name)
+    _, of_options, _ = harness(
+        "sweep", "--dry-run", "--json", *small, "--launcher=slurm", "--nodes=2"
+    )
+
+    assert exit_codes.OK == code, err
+    assert planned(of_options) == planned(of_file)
+
+
+def test_a_job_gets_the_settings_of_the_file_and_not_the_file(
+    harness: Any, write: Any, monkeypatch: Any
+) -> None:
+    """Each job of an array runs its shard; the array is of the submission only."""
+    scripts: list[str] = []
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.setattr(slurm, "check", lambda **_: None)
+    monkeypatch.setattr(slurm, "submit", lambda text: scripts.append(text) or 7)
+    name = write(f'{SMALL_FILE}launcher = "slurm"\narray = 2\n')
+    code, out, err = harness("sweep", "--file", name, "--seed=3")
+
+    assert (exit_codes.OK, "7\n") == (code, out), err
+    (script,) = scripts
+    assert name not in script
+    assert "--workload resnet50" in script
+    assert "--seed 3" in script
+    assert not re.search(r"harness sweep.*--array", script)
+
+
+def test_gpus_of_a_trial_are_counted_per_host() -> None:
+    """Sixteen over two hosts are eight here; nine over two are five."""
+    trials = [
+        SimpleNamespace(spec=SimpleNamespace(device="gpu", num_replicas=count))
+        for count in (2, 9)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(8)))
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+        assert 5 == len(gpu_readiness.check_models(trials, num_hosts=2))
+        with pytest.raises(PlanError, match=r"needs 9 GPUs, but this machine shows 8"):
+            gpu_readiness.check_models(trials)
