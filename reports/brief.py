@@ -110,7 +110,10 @@ def _parts_of(text: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _note(view: View, points: Sequence[Point]) -> str:
-    """Says what is in parentheses, over how many generations or repetitions."""
+    """Says what is in parentheses, over how many generations or repetitions.
+
+    And of what a loss is a share, which the verdict may have no room for.
+    """
     known = [p.efficiency for p in points if p.efficiency is not None]
     numbers = sorted({estimate.n for estimate in known})
     number = " to ".join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))
@@ -121,7 +124,11 @@ def _note(view: View, points: Sequence[Point]) -> str:
         return (
             f"In parentheses: intervals of these processes only, n = {number} {noun}."
         )
-    return f"In parentheses: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}."
+    text = f"In parentheses: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}"
+    lost = main_loss.loss_of(view, main_loss.worst(points))
+    if lost is not None and main_loss.largest(lost) is not None:
+        text += "; losses are shares of a step"
+    return f"{text}."
 
 
 def trust_words(found: Sequence[Mark]) -> str:

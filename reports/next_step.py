@@ -105,7 +105,7 @@ def for_efficiency(view: View, point: Point, target: float | None) -> str:
     if need is None or need.num_more is None or need.minutes is None:
         return ""
     cost = _cost(view, need.num_more, need.minutes)
-    return f"{cost} to judge the {formats.percent(target)} target"
+    return f"{cost} to tell whether it keeps {formats.percent(target)}"
 
 
 def choose(

@@ -51,10 +51,12 @@ VARIABLES = {
     **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
 }
 
-# Tick marks in each decade, for ranges of more and of less than MANY to one.
-FEW_TICKS = (1, 2, 5)
-MORE_TICKS = (1, 1.5, 2, 3, 4, 5, 7)
-MANY = 12
+# Tick marks in each decade, for ranges of at most so many to one.
+LOG_TICKS = (
+    (12, (1, 1.5, 2, 3, 4, 5, 7)),
+    (120, (1, 2, 5)),
+    (math.inf, (1,)),
+)
 
 RATIO_TICKS = (
     (1.16, (1.05, 1.1)),
@@ -247,7 +249,7 @@ def set_plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
     axes.set(**{f"{which}scale": "log"})
     axis = axes.xaxis if which == "x" else axes.yaxis
     low, high = axis.get_view_interval()
-    subs = FEW_TICKS if high > MANY * low else MORE_TICKS
+    subs = next(ticks for limit, ticks in LOG_TICKS if high <= limit * low)
     axis.set_major_locator(LogLocator(base=10, subs=subs))
     axis.set_major_formatter(lambda value, _: f"{value:g}")
     axis.set_minor_locator(NullLocator())

@@ -56,11 +56,13 @@ def sentences(view: View) -> Iterator[str]:
             f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
         )
     counts = relay.count_turns(view.study)
-    if counts.num_void:
+    if counts.num_void == 1:
+        reason, _ = counts.reasons[0]
+        yield f"1 of {counts.num_turns} turns is void and was repeated: {reason}."
+    elif counts.num_void:
         yield (
-            f"{counts.num_void} of {counts.num_turns} turns "
-            f"({formats.percent(counts.void_fraction)}) are void and were repeated: "
-            f"{_main_reason(counts)}."
+            f"{counts.num_void} of {counts.num_turns} turns are void and were "
+            f"repeated: {_main_reason(counts)}."
         )
 
 
@@ -71,8 +73,9 @@ def matches(view: View) -> Iterator[str]:
     if matched:
         losses = max(match.loss_difference or 0.0 for match in matched)
         changes = max(match.change_difference or 0.0 for match in matched)
+        verb = "matches" if len(matched) == 1 else "match"
         yield (
-            f"{', '.join(match.label for match in matched)} match one replica on the "
+            f"{', '.join(match.label for match in matched)} {verb} one replica on the "
             f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
             f"what the steps change by at most {changes:.1g}, relatively."
         )
@@ -103,11 +106,12 @@ def same_work(view: View) -> Iterator[str]:
         )
     if found.pairs and not found.broken:
         largest = max(pair.difference for pair in found.pairs)
+        differ = f"differ by at most {largest:.1g}, relatively"
         number = sum(pair.num_pairs for pair in found.pairs)
         yield (
             "Backends do the same work: with the same replicas, batch and seed their "
-            f"losses of the first {agreement.NUM_STEPS} steps differ by at most "
-            f"{largest:.1g}, relatively (n = {number} pairs of trials)."
+            f"losses of the first {agreement.NUM_STEPS} steps "
+            f"{differ if largest else 'are equal'} (n = {number} pairs of trials)."
         )
     for pair in found.broken:
         yield (

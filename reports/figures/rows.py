@@ -232,9 +232,8 @@ def draw_on(
         axes.set_xlim(limits.logarithmic(anchors, ends))
         svg.set_plain_log(axes, "x")
     else:
-        axes.set_xlim(limits.linear(anchors, ends))
-        if is_from_zero:
-            axes.set_xlim(left=0)
+        span = limits.from_zero if is_from_zero else limits.linear
+        axes.set_xlim(span(anchors, ends))
         axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=[1, 2, 5, 10]))
     if is_percent:
         axes.xaxis.set_major_formatter(

@@ -22,9 +22,10 @@ BAR_HEIGHT: Final = 0.5
 MARGIN: Final = 0.04
 LABELS: Final = {
     "alone": "one replica alone",
+    "ideal": "ideal scaling",
     "exposed_communication": "communication",
 }
-"""Names of parts that are too long, or not words; others are their own."""
+"""Names of parts that are too long for a column, or not words; others are their own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from reports import formats, page
+from reports import formats, names, page
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -66,7 +66,7 @@ class Row:
     """One figure of all cases.
 
     Attributes:
-      name: Of the figure.
+      name: Of the figure, in words.
       unit: Of its values; empty for shares, which are percentages.
       cells: By case id; cases without the figure are missing.
     """
@@ -80,7 +80,7 @@ def tabulate(counts: dict[str, tuple[CaseCounts, ...]]) -> list[Row]:
     """Returns a row per figure."""
     return [
         Row(
-            name=name,
+            name=names.metric(name).replace(" per sec", " per second"),
             unit="" if cases[0].unit in formats.RATIO_UNITS else cases[0].unit,
             cells={found.case.case_id: found for found in cases},
         )

@@ -104,7 +104,7 @@ def with_link(html: str, text: str, address: str) -> str:
     assert html.count(_BODY) == 1
     # Within the padding of the page: its first screen stays where it was.
     nav = (
-        '<nav aria-label="Site" style="margin:-1.6rem 0 0.1rem"><ul>'
+        '<nav aria-label="Site" style="margin:-0.6rem 0 0.1rem;padding:0;border:0"><ul>'
         f'<li><a href="{address}">{text}</a></li></ul></nav>'
     )
     return html.replace(_BODY, f"{_BODY}\n{nav}")

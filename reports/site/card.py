@@ -6,7 +6,8 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Final
 
-from reports import brief, formats, names, trust
+from reports import formats, names, trust
+from reports.brief import judge
 from reports.lead import lead_curve
 from reports.site import sparkline
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
+    from reports.brief import Brief
     from reports.view import View
     from results.records import Environment, ScalingMode
 
@@ -50,8 +52,7 @@ class Card:
       machines: Its machines, in words.
       created_at: When it was planned.
       trials: How many trials are ok, in words.
-      verdict: That of the study's first screen, at most 45 words.
-      note: What numbers in parentheses are, and of how many repetitions.
+      brief: The verdict of the study's first screen.
       sparks: Of the fastest backend, one per scaling mode.
       efficiency: What sorting goes by; negative where there is none.
     """
@@ -64,10 +65,14 @@ class Card:
     machines: tuple[str, ...]
     created_at: str
     trials: str
-    verdict: str
-    note: str
+    brief: Brief
     sparks: tuple[Spark, ...]
     efficiency: float
+
+    @property
+    def verdict(self) -> str:
+        """The verdict as plain text, at most 45 words."""
+        return self.brief.text
 
     @property
     def date(self) -> str:
@@ -109,7 +114,7 @@ def make_card(view: View, slug: str) -> Card:
     modes = () if trust.why_unfit(view) else study.modes
     sparks = [_spark(view, mode) for mode in modes]
     found = [spark for spark in sparks if spark is not None]
-    judged = brief.judge(view)
+    judged = judge(view)
     return Card(
         slug=slug,
         name=study.plan.study,
@@ -119,8 +124,7 @@ def make_card(view: View, slug: str) -> Card:
         machines=machines(view),
         created_at=study.plan.created_at,
         trials=f"{num_ok} of {formats.count(len(study.planned), 'trial')} ok",
-        verdict=judged.text,
-        note=judged.note,
+        brief=judged,
         sparks=tuple(spark for spark, _ in found),
         efficiency=max((value for _, value in found), default=-1.0),
     )

@@ -54,7 +54,9 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     )
     assert re.search(ratio, text)
     assert "Next: " in text
-    assert "In parentheses: 95 % intervals, n = 4 generations." == _plain(judged.note)
+    assert _plain(judged.note).startswith(
+        "In parentheses: 95 % intervals, n = 4 generations"
+    )
 
 
 def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -> None:
