@@ -27,7 +27,12 @@ def study(root: Path) -> object:
 
 def rows(text: str) -> list[list[str]]:
     """Returns the cells of the first table of README, without its head."""
-    table = text.partition("| backend | mode |")[2].partition("\n\n")[0]
+    return cells(text, "| backend | mode |")
+
+
+def cells(text: str, head: str) -> list[list[str]]:
+    """Returns the cells of the table that begins so, without its head."""
+    table = text.partition(head)[2].partition("\n\n")[0]
     lines = table.splitlines()[2:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
@@ -74,3 +79,29 @@ def test_the_primary_contrast_and_the_twin_are_those_of_the_study(
 
     for estimate in (ratio, twin.ratio):
         assert re.search(re.escape(" ".join(written(estimate, 2))), text)
+
+
+def test_the_table_of_workloads_is_that_of_their_studies(root: Path) -> None:
+    """All published studies; efficiency, ratio of backends, and the twin."""
+    text = (root / "README.md").read_text(encoding="utf-8")
+    found = {row[0]: row[1:] for row in cells(text, "| study | `in_graph`, weak |")}
+    kept = sorted(path.parent for path in (root / "docs/reports").glob("*/plan.json"))
+
+    assert len(kept) == len(found) >= 3
+    for folder in kept:
+        study = load_study(Store.open(folder))
+        points = {
+            (p.backend, p.mode.value, p.num_replicas): p for p in scaling.points(study)
+        }
+        expected = []
+        for mode in ("weak", "strong"):
+            pair = [points[name, mode, 2] for name in ("in_graph", "tf_mirrored")]
+            for point in pair:
+                percent, interval = written(point.efficiency, 0, 100.0)
+                expected.append(f"{percent} % {interval}")
+            ratio = scaling.throughput_ratio(pair[0].case, pair[1].case)
+            expected.append(" ".join(written(ratio, 2)))
+        expected.append(" ".join(written(relay.twin_of(study).ratio, 2)))
+        page = f"(docs/reports/studies/{folder.name}/index.html)"
+        (row,) = (row for name, row in found.items() if page in name)
+        assert expected == row
