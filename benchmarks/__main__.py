@@ -12,6 +12,7 @@ import sys
 _PYTHON = sys.executable
 COMMANDS = {
     "command-line": [_PYTHON, "-m", "benchmarks.bench_cli"],
+    "trials": [_PYTHON, "-m", "benchmarks.bench_trials"],
     "report": [_PYTHON, "-m", "benchmarks.bench_report"],
     "measuring": [_PYTHON, "-m", "benchmarks.bench_measuring"],
     "engine": [_PYTHON, "-m", "pytest", "-q", "tests/benchmarks/micro/bench_engine.py"],

@@ -11,6 +11,7 @@
         NewerSchemaError        a record was written by a newer version
         StudyLockedError        another process works on this study (has .pid)
         MergeError              stores that cannot become one study
+        StudyInUseElsewhereError  one of another machine does
 """
 
 from __future__ import annotations
@@ -82,3 +83,14 @@ class StudyLockedError(ResultsError):
 
 class MergeError(ResultsError):
     """Stores that cannot become one study."""
+
+
+class StudyInUseElsewhereError(ResultsError):
+    """A process of another machine works on the study."""
+
+    def __init__(self, root: pathlib.Path, age_sec: float, dead_sec: float) -> None:
+        super().__init__(
+            f"study {str(root)!r} is in use by a process of another machine, which "
+            f"gave a sign of life {age_sec:.0f} s ago: wait until it ends (if it was "
+            f"killed, {dead_sec:.0f} s), stop it, or choose another study name"
+        )

@@ -1,8 +1,9 @@
-"""One writer per study: an advisory lock of the operating system.
+"""One writer per study: a lock of the operating system, and a heartbeat for others.
 
 The kernel holds the lock for as long as the process lives, so a killed harness leaves
 no stale lock. The pid is in a separate file, because opening the lock file truncates
-it; it is read only while the lock is held.
+it; it is read only while the lock is held. ``heartbeat`` keeps machines apart that
+share the folder and maybe not their locks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import filelock
 
-from results import atomic, errors
+from results import atomic, errors, heartbeat
 
 if TYPE_CHECKING:
     import pathlib
@@ -37,6 +38,7 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
 
     Raises:
       StudyLockedError: Another process (or another lock of this one) holds it.
+      StudyInUseElsewhereError: A process of another machine owns the study.
       WriteStoreError: The lock cannot be written, for example in a missing folder.
     """
     # Not a singleton: two locks of one process must exclude each other too.
@@ -64,8 +66,23 @@ def lock_study(root: pathlib.Path) -> Iterator[None]:
                 f"cannot write {str(root / HOLDER_NAME)!r}: {error.strerror or error}; "
                 "remove what is in its place, or free space"
             ) from error
-        yield
+        with _heartbeat(root):
+            yield
     finally:
         with contextlib.suppress(OSError):
             (root / HOLDER_NAME).unlink(missing_ok=True)
         lock.release()
+
+
+@contextlib.contextmanager
+def _heartbeat(root: pathlib.Path) -> Iterator[None]:
+    """Owns the study against other machines; its own errors are one line."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(heartbeat.hold(root))
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(root / heartbeat.NAME)!r}: "
+                f"{error.strerror or error}; remove what is in its place, or free space"
+            ) from error
+        yield

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 from conformance_cases import clusters, matrix, runner, training
 from conformance_cases.every import CASES
-from conformance_cases.targets import NOT_RUN, TARGETS, covering_targets
+from conformance_cases.targets import ALIKE, NOT_RUN, TARGETS, covering_targets
 
 from replicator.catalog import BACKENDS, CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[2]
 
-COVERING = {
-    case.name: covering_targets(case, index)
-    for index, case in enumerate(CASES.values())
-}
+COVERING = covering_targets(list(CASES.values()))
 PAIRS = [
     pytest.param(
         target.name,
@@ -68,7 +65,8 @@ def _of_single_device(case):
 def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
     """It gives what NumPy or one device gives, or the error that teaches.
 
-    Each case on one target of each backend; the full run has all targets.
+    Each case on one target of each backend, or of one of two that are alike; the full
+    run has all targets.
     """
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
@@ -86,13 +84,35 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
 
 @pytest.mark.parametrize("case_name", CASES)
 def test_every_case_runs_on_every_backend_without_the_full_run(case_name):
-    """And at two and at four replicas, where a target has as many."""
+    """And at two and at four replicas, where a target has as many.
+
+    Of two backends that call a strategy in the same way it is one.
+    """
     case = CASES[case_name]
     meant = [target for target in TARGETS.values() if target.is_meant(case)]
     covered = [TARGETS[name] for name in COVERING[case_name]]
+    backends = {target.backend for target in covered}
 
-    assert {t.backend for t in meant} == {t.backend for t in covered}
+    for target in meant:
+        alike = next((pair for pair in ALIKE if target.backend in pair), ())
+        assert backends & {target.backend, *alike}, target.name
     assert {2, 4} & {t.num_replicas for t in meant} <= {t.num_replicas for t in covered}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_backend_promises_is_asked_of_it_without_the_full_run(backend):
+    """Each set of capabilities for which there is a case."""
+    can_run = [
+        (target, case)
+        for target in TARGETS.values()
+        for case in CASES.values()
+        if target.backend == backend
+        and target.is_meant(case)
+        and target.why_not(case) is None
+    ]
+    asked = {c.needs for t, c in can_run if t.name in COVERING[c.name]}
+
+    assert {case.needs for _, case in can_run} == asked
 
 
 def test_every_target_has_cases_without_the_full_run():

@@ -13,7 +13,7 @@ import replicator
 from replicator.catalog import BACKENDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from conformance_cases.registry import Case
 
@@ -164,32 +164,52 @@ CLUSTERS = [
 TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
 
-def covering_targets(case: Case, index: int) -> set[str]:
-    """The targets that a case runs on in ``make test``: each backend, each count.
+# Backends that run at two and at four replicas.
+_IN_TURN = ("in_graph", "multi_worker")
+# Backends that call a strategy or a library in the same way.
+ALIKE = (("tf_mirrored", "tpu"), ("tf_multi_worker", "horovod"))
+
+
+def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
+    """The targets that each case runs on in ``make test``; the full run has them all.
 
     One target of each backend, in turn from case to case, so that every target has its
     share of cases. Where ``multi_worker`` has two replicas, ``in_graph`` has four, and
-    the other way round. ``make test-full`` runs all targets.
+    the other way round. Two backends that call a strategy in the same way share the
+    cases of each set of capabilities that has several.
 
     Args:
-      case: The case.
-      index: Its place among all cases.
+      cases: All cases.
     """
-    found = set()
-    for backend in BACKENDS:
-        meant = [t for t in TARGETS.values() if t.backend == backend]
-        meant = [t for t in meant if t.is_meant(case)]
-        if backend in _IN_TURN:
-            has_four = (index % 2 == 0) == (backend == "in_graph")
-            of_turn = [t for t in meant if (t.num_replicas == 4) == has_four]
-            meant = of_turn or meant
-        if meant:
-            found.add(meant[index // 2 % len(meant)].name)
+    found: dict[str, set[str]] = {}
+    shared: dict[tuple[int, frozenset[str]], list[tuple[str, list[str]]]] = {}
+    for index, case in enumerate(cases):
+        names = [_of_backend(backend, case, index) for backend in BACKENDS]
+        chosen = [TARGETS[name] for name in names if name is not None]
+        found[case.name] = {target.name for target in chosen}
+        for number, pair in enumerate(ALIKE):
+            runs = [
+                target.name
+                for target in chosen
+                if target.backend in pair and target.why_not(case) is None
+            ]
+            if len(runs) == len(pair):
+                shared.setdefault((number, case.needs), []).append((case.name, runs))
+    for alike in shared.values():
+        if len(alike) > 1:
+            for turn, (case_name, runs) in enumerate(alike):
+                found[case_name].remove(runs[turn % len(runs)])
     return found
 
 
-# Backends that run at two and at four replicas.
-_IN_TURN = ("in_graph", "multi_worker")
+def _of_backend(backend: str, case: Case, index: int) -> str | None:
+    """The target of a backend whose turn it is, if one is meant for the case."""
+    meant = [t for t in TARGETS.values() if t.backend == backend and t.is_meant(case)]
+    if backend in _IN_TURN:
+        has_four = (index % 2 == 0) == (backend == "in_graph")
+        meant = [t for t in meant if (t.num_replicas == 4) == has_four] or meant
+    return meant[index // 2 % len(meant)].name if meant else None
+
 
 # Backend -> what no target of it can show on a machine like this one.
 NOT_RUN: dict[str, str] = {

@@ -1,0 +1,189 @@
+"""Who writes to a study, where the lock of the operating system may not say.
+
+Two kernels that share a file system need not see each other's locks: NFS may be mounted
+without them. So the owner of a study also has a file there with the identity of its
+kernel, made by ``link``, which one of several callers wins on NFS too, and touches it
+every ten seconds. Another kernel refuses the study while the file is fresh, by the
+clock of the file system, and takes it over when it is not. Processes of one kernel are
+told apart by the lock alone, so a killed one can be followed at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import pathlib
+import signal
+import sys
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+from results import errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NAME = ".lock-heartbeat"
+PERIOD_SEC = 10.0
+DEAD_SEC = 60.0
+"""Without a touch for so long, the owner is dead, or may no longer write."""
+_NUM_TRIES = 100
+_WITHOUT_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+_BOOT_ID = pathlib.Path("/proc/sys/kernel/random/boot_id")
+
+
+def kernel_id() -> str:
+    """Returns what identifies the running kernel: its id of this boot.
+
+    Containers on one machine have the same, and the same locks.
+    """
+    try:
+        return _BOOT_ID.read_text(encoding="ascii").strip()
+    except OSError:
+        return f"{uuid.getnode():x}"
+
+
+@contextlib.contextmanager
+def hold(root: pathlib.Path) -> Iterator[None]:
+    """Owns the study against other kernels while the block runs.
+
+    Args:
+      root: The study; the caller has the lock of this kernel.
+
+    Raises:
+      StudyLockedError: A process of another kernel owns it.
+      OSError: The file cannot be written.
+    """
+    token = f"{kernel_id()} {uuid.uuid4().hex}\n"
+    _claim(root, token)
+    is_over = threading.Event()
+    beats = threading.Thread(
+        target=_beat, args=(root, token, is_over), name="study heartbeat", daemon=True
+    )
+    beats.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        beats.join()
+        if _read(root / NAME) == token:
+            (root / NAME).unlink(missing_ok=True)
+
+
+def _claim(root: pathlib.Path, token: str) -> None:
+    """Makes the file of the owner, in place of a dead one's if there is one."""
+    path = root / NAME
+    mine = root / f"{NAME}-{_digest(token)}"
+    try:
+        mine.write_text(token, encoding="ascii")
+        for _ in range(_NUM_TRIES):  # others come and go
+            if _links(mine, path):
+                return
+            owner = _read(path)
+            if owner is not None:
+                _succeed(root, owner, mine)
+                return
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _succeed(root: pathlib.Path, owner: str, mine: pathlib.Path) -> None:
+    """Takes over from a dead owner, if no other does.
+
+    Of several, the one that makes the successor's file may. If it dies on the way, the
+    same holds for its own successor.
+    """
+    path = root / NAME
+    won: list[pathlib.Path] = []
+    dead: str | None = owner
+    where = path
+    try:
+        while not won:
+            if dead is None:  # another has just succeeded
+                raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
+            _check_dead(root, where, dead, mine)
+            successor = root / f"{NAME}-after-{_digest(dead)}"
+            if _links(mine, successor):
+                won.append(successor)
+            else:
+                dead, where = _read(successor), successor
+        # One that succeeded before has removed its file; then this owner is another.
+        if _read(path) != owner:
+            raise errors.StudyInUseElsewhereError(root, 0.0, DEAD_SEC)
+        mine.replace(path)
+        won += root.glob(f"{NAME}-after-*")
+    finally:
+        for successor in won:
+            successor.unlink(missing_ok=True)
+
+
+def _check_dead(
+    root: pathlib.Path, where: pathlib.Path, owner: str, mine: pathlib.Path
+) -> None:
+    """Raises unless an owner gave no sign of life; the lock tells those of here."""
+    if owner.partition(" ")[0] == kernel_id():
+        return
+    os.utime(mine)  # now, by the clock of the file system
+    try:
+        age_sec = mine.stat().st_mtime - where.stat().st_mtime
+    except FileNotFoundError:  # it has just ended, or was succeeded
+        age_sec = 0.0
+    if age_sec < DEAD_SEC:
+        raise errors.StudyInUseElsewhereError(root, max(age_sec, 0.0), DEAD_SEC)
+
+
+def _links(source: pathlib.Path, path: pathlib.Path) -> bool:
+    """Gives a file a second name, if nothing has it: one of several callers does."""
+    try:
+        os.link(source, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
+        return _copies(source, path)
+    return True
+
+
+def _copies(source: pathlib.Path, path: pathlib.Path) -> bool:
+    """The same on a file system without links; one of several callers makes it."""
+    try:
+        with path.open("x", encoding="ascii") as file:
+            file.write(source.read_text(encoding="ascii"))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=10).hexdigest()
+
+
+def _read(path: pathlib.Path) -> str | None:
+    try:
+        return path.read_text(encoding="ascii", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _beat(root: pathlib.Path, token: str, is_over: threading.Event) -> None:
+    """Touches the file until the end; ends this process if the study was lost."""
+    while not is_over.wait(PERIOD_SEC):
+        # A file system that does not answer now may do so the next time.
+        with contextlib.suppress(OSError):
+            if _read(root / NAME) != token:
+                _lost(root)
+                return
+            os.utime(root / NAME)
+
+
+def _lost(root: pathlib.Path) -> None:
+    sys.stderr.write(
+        f"error: study {str(root)!r} was taken over by a process of another machine, "
+        f"since this one gave no sign of life for {DEAD_SEC:.0f} s; it ends here\n"
+    )
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,84 @@
+"""The wall clock is set back within a sweep: it names times, and measures none."""
+
+from __future__ import annotations
+
+import ast
+import datetime as dt
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.run import trial_runner
+from results.store import Store
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("harness", "results", "reports", "workloads", "replicator")
+# Calls that read a clock which people and NTP can set.
+WALL = {("time", "time"), ("time", "time_ns")} | {
+    (name, call) for name in ("datetime", "date") for call in ("now", "utcnow", "today")
+}
+
+
+def wall_clocks_of(path: Path) -> set[str]:
+    """Returns the calls of a module that read the wall clock."""
+    calls = (
+        node.func
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    )
+    return {
+        ast.unparse(call)
+        for call in calls
+        if (ast.unparse(call.value).rpartition(".")[2], call.attr) in WALL
+    }
+
+
+def test_one_module_reads_the_clock_of_the_wall() -> None:
+    """Whatever is a duration, or an order, comes from a monotonic clock."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if wall_clocks_of(path)
+    }
+
+    assert {"harness/machine/time_of_day.py"} == found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("order", ["sequential", "relay"])
+def test_a_clock_that_is_set_back_changes_no_figure(
+    harness: Any,
+    overrides: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    order: str,
+) -> None:
+    """An hour at every look: durations and figures are as they would have been."""
+    hours = itertools.count()
+    start = dt.datetime(2026, 3, 29, 3, tzinfo=dt.timezone.utc)
+
+    def now_text() -> str:
+        return (start - dt.timedelta(hours=next(hours))).isoformat()
+
+    monkeypatch.setattr(trial_runner, "now_text", now_text)
+    options = ("--replicas=1,2", "--mode=weak", "--repeats=1", f"--order={order}")
+    request = ("--workload=resnet50", "--preset=smoke", "--backends=in_graph")
+    code, _, err = harness(
+        "sweep", *request, *options, "--study=s", overrides=overrides
+    )
+    verified, _, _ = harness("verify", "s")
+    statuses = [
+        trial.status
+        for trial in Store.open(tmp_path / "runs" / "s").trials()
+        if trial.status is not None
+    ]
+
+    assert exit_codes.OK == code, err
+    assert exit_codes.OK == verified
+    assert 2 <= len(statuses)
+    assert all(status.ended_at < status.started_at for status in statuses)
+    assert all(0.0 < status.duration_sec < 600.0 for status in statuses)

@@ -1,0 +1,122 @@
+"""A disk that is full, or read-only: one line that says so, and nothing is lost.
+
+The disk is real, a file system in memory of 1 MB; mounting one needs root.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import re
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.cli import exit_codes
+from results.records import TrialStatus
+from results.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.processes
+
+SMALL_KIB, LARGE_KIB = 1024, 65536
+
+
+def mount(folder: Path, *options: str) -> str:
+    """Mounts a file system in memory; returns what went wrong."""
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", ",".join(options), "none", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stderr
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """Returns a small disk that is empty."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    error = mount(folder, f"size={SMALL_KIB}k")
+    if error:
+        pytest.skip(f"no file system can be mounted here: {error.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path, free_kib: int) -> Path:
+    """Leaves so much space, and returns the file that takes the rest."""
+    filler = folder / "filler"
+    usage = os.statvfs(folder)
+    size = usage.f_bavail * usage.f_frsize - free_kib * 1024
+    filler.write_bytes(bytes(size))
+    return filler
+
+
+# At the plan, within the matching, within the trials, at the report.
+@pytest.mark.parametrize("free_kib", [0, 60, 160, 400])
+def test_a_full_disk_is_one_line_and_loses_no_trial(
+    disk: Path,
+    free_kib: int,
+    harness: Any,
+    small: tuple[str, ...],
+    overrides: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With space again, the same command goes on, and repeats nothing."""
+    count = disk.parent / "count"
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    root = disk / "runs" / "s"
+    args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
+    filler = fill(disk, free_kib)
+    code, _, err = harness(*args, overrides=overrides)
+    finished = Store(root).finished_ids() if (root / "plan.json").exists() else set()
+    # A trial whose own process had no space has failed.
+    failed = {
+        trial.trial_id
+        for trial in (Store(root).trials() if finished else ())
+        if trial.status and trial.status.status is not TrialStatus.OK
+    }
+    filler.unlink()
+    mount(disk, "remount", f"size={LARGE_KIB}k")
+    again, _, err_again = harness(*args, "--retry=failed", overrides=overrides)
+    started = collections.Counter(count.read_text().split())
+
+    assert exit_codes.USAGE == code, err
+    assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)
+    assert "Traceback" not in err
+    assert exit_codes.OK == again, err_again
+    assert 8 == len(Store(root).finished_ids())
+    assert all(1 == started[trial_id] for trial_id in finished - failed)
+
+
+def test_a_study_that_cannot_be_written_can_be_read(
+    disk: Path,
+    harness: Any,
+    small: tuple[str, ...],
+    overrides: Any,
+    tmp_path: Path,
+) -> None:
+    """Its tables and its page; what would write into it is refused in one line."""
+    mount(disk, "remount", f"size={LARGE_KIB}k")
+    runs = f"--runs-dir={disk / 'runs'}"
+    args = ("sweep", *small, runs, "--study=s")
+    assert exit_codes.OK == harness(*args, overrides=overrides)[0]
+    mount(disk, "remount", "ro")
+    status, _, _ = harness("status", "s", runs)
+    verified, _, _ = harness("verify", "s", runs)
+    page, _, _ = harness("report", "s", runs, "-o", str(tmp_path / "page.html"))
+    code, out, err = harness("resume", "s", runs, overrides=overrides)
+
+    assert [exit_codes.OK] * 3 == [status, verified, page]
+    assert (exit_codes.USAGE, "") == (code, out)
+    assert re.fullmatch(r"error: cannot .*: Read-only file system; .*\n", err)
