@@ -40,14 +40,14 @@ LAUNCHERS: dict[str, LauncherInfo] = {
             summary="processes of this machine",
         ),
         LauncherInfo(
-            name="ray",
-            factory="harness.launch.ray_launcher:RayLauncher",
-            summary="the hosts of a Ray cluster, for machines without a scheduler",
-        ),
-        LauncherInfo(
             name="slurm",
             factory="harness.launch.slurm.srun:from_environment",
             summary="steps of srun in an allocation; submits a job outside of one",
+        ),
+        LauncherInfo(
+            name="ray",
+            factory="harness.launch.ray_launcher:RayLauncher",
+            summary="the hosts of a Ray cluster, for machines without a scheduler",
         ),
     )
 }

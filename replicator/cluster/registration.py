@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from replicator.cluster import network
 from replicator.errors import ClusterConfigError
@@ -92,10 +92,12 @@ def parse_registration(
     if not isinstance(sent, dict):
         return None
     numbers = [sent.get(name) for name in ("rank", "world_size", "port")]
-    if not all(type(number) is int for number in numbers):
+    # Not isinstance: true and false are integers, too.
+    integers = [number for number in numbers if type(number) is int]
+    if len(integers) < len(numbers):
         return None
-    rank, size, port = numbers
-    seen_at = sent.get("chief_host")
+    rank, size, port = integers
+    seen_at = str(sent.get("chief_host"))
     if not 0 < port <= _MAX_PORT or not _is_address(seen_at):
         return None
     if size != world_size:
@@ -116,9 +118,9 @@ def _is_loopback(host: str) -> bool:
     return network.allows(network.LOOPBACK, host)
 
 
-def _is_address(text: Any) -> bool:
+def _is_address(text: str) -> bool:
     try:
         network.plain(text)
-    except (ValueError, AttributeError, TypeError):
+    except ValueError:
         return False
     return True

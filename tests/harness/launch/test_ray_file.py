@@ -14,7 +14,7 @@ from harness.launch.ray_file import render
 from harness.launch.targets import Job
 
 SIZE = "--num-cpus=16 --num-gpus=4"
-TIMEOUT = "--kill-after=60 86400"
+TIMEOUT = "--foreground --kill-after=60 86400"
 CHECK = "python -m harness.launch.ray_cluster 2"
 SWEEP = ("python", "-m", "harness", "sweep", "--launcher", "ray")
 
