@@ -18,6 +18,7 @@ class MemberExits:
       secret: Known to processes of the trial only.
       codes: Exit codes of the processes that have ended, by place among the members.
       refused: Why a member did not start its process; empty if none refused.
+      lost: Why the connection to a member counts as its end, by place.
       notes: What else belongs to a failure.
     """
 
@@ -25,6 +26,7 @@ class MemberExits:
         self.secret = secrets.token_hex(16)
         self.codes: dict[int, int] = {}
         self.refused: list[str] = []
+        self.lost: dict[int, str] = {}
         self.notes: list[str] = []
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
@@ -99,9 +101,9 @@ class MemberExits:
         connection.close()
         if place is not None and place not in self.codes:
             self.codes[place] = -signal.SIGKILL
-            self.notes.append(
-                f"the connection to process {place} on"
-                f" {self._hosts.get(place)} was lost: it was killed, or its host failed"
+            self.lost[place] = (
+                f"the connection to process {place} on {self._hosts[place]} was lost:"
+                " it was killed, or its host failed"
             )
 
     def close(self) -> None:

@@ -26,7 +26,8 @@ from harness.launch.exits import MemberExits
 from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
 from harness.placement import hosts
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent
+from harness.trial import die_with_parent, first_exit
+from harness.trial.first_exit import FirstExit
 from harness.trial.ranks import GRACE_SEC
 from replicator.cluster.environment import roles
 from results.records import TrialSpec
@@ -76,9 +77,14 @@ def main(argv: Sequence[str]) -> int:
         try:
             engine = launcher.start(gang)
         except LaunchError as error:
-            return _tell(str(error), REFUSED)
+            return _refuse(trial_dir, str(error))
         try:
-            return _exit_code(exits, engine, processes.num_ranks)
+            code = _wait(exits, engine, processes.num_ranks, trial_dir)
+            if code:
+                # The harness records the end of this output with the failure.
+                for part in (*exits.texts(), engine.output()):
+                    _print(part)
+            return code
         finally:
             exits.close()  # members end
             engine.cancel()
@@ -88,54 +94,59 @@ def _roles(members: Sequence[Member]) -> dict[str, str]:
     """Tells members that only have a rank what they are."""
     kinds = [kind for kind, _ in members]
     counts = [f"{kind}:{kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
-    return {roles.VARIABLE: ",".join(counts)} if counts else {}
+    return {roles.VARIABLE: ",".join(counts)}
 
 
-def _exit_code(exits: MemberExits, engine: Engine, num_ranks: int) -> int:
-    worst = _wait(exits, engine, num_ranks)
-    for text in exits.texts():
-        _tell(text, 0)
-    if worst:
-        # The harness records the end of this process's output with the failure.
-        _tell(engine.output(), 0)
-    return worst
+def _refuse(trial_dir: Path, reason: str) -> int:
+    first_exit.write(trial_dir, FirstExit(reason=reason))
+    _print(reason)
+    return REFUSED
 
 
-def _tell(text: str, code: int) -> int:
+def _print(text: str) -> None:
     sys.stderr.write(text.rstrip() + "\n" if text.strip() else "")
     sys.stderr.flush()
-    return code
 
 
-def _wait(exits: MemberExits, engine: Engine, num_ranks: int) -> int:
+def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -> int:
     """Waits for the ranks; returns 0 or the most informative exit code.
 
     A killed rank explains why others failed, so its signal takes precedence.
     """
-    deadline = None
-    ended = None
-    while True:
+    deadline: float | None = None
+    ended: float | None = None
+    bad: dict[int, int] = {}
+    while deadline is None or time.monotonic() < deadline:
         exits.read(_POLL_SEC)
-        codes = [exits.codes.get(rank) for rank in range(num_ranks)]
         if exits.refused:
-            return REFUSED
-        if None not in codes:
+            return _refuse(trial_dir, exits.refused[0])
+        # In the order in which they ended.
+        codes = {rank: c for rank, c in exits.codes.items() if rank < num_ranks}
+        bad = {rank: code for rank, code in codes.items() if code}
+        if bad and deadline is None:
+            deadline = time.monotonic() + GRACE_SEC
+        if len(codes) == num_ranks:
             break
-        now = time.monotonic()
-        if any(codes) and deadline is None:
-            deadline = now + GRACE_SEC
         if ended is None and engine.poll() is not None:
-            ended = now
-        if ended is not None and now > ended + _SETTLE_SEC:
-            missing = [rank for rank, code in enumerate(codes) if code is None]
-            exits.notes.append(
-                f"the engine ended with exit code {engine.poll()} before ranks"
-                f" {missing} reported how they ended"
-            )
-            return min((code for code in codes if code), default=engine.poll() or 1)
-        if deadline is not None and now > deadline:
+            ended = time.monotonic()
+        if ended is not None and time.monotonic() > ended + _SETTLE_SEC:
+            if not bad:
+                return _refuse(trial_dir, _why_engine_ended(engine))
             break
-    return min((code for code in codes if code), default=0)
+    if not bad:
+        return 0
+    rank = min(bad, key=bad.__getitem__)
+    reason = exits.lost.get(rank, "")
+    first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
+    return bad[rank]
+
+
+def _why_engine_ended(engine: Engine) -> str:
+    said = " ".join(engine.output().split())[-300:]
+    return (
+        f"the engine ended with exit code {engine.poll()} before all ranks reported how"
+        f" they ended: {said or 'it said nothing'}"
+    )
 
 
 def end_like(code: int) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-import signal
 from typing import TYPE_CHECKING
 
+from harness.run import ended
+from harness.run.ended import Conclusion
 from harness.run.out_of_memory import is_out_of_memory
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results import gpu_record
@@ -35,25 +36,6 @@ if TYPE_CHECKING:
     from results.records import TrialSpec, Turn
 
 CONSEQUENCE_TYPES = ("WorkerLostError",)
-_STDERR_TAIL_BYTES = 8_000
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Conclusion:
-    """The status and result of a trial.
-
-    Attributes:
-      status: How it ended.
-      failure: Why it is not ok, or None.
-      result: The observations, if the trial completed.
-      gpu_tflops: Rates of a matrix product on its GPUs, in their order; empty if a
-        process did not record them.
-    """
-
-    status: TrialStatus
-    failure: Failure | None
-    result: TrialResult | None
-    gpu_tflops: tuple[float, ...] = ()
 
 
 def conclude(
@@ -72,15 +54,14 @@ def conclude(
     try:
         logs = [read_rank(trial_dir, rank) for rank in range(num_ranks)]
     except RankFileError as error:
-        return _failed(Phase.REPORT, str(error), exception_type="RankFileError")
+        return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
-        return _timed_out(logs, trial_exit)
+        return ended.timed_out(logs, trial_exit)
     failed = _first_cause(logs, trial_exit)
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
-        silent = [log for log in logs if log.failure is None] or logs
-        return _died(_furthest_behind(silent), trial_exit, trial_dir)
+        return ended.without_record(logs, trial_exit, trial_dir)
     tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns), gpu_tflops=tflops
@@ -109,7 +90,7 @@ def _complete(
     try:
         result = make_result(trial_id, spec, logs, turns)
     except (ValueError, KeyError, TypeError) as error:
-        return _failed(
+        return ended.failed(
             Phase.REPORT,
             f"the observations are not a valid result: {one_line(str(error))}",
             exception_type=type(error).__name__,
@@ -255,28 +236,6 @@ def _rank_times(spec: TrialSpec, log: RankLog, num_measured_steps: int) -> RankT
     )
 
 
-def _furthest_behind(logs: Sequence[RankLog]) -> RankLog:
-    phases = list(Phase)
-    return min(logs, key=lambda log: (phases.index(log.phase), len(log.steps)))
-
-
-def _where(log: RankLog) -> str:
-    steps = f" after {len(log.steps)} steps" if log.steps else ""
-    return f"rank {log.rank} was in phase {log.phase.value}{steps}"
-
-
-def _timed_out(logs: Sequence[RankLog], trial_exit: TrialExit) -> Conclusion:
-    behind = _furthest_behind(logs)
-    failure = Failure(
-        phase=behind.phase,
-        reason=(
-            f"killed after {trial_exit.timeout_sec:g} s (timeout): {_where(behind)}"
-        ),
-        exception_type="TimeoutError",
-    )
-    return Conclusion(status=TrialStatus.TIMEOUT, failure=failure, result=None)
-
-
 def _recorded_failure(log: RankLog) -> Conclusion:
     assert log.failure is not None
     fields = dict(log.failure)
@@ -287,7 +246,7 @@ def _recorded_failure(log: RankLog) -> Conclusion:
     try:
         failure = Failure.model_validate(fields)
     except ValueError as error:
-        return _failed(
+        return ended.failed(
             Phase.REPORT,
             f"rank {log.rank} recorded a malformed failure: {error}",
             exception_type="RankFileError",
@@ -299,62 +258,3 @@ def _recorded_failure(log: RankLog) -> Conclusion:
         failure=failure,
         result=None,
     )
-
-
-def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
-    tail = _stderr_tail(trial_dir)
-    code = trial_exit.exit_code
-    if code == -signal.SIGKILL:
-        how = "the kernel counted no out-of-memory kill, but this was most likely one"
-        if trial_exit.num_oom_kills:
-            how = f"the kernel counted {trial_exit.num_oom_kills} out-of-memory kills"
-        failure = Failure(
-            phase=log.phase,
-            reason=f"SIGKILL that the harness did not send; {how}: {_where(log)}",
-            traceback=tail,
-        )
-        return Conclusion(
-            status=TrialStatus.OUT_OF_MEMORY, failure=failure, result=None
-        )
-    how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
-    reason = f"the process exited before it completed, with {how}: {_where(log)}"
-    conclusion = _failed(log.phase, reason, traceback=tail)
-    # Libraries of CUDA end the process where they cannot allocate.
-    if conclusion.failure is not None and is_out_of_memory(conclusion.failure):
-        return dataclasses.replace(conclusion, status=TrialStatus.OUT_OF_MEMORY)
-    return conclusion
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
-
-
-def _failed(
-    phase: Phase,
-    reason: str,
-    *,
-    exception_type: str | None = None,
-    traceback: str | None = None,
-) -> Conclusion:
-    return Conclusion(
-        status=TrialStatus.FAILED,
-        failure=Failure(
-            phase=phase,
-            reason=one_line(reason),
-            exception_type=exception_type,
-            traceback=None if traceback is None else storable(traceback, MAX_TEXT),
-        ),
-        result=None,
-    )
-
-
-def _stderr_tail(trial_dir: Path) -> str | None:
-    try:
-        content = (trial_dir / "stderr.log").read_bytes()
-    except OSError:
-        return None
-    text = content[-_STDERR_TAIL_BYTES:].decode("utf-8", errors="replace")
-    return storable(text, MAX_TEXT) or None

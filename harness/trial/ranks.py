@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 
 from harness import catalog
 from harness.placement.processes import processes_of
-from harness.trial import die_with_parent
+from harness.trial import die_with_parent, first_exit
+from harness.trial.first_exit import FirstExit
 from replicator.cluster.local_cluster import LocalCluster
 from results.records import Environment, TrialSpec
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         log_dir=trial_dir / LOGS,
     ) as cluster:
         ranks = processes.members[: processes.num_ranks]
-        code = _wait(cluster, ranks)
+        code = _wait(cluster, ranks, trial_dir)
         if code:
             # The harness records the end of this process's output with the failure.
             sys.stderr.write(cluster.tails())
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     return code
 
 
-def _wait(cluster: LocalCluster, ranks: Sequence[Member]) -> int:
+def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> int:
     """Waits for the ranks; returns 0 or the most informative exit code.
 
     A killed rank explains why others failed, so its signal takes precedence.
@@ -77,7 +78,9 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member]) -> int:
         codes = [cluster.exit_code(*rank) for rank in ranks]
         bad = [code for code in codes if code]
         if bad:
-            worst = min(bad)  # signals are negative
+            if not worst or min(bad) < worst:  # signals are negative
+                first_exit.write(trial_dir, FirstExit(rank=codes.index(min(bad))))
+            worst = min(bad)
             deadline = deadline or time.monotonic() + GRACE_SEC
         if None not in codes:
             break

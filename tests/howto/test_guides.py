@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "howto"
 TIMEOUT_SEC = 240
 INVENTORIES = ("-m", "pytest", "-q", "tests/docs/test_inventories.py", "-k")
-NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache", "browser")
+NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache")
 
 _FILE = re.compile(
     r'^```\w+ title="(?P<path>[^"]+)"\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results import errors, merge
-from results.lock import lock_study
 from results.records import TrialStatus
 from results.store import Store
 from results.study import load_study
@@ -30,34 +29,6 @@ def files_of(root: pathlib.Path) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file()
     }
-
-
-@pytest.fixture
-def whole(tmp_path: pathlib.Path, synthetic: Any) -> Store:
-    """A study of twelve trials, one of which failed."""
-    shape = synthetic.Shape(
-        modes=(synthetic.WEAK,),
-        statuses={("in_graph", synthetic.WEAK, 2, 1): TrialStatus.FAILED},
-    )
-    return synthetic.make_store(tmp_path / "whole", shape)
-
-
-@pytest.fixture
-def parts(tmp_path: pathlib.Path, whole: Store) -> Parts:
-    """Deals the trials of a study to stores of several machines, in turn."""
-
-    def deal(count: int = 3, *, store: Store = whole) -> list[Store]:
-        stores = []
-        for place in range(count):
-            root = tmp_path / f"machine_{place}" / "study"
-            part = Store.create(root)
-            shutil.copy(store.root / "plan.json", root)
-            for trial_id in store.trial_ids()[place::count]:
-                shutil.copytree(store.trial_dir(trial_id), part.trial_dir(trial_id))
-            stores.append(part)
-        return stores
-
-    return deal
 
 
 def roots_of(stores: list[Store]) -> list[pathlib.Path]:
@@ -144,23 +115,6 @@ def test_shards_of_a_study_become_the_study(
     assert {t.trial_id for t in everything.trials} == {t.trial_id for t in plan.trials}
 
 
-def test_a_trial_of_two_stores_is_an_error(
-    tmp_path: pathlib.Path, parts: Parts
-) -> None:
-    """It names both stores and the trial, and writes nothing."""
-    stores = parts(2)
-    trial_id = stores[0].trial_ids()[0]
-    shutil.copytree(stores[0].trial_dir(trial_id), stores[1].trial_dir(trial_id))
-
-    with pytest.raises(
-        errors.MergeError,
-        match=rf"trial {trial_id} is finished in '.*machine_0.*' and in '.*machine_1.*'"
-        r", and a trial has one result; remove its folder",
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-    assert not [path for path in tmp_path.iterdir() if "merg" in path.name]
-
-
 def test_a_trial_that_another_store_finished_is_no_conflict(
     tmp_path: pathlib.Path, parts: Parts
 ) -> None:
@@ -185,101 +139,6 @@ def test_unfinished_trials_are_left_out_and_counted(
 
     assert (11, 1) == (merged.num_trials, merged.num_unfinished)
     assert not Store.open(merged.root).trial_dir(trial_id).exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"name": "other"},
-            r"is of study 'resnet50-laptop-synthetic', '.*' is of study 'other'",
-        ),
-        ({"workload_version": "2"}, r"has workload_version '1' in .*, '2' in .*"),
-        ({"num_measured_steps": 17}, r"has num_measured_steps 16 in .*, 17 in "),
-        (
-            {"baseline_batch_size": 16},
-            r"has per_replica_batch_size of weak scaling 8 in .*, 16 in .*: these are",
-        ),
-    ],
-)
-def test_another_study_is_refused(
-    tmp_path: pathlib.Path, whole: Store, synthetic: Any, changes: Any, message: str
-) -> None:
-    """The first difference is named, with both stores."""
-    shape = synthetic.Shape(modes=(synthetic.WEAK,), replicas=(4,), **changes)
-    other = synthetic.make_store(tmp_path / "xother", shape)
-    plan = other.read_plan()
-    later = {"created_at": "2026-01-01T00:00:00Z"}
-    other.write_plan(plan.model_copy(update=later))
-
-    with pytest.raises(errors.MergeError, match=message):
-        merge.merge([whole.root, other.root], tmp_path / "merged")
-
-
-def test_other_code_is_refused(tmp_path: pathlib.Path, parts: Parts) -> None:
-    """Results of different code are not mixed."""
-    stores = parts(2)
-    plan = stores[1].read_plan()
-    spec = plan.trials[0].spec.model_copy(update={"code_digest": "beef" * 5})
-    from results import identity
-
-    trial_id, case_id = identity.ids(spec)
-    trial = plan.trials[0].model_copy(
-        update={"spec": spec, "trial_id": trial_id, "case_id": case_id}
-    )
-    stores[1].write_plan(plan.model_copy(update={"trials": (trial,)}))
-
-    with pytest.raises(
-        errors.MergeError,
-        match=r"has the code of in_graph (beef|c0de)+ in .*, (beef|c0de)+ in ",
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-
-def test_unlike_machines_never_share_a_figure(
-    tmp_path: pathlib.Path, parts: Parts
-) -> None:
-    """The message names the stores, both machines and what differs."""
-    stores = parts(2)
-    for trial_id in stores[1].trial_ids():
-        path = stores[1].trial_dir(trial_id) / "env.json"
-        env = json.loads(path.read_text())
-        env |= {"cpu_model": "Another CPU", "fingerprint": "0" * 20}
-        path.write_text(json.dumps(env))
-
-    with pytest.raises(
-        errors.MergeError,
-        match=r"machine_\d.* were measured on unlike machines \(.*Another CPU.*differ"
-        r" in processor .*Another CPU.*keep one study per kind of machine",
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-
-def test_a_generation_of_a_relay_is_not_put_together(
-    tmp_path: pathlib.Path, synthetic: Any, parts: Parts
-) -> None:
-    """Its trials took turns on one machine; whole generations may come from several."""
-    shape = synthetic.Shape(modes=(synthetic.WEAK,), num_rounds=4, repeats=2)
-    relay = synthetic.make_store(tmp_path / "relay", shape)
-    stores = parts(2, store=relay)
-
-    with pytest.raises(
-        errors.MergeError,
-        match=r"generation \d of the relay is partly in '.*' and partly in '.*';?",
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-    for store in stores:
-        shutil.rmtree(store.root / "trials")
-        (store.root / "trials").mkdir()
-    for trial in relay.trials():
-        store = stores[trial.spec.repetition_index]
-        shutil.copytree(
-            relay.trial_dir(trial.trial_id), store.trial_dir(trial.trial_id)
-        )
-    merged = merge.merge(roots_of(stores), tmp_path / "merged")
-
-    assert files_of(relay.root) == files_of(merged.root)
 
 
 def test_every_machine_may_match_replicas(
@@ -348,69 +207,6 @@ def test_what_a_killed_merge_left_is_removed(
 
     assert files_of(whole.root) == files_of(merged.root)
     assert not (tmp_path / ".merging-merged").exists()
-
-
-def test_a_store_in_use_is_not_merged(tmp_path: pathlib.Path, parts: Parts) -> None:
-    """A sweep is writing into it."""
-    stores = parts(2)
-
-    with (
-        lock_study(stores[1].root),
-        pytest.raises(errors.StudyLockedError, match=r"is in use by process \d+"),
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-
-def test_a_record_that_cannot_be_read_is_named(
-    tmp_path: pathlib.Path, parts: Parts
-) -> None:
-    """Merging it away would lose it."""
-    stores = parts(2)
-    path = stores[1].trial_dir(stores[1].trial_ids()[0]) / "result.json"
-    path.write_text("{")
-
-    with pytest.raises(
-        errors.MergeError, match=r"result\.json' cannot be read: not JSON.*restore it"
-    ):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-
-def test_a_newer_schema_is_refused(tmp_path: pathlib.Path, parts: Parts) -> None:
-    """Its records cannot be interpreted."""
-    stores = parts(2)
-    path = stores[1].root / "plan.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema_version": 99}))
-
-    with pytest.raises(errors.NewerSchemaError, match=r"newer version \(schema 99"):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-
-
-def test_links_are_refused(tmp_path: pathlib.Path, parts: Parts) -> None:
-    """A link could stand for any file of this machine."""
-    stores = parts(2)
-    folder = stores[1].trial_dir(stores[1].trial_ids()[0])
-    (folder / "secret").symlink_to("/etc/hostname")
-
-    with pytest.raises(errors.MergeError, match=r"secret' is not a regular file"):
-        merge.merge(roots_of(stores), tmp_path / "merged")
-    assert not [path for path in tmp_path.iterdir() if "merg" in path.name]
-
-
-def test_requests_that_cannot_be_meant_are_explained(
-    tmp_path: pathlib.Path, parts: Parts
-) -> None:
-    """One store, one twice, and outputs that would destroy something."""
-    first, second = roots_of(parts(2))
-    (tmp_path / "file").write_text("x")
-    for roots, output, message in (
-        ([first], "merged", r"only 1 store is given; name at least 2"),
-        ([first, first], "merged", r"is given twice; name every store once"),
-        ([first, second], "machine_0", r"machine_0' exists; choose a new directory"),
-        ([first, second], "machine_0/study/x", r"is inside of the store"),
-        ([first, second], "file", r"file' exists; choose a new directory"),
-    ):
-        with pytest.raises(errors.MergeError, match=message):
-            merge.merge(roots, tmp_path / output)
 
 
 def test_a_store_of_others_is_only_read(

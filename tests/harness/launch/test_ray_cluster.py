@@ -1,0 +1,81 @@
+"""What a gang needs of a Ray cluster; a real one is in ``test_ray_launcher``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+
+import pytest
+
+from harness.errors import LaunchError
+from harness.launch import ray_cluster
+from harness.launch.ray_cluster import RayHost
+from harness.launch.ray_launcher import RayLauncher, bundle_of
+
+
+def hosts(*sizes):
+    """Hosts with so many cores and GPUs."""
+    return [
+        RayHost(node_id=str(i), address="10.0.0.1", num_cores=cores, num_gpus=gpus)
+        for i, (cores, gpus) in enumerate(sizes)
+    ]
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    """On this host, and on the others."""
+    monkeypatch.setitem(sys.modules, "ray", None)
+
+    with pytest.raises(
+        LaunchError, match=r"Ray cannot be imported .*pip install 'replicator-harness\["
+    ):
+        ray_cluster.connect()
+
+
+def test_a_folder_that_some_hosts_do_not_see_is_refused(tmp_path, monkeypatch):
+    """The message names them."""
+    answer = {"hosts": [dataclasses.asdict(hosts((1, 0))[0])]}
+    monkeypatch.setattr(ray_cluster, "_ask", lambda *_: answer)
+
+    with pytest.raises(
+        LaunchError,
+        match=r"--launcher ray: hosts 10\.0\.0\.1 do not see '.*'.*choose a --runs-dir",
+    ):
+        RayLauncher().check_folder(tmp_path)
+
+
+def test_a_bundle_is_a_whole_host():
+    """So that two gangs never share one; the largest hosts are taken."""
+    assert {"CPU": 8} == bundle_of(hosts((8, 0), (8, 0)), 2)
+    assert {"CPU": 8, "GPU": 4} == bundle_of(hosts((2, 0), (8, 4), (16, 8)), 2)
+
+
+@pytest.mark.parametrize("sizes", [[], [(8, 0)], [(8, 0), (0, 0)]])
+def test_a_cluster_smaller_than_the_trial_is_refused(sizes):
+    """It would wait forever."""
+    with pytest.raises(
+        LaunchError,
+        match=r"a gang on 2 hosts needs as many, but the Ray cluster has [01] with"
+        r" CPUs; add hosts with 'ray start",
+    ):
+        bundle_of(hosts(*sizes), 2)
+
+
+def test_only_living_nodes_count():
+    """In the order of their addresses, on whatever host that is asked."""
+    nodes = [
+        {
+            "NodeID": name,
+            "NodeManagerAddress": address,
+            "Alive": is_alive,
+            "Resources": {"CPU": 2.0, "GPU": 1.0},
+        }
+        for name, address, is_alive in (
+            ("b", "10.0.0.2", True),
+            ("c", "10.0.0.3", False),
+            ("a", "10.0.0.1", True),
+        )
+    ]
+    found = ray_cluster.hosts_of(nodes)
+
+    assert ["a", "b"] == [host.node_id for host in found]
+    assert {(2, 1)} == {(host.num_cores, host.num_gpus) for host in found}
