@@ -1,7 +1,7 @@
 # The harness on CPUs, with the versions of requirements.lock:
 #
 #     docker build --tag replicator-harness .
-#     docker run --rm --volume "$PWD/runs:/home/harness/runs" replicator-harness \
+#     docker run --rm --volume "$PWD/runs:/srv/harness/runs" replicator-harness \
 #       sweep --workload resnet50
 #
 # docs/ci.md explains users, volumes and other base images.
@@ -37,9 +37,9 @@ FROM packages
 ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1
 # Made here, so that a new volume of this name belongs to the user.
-RUN install --directory --owner harness --group harness /home/harness/runs
+RUN install --directory --owner harness --group harness /srv/harness/runs
 # By number, so that a cluster can see that it is not root.
 USER 1000:1000
-WORKDIR /home/harness
+WORKDIR /srv/harness
 ENTRYPOINT ["python", "-m", "harness"]
 CMD ["--help"]

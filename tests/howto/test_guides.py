@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ROOT / "docs" / "howto"
 TIMEOUT_SEC = 240
-NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache", "browser")
+INVENTORIES = ("-m", "pytest", "-q", "tests/docs/test_inventories.py", "-k")
+NOT_COPIED = (".git", ".venv*", "runs", "build", "__pycache__", ".*_cache")
 
 _FILE = re.compile(
     r'^```\w+ title="(?P<path>[^"]+)"\n(?P<text>.*?)^```$', re.MULTILINE | re.DOTALL
@@ -121,7 +122,7 @@ def test_a_backend_is_added(followed: Any) -> None:
     tested = python(tree, conformance)
     assert re.search(r"\d\d+ passed", tested), tested
     assert "failed" not in tested
-    python(tree, ["-m", "pytest", "-q", "tests/docs/test_inventories.py"])
+    python(tree, [*INVENTORIES, "backend"])
 
 
 def test_a_workload_is_added(followed: Any) -> None:
@@ -140,15 +141,15 @@ def test_a_workload_is_added(followed: Any) -> None:
     assert 2 == len(rows)
     assert all(re.search(r" ok +0\.\d+$", row) for row in rows), rows
     assert (tree / "runs" / "new" / "report" / "index.html").is_file()
-    python(tree, ["-m", "pytest", "-q", "tests/docs/test_inventories.py"])
+    python(tree, [*INVENTORIES, "workload"])
 
 
 def test_a_metric_is_added(followed: Any) -> None:
     """Its own tests pass, and the table of the package has its file."""
     tree, _ = followed("metric")
 
-    tests = ["tests/results/test_tail.py", "tests/docs/test_inventories.py"]
-    python(tree, ["-m", "pytest", "-q", *tests])
+    python(tree, ["-m", "pytest", "-q", "tests/results/test_tail.py"])
+    python(tree, [*INVENTORIES, "module"])
 
 
 def test_a_section_is_added(followed: Any) -> None:
