@@ -104,6 +104,15 @@ def same_work(view: View) -> Iterator[str]:
             "Equal programs do not repeat themselves here: the losses of their first "
             "steps differ, so losses cannot show whether backends do the same work."
         )
+    if found.is_drawn:
+        matched = view.study.plan.matching
+        shown = "matching with one replica, on equal numbers, shows it"
+        if matched is None or not matched.trials:
+            shown = "nor does anything else, since replicas were not matched with one"
+        yield (
+            "Steps draw random numbers, and each backend its own, so losses of the "
+            f"measured runs do not show whether backends do the same work; {shown}."
+        )
     if found.pairs and not found.broken:
         largest = max(pair.difference for pair in found.pairs)
         differ = f"differ by at most {largest:.1g}, relatively"

@@ -8,7 +8,9 @@ the losses of its case.
 
 Rounding grows from step to step, so only the first ``NUM_STEPS`` losses are compared.
 Programs whose twin has other losses, such as those with actors, do not repeat
-themselves: their losses say nothing, and they are not compared.
+themselves: their losses say nothing, and they are not compared. Neither are those of
+steps that draw random numbers, which every backend seeds in its own way: there only
+matching with one replica, on equal numbers, shows that backends do the same work.
 """
 
 from __future__ import annotations
@@ -64,11 +66,14 @@ class Agreements:
 
     Attributes:
       twin: The case that was measured twice, or None.
-      pairs: All other pairs; empty where the twin already differs.
+      pairs: All other pairs; empty where the twin already differs, or losses of two
+        backends cannot be compared.
+      is_drawn: Whether they cannot, since steps draw random numbers.
     """
 
     twin: Agreement | None
     pairs: tuple[Agreement, ...]
+    is_drawn: bool = False
 
     @property
     def repeats_itself(self) -> bool:
@@ -93,6 +98,8 @@ def of_study(study: Study) -> Agreements:
             twin = next((pair for pair in found if pair is not None), None)
     if twin is not None and not twin.holds:
         return Agreements(twin=twin, pairs=())
+    if study.plan.draws_random_numbers:
+        return Agreements(twin=twin, pairs=(), is_drawn=True)
     pairs = [
         _compare(first, second)
         for first, second in itertools.combinations(study.cases, 2)

@@ -11,6 +11,7 @@ History of ``SCHEMA_VERSION``:
    ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
    ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``;
    ``Plan.matching`` and ``TrialResult.changes``.
+5. ``Plan.draws_random_numbers``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/bounds.py``, and carries its version. Names and units follow
@@ -99,7 +100,7 @@ __all__ = [
     "Turn",
 ]
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
@@ -126,7 +127,7 @@ class TrialSpec(Record):
     train.
     """
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     workload: Name
     workload_version: Name
     code_digest: Name = Field(description="digest of the measured code")
@@ -191,7 +192,7 @@ class Matching(Record):
 class Plan(Record):
     """The trials of a study, in execution order."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     study: Name
     created_at: Name = Field(description="RFC 3339, UTC")
     command: tuple[Text, ...] = Field(max_length=10_000)
@@ -205,6 +206,10 @@ class Plan(Record):
     measuring: Measuring = Measuring()
     matching: Matching | None = Field(
         default=None, description="None if an earlier version made the plan"
+    )
+    draws_random_numbers: bool = Field(
+        default=False,
+        description="whether steps do, so that losses of backends are not comparable",
     )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
@@ -228,7 +233,7 @@ class Placement(Record):
 class Environment(Record):
     """Facts about the machine and software of one trial, without the host name."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     fingerprint: Name = Field(
         description="hash of the facts that must match to compare"
     )
@@ -293,7 +298,7 @@ class RankTimes(Record):
 class TrialResult(Record):
     """Raw observations of a trial that completed."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     trial_id: TrialId
     example_unit: Name
     num_parameters: Total

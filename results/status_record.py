@@ -52,7 +52,7 @@ class Failure(Record):
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     trial_id: TrialId
     status: TrialStatus
     started_at: Name

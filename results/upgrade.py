@@ -46,10 +46,22 @@ def _with_version(trial: Any, version: int) -> Any:
     return {**trial, "spec": {**spec, "schema_version": version}}
 
 
+def _with_drawing_workloads(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Adds to a plan whether steps draw random numbers: of ``sngan`` they did."""
+    data = _with_specs_of(5)(kind, data)
+    trials = data.get("trials")
+    if kind != "plan" or not isinstance(trials, list):
+        return data
+    specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
+    names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
+    return {**data, "draws_random_numbers": names == {"sngan"}}
+
+
 UPGRADERS: dict[int, Upgrader] = {
     1: _with_specs_of(2),  # quality runs
     2: _with_specs_of(3),  # window metrics, environment steps of a point
     3: _with_specs_of(4),  # relays
+    4: _with_drawing_workloads,
 }
 """Version v -> the function that upgrades to v + 1."""
 

@@ -81,6 +81,8 @@ class WorkloadInfo:
         that steps cannot be queued; empty if they can.
       matching: How N replicas are matched with one; None if they cannot be.
       not_matched_because: Why they cannot, where there is no ``matching``.
+      draws_random_numbers: Whether a step does, outside of its pipeline. Each backend
+        has its own numbers then, so its losses are not those of another.
     """
 
     name: str
@@ -98,6 +100,7 @@ class WorkloadInfo:
     syncs_because: str = ""
     matching: Matching | None = None
     not_matched_because: str = "the workload does not say how it can be"
+    draws_random_numbers: bool = False
 
 
 # Rounding in 16 bits, or of XLA, is larger than what a match has to see.
@@ -211,6 +214,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
                 options={**_EXACT, "batch_norm": "cross_replica"},
                 remark=f"{_IMAGES}, and noise by position in it",
             ),
+            draws_random_numbers=True,
         ),
         WorkloadInfo(
             name="d4pg",

@@ -101,6 +101,9 @@ def make_plan(
             ),
             measuring=sweep.measuring,
             matching=sweep.matching,
+            draws_random_numbers=catalog.workload(
+                request.workload
+            ).draws_random_numbers,
             trials=sweep.trials,
         )
 

@@ -11,7 +11,7 @@ import pytest
 from reports import trust
 from reports.view import view_store
 from results import agreement, scaling, summary
-from results.records import Control
+from results.records import Control, Matching
 from results.study import Study, load_study
 
 if TYPE_CHECKING:
@@ -107,3 +107,31 @@ def test_programs_that_do_not_repeat_themselves_are_not_compared(store: Store) -
     assert 2 == len(scaling.comparisons(study))
     (text,) = trust.same_work(view)
     assert text.startswith("Equal programs do not repeat themselves here")
+
+
+def test_losses_are_not_compared_where_steps_draw_random_numbers(store: Store) -> None:
+    """Each backend draws its own; the ratio stays, and the page says what shows it."""
+    study = with_losses(
+        store, lambda entry: 1.2 if entry.spec.backend == "tf_mirrored" else 1.0
+    )
+    drawing = dataclasses.replace(
+        study, plan=study.plan.model_copy(update={"draws_random_numbers": True})
+    )
+
+    assert agreement.of_study(study).broken
+    found = agreement.of_study(drawing)
+    assert found.is_drawn
+    assert not found.broken
+    assert found.twin is not None
+    view = dataclasses.replace(view_store(store), study=drawing)
+    (text,) = trust.same_work(view)
+    assert re.search(
+        "each backend its own, .* nor does anything else, since replicas were not",
+        text,
+    )
+    matching = Matching(trials=drawing.plan.trials[:1])
+    plan = drawing.plan.model_copy(update={"matching": matching})
+    (text,) = trust.same_work(
+        dataclasses.replace(view, study=dataclasses.replace(drawing, plan=plan))
+    )
+    assert text.endswith("matching with one replica, on equal numbers, shows it.")

@@ -286,3 +286,16 @@ def test_failure_has_its_phase(tmp_path: pathlib.Path, synthetic: Any) -> None:
 
     assert failed.status.failure.phase.value == "build"
     assert failed.result is None
+
+
+def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
+    tmp_path: pathlib.Path,
+) -> None:
+    """Version 4 did not record it, and only the steps of ``sngan`` did."""
+    for workload in ("sngan", "resnet50"):
+        spec = {"schema_version": 4, "workload": workload}
+        plan = {"schema_version": 4, "trials": [{"spec": spec}]}
+        upgraded = upgrade.upgrade("plan", plan, tmp_path)
+
+        assert upgraded["draws_random_numbers"] is (workload == "sngan")
+        assert 5 == upgraded["trials"][0]["spec"]["schema_version"]
