@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 from reports import build, formats, output_file, page
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from results.study import Study
 
 INDEX: Final = "index.html"
-_BODY: Final = "<body>"
+_BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')
+"""Where a page begins; a link that skips to the content stays the first of all."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,13 +103,13 @@ def write_site(
 
 def with_link(html: str, text: str, address: str) -> str:
     """Returns a page with a link above its content."""
-    assert html.count(_BODY) == 1
+    (begin,) = _BODY.findall(html)
     # Within the padding of the page: its first screen stays where it was.
     nav = (
         '<nav aria-label="Site" style="margin:-0.6rem 0 0.1rem;padding:0;border:0"><ul>'
         f'<li><a href="{address}">{text}</a></li></ul></nav>'
     )
-    return html.replace(_BODY, f"{_BODY}\n{nav}")
+    return html.replace(begin, f"{begin}{nav}\n", 1)
 
 
 def _check_different(stores: Sequence[Store]) -> None:

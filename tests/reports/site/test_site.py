@@ -229,4 +229,5 @@ def test_pages_of_studies_have_one_place_for_the_link(first: Store) -> None:
 
     page = build.with_link(build_report(first), "All studies", "../../index.html")
 
-    assert 1 == page.count('<body>\n<nav aria-label="Site"')
+    skip = '<a class="skip" href="#verdict">Skip to the verdict</a>'
+    assert 1 == page.count(f'<body>\n{skip}\n<nav aria-label="Site"')
