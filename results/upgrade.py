@@ -48,9 +48,13 @@ def _with_version(trial: Any, version: int) -> Any:
 
 def _with_drawing_workloads(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """Adds to a plan whether steps draw random numbers: of ``sngan`` they did."""
+    if kind != "plan":
+        return data
     data = _with_specs_of(5)(kind, data)
-    trials = data.get("trials")
-    if kind != "plan" or not isinstance(trials, list):
+    matching, trials = data.get("matching"), data.get("trials")
+    if isinstance(matching, dict):
+        data = {**data, "matching": _with_specs_of(5)(kind, matching)}
+    if not isinstance(trials, list):
         return data
     specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
     names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}

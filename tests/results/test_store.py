@@ -294,8 +294,10 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
     """Version 4 did not record it, and only the steps of ``sngan`` did."""
     for workload in ("sngan", "resnet50"):
         spec = {"schema_version": 4, "workload": workload}
-        plan = {"schema_version": 4, "trials": [{"spec": spec}]}
+        trials = [{"spec": spec}]
+        plan = {"schema_version": 4, "trials": trials, "matching": {"trials": trials}}
         upgraded = upgrade.upgrade("plan", plan, tmp_path)
 
         assert upgraded["draws_random_numbers"] is (workload == "sngan")
-        assert 5 == upgraded["trials"][0]["spec"]["schema_version"]
+        for part in (upgraded, upgraded["matching"]):
+            assert 5 == part["trials"][0]["spec"]["schema_version"]
