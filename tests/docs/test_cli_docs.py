@@ -169,7 +169,12 @@ def test_the_commands_of_the_documents_parse(arguments: str) -> None:
     """Verb, options and values are known; nothing is run."""
     verb, *rest = shlex.split(arguments, comments=True)
 
-    assert cli.commands[verb].make_context(verb, rest).params
+    command = cli.commands[verb]
+    if isinstance(command, click.Group):
+        verb, *rest = rest
+        command = command.commands[verb]
+
+    assert command.make_context(verb, rest).params
 
 
 def test_commands_are_found_and_a_wrong_one_is_refused() -> None:
