@@ -33,8 +33,16 @@ A_LINE = "\nCHANGED = True\n"
 # Place, start, time and conclude a trial, in the harness or in the trial.
 ROOMS_THAT_COUNT = ("machine", "placement", "run", "trial")
 # Read the command line and show; plan (what that decides is in the spec) and store.
-ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "planning")
-MODULES_THAT_COUNT = {"harness", "harness.catalog", "harness.errors"}
+# Of launchers, only what starts the trials of this machine is in their digest.
+ROOMS_THAT_DO_NOT = ("cli", "doctor", "judging", "launch", "planning")
+MODULES_THAT_COUNT = {
+    "harness",
+    "harness.catalog",
+    "harness.errors",
+    "harness.launch",
+    "harness.launch.contract",
+    "harness.launch.local",
+}
 # The order in which trials run, what is not timed, and the start of the command line.
 MODULES_THAT_DO_NOT = {
     "harness.__main__",
@@ -69,7 +77,7 @@ def those_that_count() -> set[str]:
 
 def those_that_do_not() -> set[str]:
     """The modules of the harness that decide or show, and are not in a trial."""
-    return modules_in(*ROOMS_THAT_DO_NOT) | MODULES_THAT_DO_NOT
+    return (modules_in(*ROOMS_THAT_DO_NOT) - MODULES_THAT_COUNT) | MODULES_THAT_DO_NOT
 
 
 @functools.cache
