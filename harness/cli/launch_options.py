@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.errors import ParseError, PlanError
+from results import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,18 +31,18 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
             launcher_option,
             click.option(
                 "--nodes",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_REPLICAS),
                 help="Hosts of the allocation, for a launcher that submits a job.",
             ),
             click.option(
                 "--workers",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_REPLICAS),
                 help="Worker processes of the largest trial; with --gpus-per-worker,"
                 " their product is the largest of --replicas.",
             ),
             click.option(
                 "--gpus-per-worker",
-                type=click.IntRange(min=0),
+                type=click.IntRange(0, limits.MAX_REPLICAS),
                 help="GPUs of each worker.",
             ),
             click.option("--partition", help="Partition of the cluster."),
@@ -52,7 +53,7 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
             ),
             click.option(
                 "--array",
-                type=click.IntRange(min=1),
+                type=click.IntRange(1, limits.MAX_REPLICAS),
                 metavar="K",
                 help="Submit K jobs, each with a K-th of the repetitions and a study"
                 " of its own.",

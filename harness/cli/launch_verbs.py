@@ -8,6 +8,7 @@ import click
 
 from harness.cli import exit_codes
 from harness.errors import PlanError
+from results import limits
 
 
 @click.group()
@@ -20,28 +21,32 @@ def launch() -> None:
 @click.option("--name", default="replicator", show_default=True, help="Of the job.")
 @click.option(
     "--workers",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, limits.MAX_REPLICAS),
     default=1,
     show_default=True,
     help="Processes of the gang.",
 )
 @click.option(
     "--gpus-per-worker",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, limits.MAX_REPLICAS),
     default=0,
     show_default=True,
     help="GPUs of each worker.",
 )
 @click.option(
-    "--cores-per-worker", type=click.IntRange(min=1), help="Cores of each worker."
+    "--cores-per-worker",
+    type=click.IntRange(1, limits.MAX_REPLICAS),
+    help="Cores of each worker.",
 )
 @click.option(
     "--replicas",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, limits.MAX_REPLICAS),
     help="Checks that workers times GPUs make so many.",
 )
-@click.option("--nodes", type=click.IntRange(min=1), help="Hosts.")
-@click.option("--array", type=click.IntRange(min=1), help="Jobs, one shard each.")
+@click.option("--nodes", type=click.IntRange(1, limits.MAX_REPLICAS), help="Hosts.")
+@click.option(
+    "--array", type=click.IntRange(1, limits.MAX_REPLICAS), help="Jobs, one shard each."
+)
 @click.option("--partition", help="Partition or queue.")
 @click.option("--time-limit", help="In the engine's notation, such as 02:00:00.")
 @click.option("--image", help="Container image, where the engine needs one.")

@@ -110,18 +110,18 @@ def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -
 
     A killed rank explains why others failed, so its signal takes precedence.
     """
-    deadline = ended = None
+    deadline: float | None = None
+    ended: float | None = None
+    bad: dict[int, int] = {}
     while deadline is None or time.monotonic() < deadline:
         exits.read(_POLL_SEC)
         if exits.refused:
             return _refuse(trial_dir, exits.refused[0])
-        codes = {r: exits.codes[r] for r in range(num_ranks) if r in exits.codes}
+        # In the order in which they ended.
+        codes = {rank: c for rank, c in exits.codes.items() if rank < num_ranks}
         bad = {rank: code for rank, code in codes.items() if code}
         if bad and deadline is None:
             deadline = time.monotonic() + GRACE_SEC
-            rank = min(bad, key=bad.__getitem__)
-            reason = exits.lost.get(rank, "")
-            first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
         if len(codes) == num_ranks:
             break
         if ended is None and engine.poll() is not None:
@@ -130,7 +130,12 @@ def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -
             if not bad:
                 return _refuse(trial_dir, _why_engine_ended(engine))
             break
-    return min(bad.values(), default=0)
+    if not bad:
+        return 0
+    rank = min(bad, key=bad.__getitem__)
+    reason = exits.lost.get(rank, "")
+    first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
+    return bad[rank]
 
 
 def _why_engine_ended(engine: Engine) -> str:

@@ -3,6 +3,10 @@
 A process belongs to the trial if it descends from the trial's first process, is in its
 session, or carries the trial's marker in its environment. The marker finds those that
 left the session and were adopted by another parent.
+
+    python -m harness.run.process_tree <trial directory>
+
+ends those of a trial on another host.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 
 import psutil
@@ -95,3 +100,7 @@ def _wait_gone(processes: list[psutil.Process], timeout_sec: float) -> None:
     deadline = time.monotonic() + timeout_sec
     while any(_is_alive(p) for p in processes) and time.monotonic() < deadline:
         time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    kill_tree(os.path.realpath(sys.argv[1]))

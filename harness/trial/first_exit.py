@@ -1,4 +1,4 @@
-"""Which process of a trial ended badly first, as the process that waits for all saw it.
+"""Which process of a trial explains its end, as the process that waits for all saw it.
 
 Rank files say what each process observed; one that is killed observes nothing, and the
 others may be killed after it. Without this, the cause could only be guessed.
@@ -21,7 +21,8 @@ class FirstExit:
     """What happened first.
 
     Attributes:
-      rank: The rank that ended badly; None if no process was started.
+      rank: The first rank that was killed, or else that failed; None if no process was
+        started.
       reason: Why, in one line, where it is known; otherwise empty.
     """
 
@@ -30,10 +31,9 @@ class FirstExit:
 
 
 def write(trial_dir: Path, first: FirstExit) -> None:
-    """Records it; only the first call for a trial has an effect."""
-    path = trial_dir / _NAME
-    if not path.exists():
-        path.write_text(json.dumps(dataclasses.asdict(first)), encoding="utf-8")
+    """Records it."""
+    text = json.dumps(dataclasses.asdict(first))
+    (trial_dir / _NAME).write_text(text, encoding="utf-8")
 
 
 def read(trial_dir: Path) -> FirstExit:

@@ -78,8 +78,9 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> in
         codes = [cluster.exit_code(*rank) for rank in ranks]
         bad = [code for code in codes if code]
         if bad:
-            worst = min(bad)  # signals are negative
-            first_exit.write(trial_dir, FirstExit(rank=codes.index(worst)))
+            if not worst or min(bad) < worst:  # signals are negative
+                first_exit.write(trial_dir, FirstExit(rank=codes.index(min(bad))))
+            worst = min(bad)
             deadline = deadline or time.monotonic() + GRACE_SEC
         if None not in codes:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,3 +73,43 @@ def test_a_list_of_nodes_means_what_slurm_says(slurm: SlurmCluster, text: str) -
     done = slurm.run("scontrol", "show", "hostnames", text)
 
     assert tuple(done.stdout.split()) == expand_nodes(text)
+
+
+LISTEN = """
+import socket
+connection, _ = socket.create_server(("", 5000)).accept()
+while connection.recv(65536):
+    pass
+connection.sendall(b"x")
+"""
+SEND = """
+import socket, time
+for _ in range(100):
+    try:
+        connection = socket.create_connection(("n1", 5000))
+        break
+    except OSError:
+        time.sleep(0.05)
+started = time.monotonic()
+connection.sendall(b"x" * 2_500_000)
+connection.shutdown(socket.SHUT_WR)
+connection.recv(1)
+print(20 / (time.monotonic() - started))
+"""
+
+
+def test_communication_between_the_nodes_can_cost_something(
+    slurm: SlurmCluster,
+) -> None:
+    """20 Mbit through a cable of 50 Mbit/s take about 0.4 s."""
+    if reason := slurm.limit_rate(50):
+        pytest.skip(f"the kernel cannot limit a rate: {reason}")
+    try:
+        command = slurm.command(sys.executable, "-S", "-c", LISTEN, on="n1")
+        with subprocess.Popen(command) as listener:
+            sent = slurm.run(sys.executable, "-S", "-c", SEND, on="n0")
+            listener.wait(10)
+    finally:
+        slurm.unlimit_rate()
+
+    assert 30 < float(sent.stdout) < 60

@@ -65,14 +65,17 @@ def test_a_sweep_continues_in_the_next_run(
     assert job.isdigit(), done.stderr
     slurm.wait_for(lambda: len(finished(shared)) == 1, "first trial", 40)
     slurm.run(*command, job)
-    slurm.wait_for_job(job, "COMPLETED", 120)
+    slurm.wait_for_job(job, "PENDING", 30)
+    # Slurm starts a requeued job after two minutes, in which credentials expire.
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.wait_for_job(job, "COMPLETED", 60)
     starts = counted.read_text().split()
 
     assert [TrialStatus.OK] * 3 == [t.status.status for t in finished(shared)]
     assert note in log_of(shared, job)
     # Each trial has two processes; at most one trial was interrupted.
     assert 3 == len(set(starts))
-    assert len(starts) in (6, 8)
+    assert 6 <= len(starts) <= 8
     slurm.wait_for(
         lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
     )
@@ -83,12 +86,7 @@ def test_a_job_that_records_nothing_is_not_put_back(
 ) -> None:
     """It would meet the same limit for ever."""
     job = harness(*SWEEP, "--nodes=2", "--repeats=1", FAKE_STEP_SEC="30").stdout.strip()
-    slurm.wait_for(
-        lambda: any(
-            "fake_worker.py" in " ".join(p.cmdline()) for p in slurm.processes("n1")
-        ),
-        "member",
-    )
+    slurm.wait_for(lambda: slurm.processes("n1", "fake_worker.py"), "member")
     slurm.run("scancel", "--signal=USR1", "--batch", job)
     slurm.wait_for_job(job, "FAILED", 30)
 
@@ -120,7 +118,9 @@ def test_shards_of_an_array_are_studies_of_their_own(
 ) -> None:
     """Two machines measure beside each other; no trial is in both stores."""
     number = int(os.environ.get("SLURM_TRIALS", "2"))
-    done = harness(*SWEEP, f"--repeats={number}", f"--array={number}")
+    done = harness(
+        *SWEEP, "--order=sequential", f"--repeats={number}", f"--array={number}"
+    )
     job = done.stdout.strip()
     slurm.wait_for_job(job, "COMPLETED", 30 + 10 * number)
     names = [f"s-shard-{i}-of-{number}" for i in range(1, number + 1)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from results.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import psutil
     from slurm_cluster import SlurmCluster
 
 pytestmark = pytest.mark.processes
@@ -33,11 +31,9 @@ def only_trial(folder: Path) -> Any:
     return trial
 
 
-def members_on(slurm: SlurmCluster, node: str) -> list[psutil.Process]:
+def members_on(slurm: SlurmCluster, node: str) -> dict[int, str]:
     """Returns the processes of a trial on a node."""
-    return [
-        p for p in slurm.processes(node) if "fake_worker.py" in " ".join(p.cmdline())
-    ]
+    return slurm.processes(node, "fake_worker.py")
 
 
 def wait_for_members(slurm: SlurmCluster) -> None:
@@ -95,10 +91,7 @@ def test_a_step_that_is_killed_is_a_failure_of_its_rank(
     wait_for_members(slurm)
     slurm.wait_for(lambda: not members_on(slurm, "n0"), "end of rank 0, which lost 1")
     started = time.monotonic()
-    for process in slurm.processes("n1"):
-        words = process.name() + " ".join(process.cmdline())
-        if "slurmstepd" in words or "harness.launch.member" in words:
-            process.send_signal(signal.SIGKILL)
+    slurm.kill("n1", "slurmstepd", "harness.launch.member")
     slurm.wait_for_job(job, "FAILED", 60)
     failure = only_trial(shared).status.failure
 
@@ -129,9 +122,7 @@ def test_a_killed_harness_takes_the_members_along(
     """Without a chance to clean up: members on the other node notice it themselves."""
     job = start_job(*SWEEP, FAKE_STEP_SEC="30")
     wait_for_members(slurm)
-    for process in slurm.processes("n0"):
-        if "driver.py" in " ".join(process.cmdline()):
-            process.send_signal(signal.SIGKILL)
+    slurm.kill("n0", "driver.py")
     slurm.wait_for(
         lambda: not members_on(slurm, "n0") and not members_on(slurm, "n1"), "end", 15
     )

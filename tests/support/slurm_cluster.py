@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import time
 from pathlib import Path
@@ -22,7 +23,16 @@ import psutil
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "ip", "unshare", "nsenter")
+PROGRAMS = (
+    "setpriv",
+    "slurmctld",
+    "slurmd",
+    "srun",
+    "sbatch",
+    "ip",
+    "unshare",
+    "nsenter",
+)
 CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
@@ -56,7 +66,7 @@ SlurmdLogFile={folder}/slurmd-%n.log
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
 SchedulerType=sched/builtin
-SchedulerParameters=batch_sched_delay=0,sched_min_interval=0,requeue_delay=0
+SchedulerParameters=batch_sched_delay=0,requeue_delay=0
 SlurmdParameters=config_overrides
 NodeName=n[0-1] NodeAddr=10.77.0.1[0-1] CPUs={num_cpus} RealMemory=4000 State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
@@ -146,6 +156,9 @@ class SlurmCluster:
         with (self.folder / f"{name}.out").open("ab") as out:
             self._first[name] = subprocess.Popen(
                 [
+                    # If the tests are killed, nothing of this remains.
+                    "setpriv",
+                    "--pdeathsig=KILL",
                     "unshare",
                     "--net",
                     "--uts",
@@ -238,10 +251,52 @@ class SlurmCluster:
                 raise AssertionError(f"no {what} in {timeout_sec:g} s\n{self.logs()}")
             time.sleep(0.05)
 
-    def processes(self, node: str) -> list[psutil.Process]:
-        """Returns the processes of jobs on a node: all but Slurm's own."""
-        found = self._inside(node).children(recursive=True)
-        return [p for p in found if _name(p) not in ("slurmd", "sleep", "slurmctld")]
+    def processes(self, node: str, word: str = "") -> dict[int, str]:
+        """Returns the processes of jobs on a node: all but Slurm's daemon.
+
+        Args:
+          node: Its name.
+          word: Part of the name or the command; by default all.
+
+        Returns:
+          Name and command, by process id; without those that have exited.
+        """
+        found = {}
+        for process in self._inside(node).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                text = " ".join([process.name(), *process.cmdline()])
+                is_own = process.name() in ("slurmd", "sleep", "slurmctld")
+                if not is_own and word in text:
+                    found[process.pid] = text
+        return found
+
+    def kill(self, node: str, *words: str) -> None:
+        """Sends SIGKILL to the processes of jobs on a node that match a word."""
+        for word in words:
+            for pid in self.processes(node, word):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def limit_rate(self, rate: int) -> str:
+        """Limits what each node sends and receives to so many Mbit/s.
+
+        Returns:
+          Why the kernel cannot; empty if it can.
+        """
+        shape = ("root", "tbf", "rate", f"{rate}mbit", "burst", "256k")
+        places = [(CONTROLLER, f"p{index}") for index in range(len(NODES))]
+        for host, port in (*places, *((node, "up0") for node in NODES)):
+            words = ("tc", "qdisc", "replace", "dev", port, *shape, "latency", "50ms")
+            done = self.run(*words, on=host)
+            if done.returncode:
+                return done.stderr.strip()
+        return ""
+
+    def unlimit_rate(self) -> None:
+        """Removes the limit."""
+        for index, node in enumerate(NODES):
+            self.run("tc", "qdisc", "del", "dev", f"p{index}", "root")
+            self.run("tc", "qdisc", "del", "dev", "up0", "root", on=node)
 
     def kill_node(self, name: str) -> None:
         """Ends a node with all its processes, as a loss of power does."""
@@ -265,12 +320,6 @@ class SlurmCluster:
         """Returns the first process of a host, seen from here."""
         (first,) = psutil.Process(self._first[name].pid).children()
         return first
-
-
-def _name(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return process.name()
-    return "slurmd"
 
 
 def _ip(*words: object, is_checked: bool = True) -> None:

@@ -33,9 +33,10 @@ wait "$sweep"; code=$?
 if [ "$is_limit" = 1 ] && [ "$code" = 130 ]; then
   if [ "$(count)" -gt "$before" ]; then
     echo "the time limit is near: job $SLURM_JOB_ID continues in its next run"
-    scontrol requeue "$SLURM_JOB_ID" && sleep 600
+    scontrol requeue "$SLURM_JOB_ID" && exec sleep 600  # until Slurm ends this run
+  else
+    echo "no trial ended within the time limit: give more --time-limit" >&2
   fi
-  echo "no trial ended within the time limit: give more --time-limit" >&2
 fi
 exit "$code"
 """

@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 JOB_VARIABLE: Final = "SLURM_JOB_ID"
 NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"
-_END_BY_ITSELF_SEC = 5.0
-_CANCEL_SEC = 30.0
-_QUERY_SEC = 20.0
+_END_BY_ITSELF_SEC = 3.0
+_ANSWER_SEC = 30.0
 _POLL_SEC = 0.05
 _TAIL_BYTES = 4000
 # srun takes these as options, but they are those of the batch script.
@@ -109,7 +108,7 @@ class SlurmLauncher(RemoteLauncher):
         Raises:
           LaunchError: It has not ended in time.
         """
-        wait_for_steps(trial_dir.name)
+        end_steps(trial_dir, self._num_nodes)
 
 
 def srun_command(gang: Gang) -> tuple[str, ...]:
@@ -144,24 +143,8 @@ def check_shared(folder: Path, num_nodes: int) -> None:
     """
     existing = next(path for path in (folder, *folder.parents) if path.is_dir())
     with tempfile.NamedTemporaryFile(dir=existing, prefix=".replicator-probe-") as file:
-        command = [
-            "srun",
-            f"--nodes={num_nodes}",
-            f"--ntasks={num_nodes}",
-            "--ntasks-per-node=1",
-            "--overlap",
-            "--overcommit",
-            "--cpu-bind=none",
-            "--mpi=none",
-            "--input=none",
-            "--wait=0",
-            sys.executable,
-            "-c",
-            _LOOK,
-            file.name,
-        ]
         done = subprocess.run(
-            command,
+            (*on_every_node(num_nodes), sys.executable, "-c", _LOOK, file.name),
             capture_output=True,
             text=True,
             check=False,
@@ -182,6 +165,22 @@ def check_shared(folder: Path, num_nodes: int) -> None:
         )
 
 
+def on_every_node(num_nodes: int) -> tuple[str, ...]:
+    """Returns what runs a command once on each node of this allocation."""
+    return (
+        "srun",
+        f"--nodes={num_nodes}",
+        f"--ntasks={num_nodes}",
+        "--ntasks-per-node=1",
+        "--overlap",
+        "--overcommit",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--input=none",
+        "--wait=0",
+    )
+
+
 def _without_options(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
@@ -197,7 +196,6 @@ class Step(Engine):
         folder = gang.trial_dir / LOGS
         folder.mkdir(exist_ok=True)
         self._log = folder / "srun.log"
-        self._trial = gang.trial_dir.name
         variables = _without_options(gang.variables)
         with self._log.open("wb") as log:
             try:
@@ -227,7 +225,7 @@ class Step(Engine):
         return tail.decode("utf-8", errors="replace")
 
     def cancel(self) -> None:
-        """Ends the step, which normally ends with its tasks."""
+        """Ends ``srun``, which normally ends with its tasks."""
         for end, timeout_sec in (
             (None, _END_BY_ITSELF_SEC),
             (self._process.terminate, _END_BY_ITSELF_SEC),
@@ -239,30 +237,32 @@ class Step(Engine):
                 self._process.wait(timeout_sec)
             except subprocess.TimeoutExpired:
                 continue
-            break
-        wait_for_steps(self._trial)
+            return
 
 
-def wait_for_steps(name: str) -> None:
-    """Waits until no step of this job has a name; cancels those that do not end.
+def end_steps(trial_dir: Path, num_nodes: int) -> None:
+    """Waits until no step of this job is named as a trial; cancels those that remain.
+
+    Where Slurm's own process of a step was killed, Slurm takes the step for running
+    until the job ends: then what counts is that no process of the trial is left.
 
     Raises:
-      LaunchError: Slurm does not answer, or a step does not end.
+      LaunchError: Slurm does not answer, or a process does not end.
     """
-    job = os.environ[JOB_VARIABLE]
+    job, name = os.environ[JOB_VARIABLE], trial_dir.name
     start = time.monotonic()
     is_cancelled = False
     while steps := steps_named(job, name):
         passed = time.monotonic() - start
-        if passed > _CANCEL_SEC:
-            raise LaunchError(
-                f"steps {', '.join(steps)} of trial {name} did not end within"
-                f" {_CANCEL_SEC:g} s; look at the nodes of job {job}, then run the same"
-                " command again"
-            )
         if passed > _END_BY_ITSELF_SEC and not is_cancelled:
             _run("scancel", *steps)
             is_cancelled = True
+        if passed > 2 * _END_BY_ITSELF_SEC:
+            _run(
+                *on_every_node(num_nodes),
+                *(sys.executable, "-m", "harness.run.process_tree", str(trial_dir)),
+            )
+            return
         time.sleep(_POLL_SEC)
 
 
@@ -280,7 +280,12 @@ def steps_named(job: str, name: str) -> list[str]:
 def _run(*command: str) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_QUERY_SEC, check=False
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_ANSWER_SEC,
+            check=False,
+            env=_without_options(os.environ),
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(

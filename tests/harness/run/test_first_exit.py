@@ -69,14 +69,6 @@ def test_where_nothing_was_started_no_rank_is_blamed(conclude: Any) -> None:
     assert "host 'a' cannot read the trial" == failure.reason
 
 
-def test_only_the_first_is_kept(tmp_path: Path) -> None:
-    """What follows is a consequence."""
-    first_exit.write(tmp_path, FirstExit(rank=1))
-    first_exit.write(tmp_path, FirstExit(rank=0))
-
-    assert FirstExit(rank=1) == first_exit.read(tmp_path)
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rank": "x"', "\xff"])
 def test_a_damaged_file_says_nothing(tmp_path: Path, text: str) -> None:
     """It is written by a process that can be killed."""

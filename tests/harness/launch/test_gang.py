@@ -1,0 +1,193 @@
+"""Members report to the first process; strangers, refusals and losses are known."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import LaunchError
+from harness.launch import channel, member
+from harness.launch.exits import MemberExits
+from results.records import Environment, Placement
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def exits() -> Iterator[MemberExits]:
+    """Returns where members report."""
+    with MemberExits() as made:
+        yield made
+
+
+@pytest.fixture
+def connect(exits: MemberExits) -> Any:
+    """Returns a function that connects a member, or a stranger with another secret."""
+
+    def run(secret: str | None = None) -> socket.socket:
+        port = exits.address.rpartition(":")[2]
+        return channel.connect(f"127.0.0.1:{port}", secret or exits.secret)
+
+    return run
+
+
+def read(exits: MemberExits) -> None:
+    """Takes what has arrived."""
+    for _ in range(5):
+        exits.read(0.02)
+
+
+def test_an_exit_is_recorded_by_place(exits: MemberExits, connect: Any) -> None:
+    """With the end of the output, for the failure."""
+    connection = connect()
+    channel.send(connection, member=("worker", 1), place=1, host="n1")
+    channel.send(connection, member=("worker", 1), exit_code=3, tail="no such file")
+    read(exits)
+
+    assert {1: 3} == exits.codes
+    assert ["-- process 1 on n1:\nno such file"] == exits.texts()
+
+
+def test_a_lost_connection_is_the_end_of_a_member(
+    exits: MemberExits, connect: Any
+) -> None:
+    """As a kill, and with where it was."""
+    connection = connect()
+    channel.send(connection, member=("worker", 0), place=0, host="n0")
+    read(exits)
+    connection.close()
+    read(exits)
+
+    assert {0: -signal.SIGKILL} == exits.codes
+    assert "process 0 on n0 was lost: it was killed, or its host" in exits.lost[0]
+
+
+def test_an_exit_that_was_reported_is_not_a_loss(
+    exits: MemberExits, connect: Any
+) -> None:
+    """Members close the connection after they have reported."""
+    connection = connect()
+    channel.send(connection, member=("worker", 0), place=0, host="n0")
+    channel.send(connection, member=("worker", 0), exit_code=0, tail="")
+    connection.close()
+    read(exits)
+
+    assert {0: 0} == exits.codes
+    assert {} == exits.lost
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"secret": "guess"}\n{"exit_code": 0, "place": 0, "tail": ""}\n',
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"[]\n",
+        b"\xff\n",
+        b"x" * (channel.MAX_LINE_BYTES + 10),
+    ],
+)
+def test_strangers_are_not_believed(
+    exits: MemberExits, connect: Any, data: bytes
+) -> None:
+    """Anybody can connect to a port; the secret is what counts."""
+    stranger = connect(secret="guess")
+    stranger.sendall(data)
+    genuine = connect()
+    channel.send(genuine, member=("worker", 0), place=0, host="n0")
+    channel.send(genuine, member=("worker", 0), exit_code=0, tail="")
+    read(exits)
+
+    assert {0: 0} == exits.codes
+    assert [] == exits.refused
+
+
+def test_closing_ends_the_members(exits: MemberExits, connect: Any) -> None:
+    """They read the end of the connection, at once."""
+    connection = connect()
+    read(exits)
+    exits.close()
+    started = time.monotonic()
+
+    assert b"" == connection.recv(1)
+    assert time.monotonic() - started < 1
+
+
+def test_a_task_of_slurm_uses_the_address_that_slurm_knows() -> None:
+    """The name of a host can mean its loopback address on another one."""
+    environ = {
+        channel.ADDRESS_VARIABLE: "n0:77",
+        "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.1",
+    }
+
+    assert "10.0.0.1:77" == channel.own_address(environ)
+    assert "n0:77" == channel.own_address({channel.ADDRESS_VARIABLE: "n0:77"})
+
+
+@pytest.fixture
+def trial_dir(tmp_path: Path, make_spec: Any) -> Path:
+    """Returns the directory of a trial of two workers, on a core that exists."""
+    core = min(os.sched_getaffinity(0))
+    spec = make_spec(backend="multi_worker")
+    placement = Placement(
+        cpusets=((core,), (4095,)),
+        cores_per_replica=1,
+        num_intra_op_threads=1,
+        num_inter_op_threads=1,
+        num_available_cores=2,
+        is_oversubscribed=False,
+        device_sharing="shared",
+    )
+    env = Environment(
+        fingerprint="0",
+        cpu_model="x",
+        num_physical_cores=1,
+        num_logical_cores=2,
+        memory_bytes=1,
+        kernel="x",
+        python_version="3",
+        packages={},
+        placement=placement,
+    )
+    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+    (tmp_path / "env.json").write_text(env.model_dump_json())
+    return tmp_path
+
+
+def test_a_member_knows_its_place_and_cores(trial_dir: Path) -> None:
+    """From the records of the trial."""
+    assert (0, (min(os.sched_getaffinity(0)),)) == member._own(trial_dir, ("worker", 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A member that does not start its process."""
+
+    own: tuple[str, int]
+    folder: str
+    message: str
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        Refusal(("worker", 0), "other", r"cannot read the trial in .* --runs-dir on a"),
+        Refusal(
+            ("worker", 1), "", r"is placed on \[4095\]; ask for whole hosts .*same"
+        ),
+        Refusal(("worker", 2), "", r"started worker 2, but the trial has 2 processes"),
+    ],
+)
+def test_a_member_that_cannot_run_says_why(trial_dir: Path, refusal: Refusal) -> None:
+    """In one line, with the host and what to do."""
+    with pytest.raises(LaunchError, match=refusal.message) as caught:
+        member._own(trial_dir / refusal.folder, refusal.own)
+
+    assert "\n" not in str(caught.value)
