@@ -62,7 +62,7 @@ def measure(num_trials: int) -> list[float]:
         ),
         cases.Machine(num_available_cores=2),
     )
-    fields = {
+    fields: dict[str, Any] = {
         "timeout_sec": 60.0,
         "canary": lambda _core: 0.0,
         "void_reason": lambda _load, _num_retraces: "",

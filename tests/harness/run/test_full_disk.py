@@ -63,7 +63,15 @@ def fill(folder: Path, free_kib: int) -> Path:
 
 
 # At the plan, within the matching, within the trials, at the report.
-@pytest.mark.parametrize("free_kib", [0, 60, 160, 400])
+@pytest.mark.parametrize(
+    "free_kib",
+    [
+        0,
+        pytest.param(60, marks=pytest.mark.full),
+        160,
+        pytest.param(400, marks=pytest.mark.full),
+    ],
+)
 def test_a_full_disk_is_one_line_and_loses_no_trial(
     disk: Path,
     free_kib: int,
@@ -72,7 +80,10 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
     overrides: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With space again, the same command goes on, and repeats nothing."""
+    """With space again, the same command goes on, and repeats nothing.
+
+    The full run fills it at two more moments.
+    """
     count = disk.parent / "count"
     monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
     root = disk / "runs" / "s"
