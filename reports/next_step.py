@@ -180,5 +180,5 @@ def after_failures(view: View) -> str:
     """Returns what to do after a study of which nothing is ok; as ``choose``."""
     states = {entry.state for entry in view.study.planned}
     if states & {status.value for status in TrialStatus}:
-        return "mend this, then `resume --retry failed`"
+        return "fix this, then `resume --retry failed`"
     return "`resume` runs what is missing"

@@ -1,6 +1,6 @@
 """What a point of a figure says when it is pointed at: its value, interval and n.
 
-A text is written beside the artist that it belongs to, as the id that matplotlib gives
+A tip is written beside the artist that it belongs to, as the id that matplotlib gives
 to its group in the SVG. There it becomes the ``<title>`` of the group, which browsers
 show without a script; ``templates/tips.js`` shows it at once, also by keyboard.
 """

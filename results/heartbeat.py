@@ -5,7 +5,7 @@ without them. So the owner of a study also has a file there with the identity of
 kernel, made by ``link``, which one of several callers wins on NFS too, and touches it
 every ten seconds. Another kernel refuses the study while the file is fresh, by the
 clock of the file system, and takes it over when it is not. Processes of one kernel are
-told apart by the lock alone, so a killed one can be followed at once.
+distinguished by the lock alone, so a killed one can be followed at once.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_the_figure_is_within_the_first_screen_of_a_desktop(
 def test_if_all_failed_the_first_screen_says_why_and_what_to_do(
     open_page: Any, width: int, height: int
 ) -> None:
-    """The reason, how often, and the verb that goes on."""
+    """The reason, how often, and the verb that continues."""
     page = open_page("all failed", width)
     page.set_viewport_size({"width": width, "height": height})
     verdict = _text(page, ".brief")

@@ -65,8 +65,8 @@ def _of_single_device(case):
 def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
     """It gives what NumPy or one device gives, or the error that teaches.
 
-    Each case on one target of each backend, or of one of two that are alike; the full
-    run has all targets.
+    Each case on one target of each backend, or of one of two that behave identically;
+    the full run has all targets.
     """
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]

@@ -60,7 +60,7 @@ def test_an_unknown_name_is_answered_with_the_known(
 
     assert 2 == raised.value.code
     assert [] == commands
-    assert "unknown benchmark 'worker'; known are command-line, report" in (
+    assert "unknown benchmark 'worker'; known are command-line, " in (
         capsys.readouterr().err
     )
 

@@ -167,7 +167,7 @@ def test_if_all_trials_failed_the_commonest_reason_is_the_headline(
 
     assert re.fullmatch(
         r"Nothing was measured: no end after 300 s; process tree was killed "
-        r"\(1[67] of 18 planned trials\)\. Next: mend this, then "
+        r"\(1[67] of 18 planned trials\)\. Next: fix this, then "
         r"resume --retry failed\.",
         text,
     )

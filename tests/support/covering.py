@@ -83,7 +83,7 @@ def left_for_the_full_run(items: Sequence[Any]) -> list[Any]:
     """The tests of a collection that ``make test`` leaves out.
 
     Those marked ``full``, and of each function marked ``covering`` the cases beyond
-    its covering ones. Those of fixtures are parameters too; values are told apart by
+    its covering ones. Those of fixtures are parameters too; values differ by
     ``repr``.
 
     Args:

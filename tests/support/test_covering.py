@@ -100,7 +100,7 @@ def test_rests_are_left_to_the_full_run(run, monkeypatch):
 
 
 def test_a_test_that_is_named_runs_always(run):
-    """Whoever asks for a case gets it."""
+    """A case that is requested is run."""
     run("test_example.py::test_rest").assert_outcomes(passed=1)
     run("test_example.py::test_product").assert_outcomes(passed=6)
 

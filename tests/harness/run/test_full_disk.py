@@ -80,7 +80,7 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
     overrides: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With space again, the same command goes on, and repeats nothing.
+    """With space again, the same command continues, and repeats nothing.
 
     The full run fills it at two more moments.
     """
