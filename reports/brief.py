@@ -86,9 +86,9 @@ def judge(view: View) -> Brief:
         return _only(text, level, next_step="`--replicas` with a baseline and more")
     return _shortest(
         level,
-        trust_words(found),
         [
             _scaling_variants(points),
+            [trust_words(found), trust_words(found, has_names=False)],
             _cause_variants(view, points),
             _comparison_variants(view, points, compared),
         ],
@@ -131,13 +131,14 @@ def _note(view: View, points: Sequence[Point]) -> str:
     return f"{text}."
 
 
-def trust_words(found: Sequence[Mark]) -> str:
-    """Says how far to trust the figures, naming what limits it."""
+def trust_words(found: Sequence[Mark], *, has_names: bool = True) -> str:
+    """Says how far to trust the figures, naming the marks that limit it."""
     level = marks.worst(tuple(found))
     if level is Level.OK:
         return "Reliable"
+    words = "Not reliable" if level is Level.BAD else "With caution"
     names = ", ".join(mark.name.lower() for mark in found if mark.level is level)
-    return f"{'Not reliable' if level is Level.BAD else 'With caution'} ({names})"
+    return f"{words} ({names})" if has_names else words
 
 
 def nothing_measured(view: View) -> str:
@@ -161,19 +162,23 @@ def nothing_measured(view: View) -> str:
 
 
 def _shortest(
-    level: Level, words: str, variants: list[list[str]], following: str, note: str
+    level: Level, variants: list[list[str]], following: str, note: str
 ) -> Brief:
-    """Takes the long variants, and shortens from the last until the words fit."""
+    """Takes the long variants, and shortens from the last until the words fit.
+
+    The second one is how far to trust the others: the marks below it have the reasons
+    too, so intervals of efficiencies are left out only after them.
+    """
     chosen = [0] * len(variants)
 
     def make() -> Brief:
-        sentences = (
-            of[index] for of, index in zip(variants, chosen, strict=True) if of
+        first, words, *others = (
+            of[index] if of else "" for of, index in zip(variants, chosen, strict=True)
         )
         return Brief(
             trust=words,
             level=level,
-            sentences=tuple(text for text in sentences if text),
+            sentences=tuple(text for text in (first, *others) if text),
             next_parts=_parts_of(following),
             note=note,
         )
