@@ -9,6 +9,7 @@ below.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,15 @@ if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
+FOLDERS = (
+    "docs",
+    "harness",
+    "replicator",
+    "reports",
+    "results",
+    "studies",
+    "workloads",
+)
 
 # Page -> title, introduction, modules.
 REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -109,7 +118,8 @@ def page_of(target: Path) -> Path | None:
     """
     if not target.is_dir():
         return target if target.is_file() else None
-    inside = (target / "report" / "index.html", target / "README.md")
+    published = target.parent / "studies" / target.name / "index.html"
+    inside = (published, target / "README.md")
     return next((path for path in inside if path.is_file()), None)
 
 
@@ -161,6 +171,6 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
         inside = page_of(target)
         if inside is None or inside == target:
             return match["target"]
-        return f"{match['target'].rstrip('/')}/{inside.relative_to(target).as_posix()}"
+        return Path(os.path.relpath(inside, folder)).as_posix()
 
     return _LINK.sub(shown, markdown)
