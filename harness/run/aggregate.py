@@ -10,6 +10,7 @@ from harness.run import ended
 from harness.run.ended import Conclusion
 from harness.run.out_of_memory import is_out_of_memory
 from harness.run.rank_results import make_result
+from harness.trial import first_exit
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results import gpu_record
 from results.limits import MAX_TEXT
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.launch import TrialExit
+    from harness.trial.first_exit import FirstExit
     from results.gpu_record import GpuUse
     from results.records import TrialSpec, Turn
 
@@ -46,7 +48,7 @@ def conclude(
         return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
         return ended.timed_out(logs, trial_exit)
-    failed = _first_cause(logs, trial_exit)
+    failed = _first_cause(logs, trial_exit, first_exit.read(trial_dir))
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
@@ -57,10 +59,13 @@ def conclude(
     )
 
 
-def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | None:
+def _first_cause(
+    logs: Sequence[RankLog], trial_exit: TrialExit, first: FirstExit
+) -> RankLog | None:
     """The recorded failure that explains the others, or None where none does.
 
-    When a rank is killed, the others record that they lost it; the kill is the cause.
+    When a rank is killed, or its host is lost, the others record that they lost it;
+    that is the cause.
     """
     failed = [log for log in logs if log.failure is not None]
     causes = [
@@ -70,7 +75,8 @@ def _first_cause(logs: Sequence[RankLog], trial_exit: TrialExit) -> RankLog | No
     ]
     if causes:
         return causes[0]
-    return None if trial_exit.exit_code < 0 or not failed else failed[0]
+    is_seen = trial_exit.exit_code < 0 or bool(first.reason)
+    return None if is_seen or not failed else failed[0]
 
 
 def _complete(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -66,7 +67,9 @@ def test_a_sweep_continues_in_the_next_run(
     slurm.wait_for(lambda: len(finished(shared)) == 1, "first trial", 40)
     slurm.run(*command, job)
     slurm.wait_for_job(job, "PENDING", 30)
-    # Slurm starts a requeued job after two minutes, in which credentials expire.
+    # Slurm starts a requeued job after two minutes, in which credentials expire; those
+    # of the tests do after three seconds.
+    time.sleep(5)
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     slurm.wait_for_job(job, "COMPLETED", 60)
     starts = counted.read_text().split()

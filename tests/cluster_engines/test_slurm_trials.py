@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -96,8 +97,14 @@ def test_a_step_that_is_killed_is_a_failure_of_its_rank(
     failure = only_trial(shared).status.failure
 
     assert time.monotonic() - started < 20
-    assert "the connection to process 1 on n1 was lost: it was killed" in failure.reason
-    assert "rank 1 was in phase measure" in failure.reason
+    assert "measure" == failure.phase.value
+    # On a busy machine the kill comes when the harness has waited for rank 1 in vain:
+    # then the only cause that is known is what rank 0 recorded.
+    assert re.search(
+        r"the connection to process 1 on n1 was lost: it was killed.*rank 1 was in"
+        r"|^worker 1 ended",
+        failure.reason,
+    )
     assert not members_on(slurm, "n1")
 
 
