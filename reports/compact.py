@@ -7,6 +7,8 @@ from typing import Final
 
 _GROUP: Final = re.compile(r"<g(/?)>|<g [^>]*?(/?)>|</g>")
 _PATH: Final = re.compile(r' d="([^"]*)"')
+# A line to a point, and lines from there to the same point: steps have many.
+_REPEATED: Final = re.compile(r"(L-?\d+(?:\.\d+)? -?\d+(?:\.\d+)?)(?:\1(?![\d.]))+")
 _CLIPPED: Final = re.compile(r'(<g clip-path="[^"]*")>\s*((?:<use [^>]*/>\s*)+)</g>')
 _STYLE: Final = re.compile(r' style="([^"]*)"')
 
@@ -36,7 +38,8 @@ def _share_style(match: re.Match[str]) -> str:
 
 def _shorten_path(match: re.Match[str]) -> str:
     path = re.sub(r"\s+", " ", match.group(1)).strip()
-    return f' d="{re.sub(r" ?([A-Za-z]) ?", _letter, path)}"'
+    path = re.sub(r" ?([A-Za-z]) ?", _letter, path)
+    return f' d="{_REPEATED.sub(_letter, path)}"'
 
 
 def _letter(match: re.Match[str]) -> str:

@@ -135,7 +135,8 @@ def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -
             break
     if not bad:
         return 0
-    rank = min(bad, key=bad.__getitem__)
+    # Of those that were not killed, the first that ended.
+    rank = min(bad, key=lambda rank: min(bad[rank], 0))
     reason = exits.lost.get(rank, "")
     first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
     return bad[rank]

@@ -64,8 +64,8 @@ def _first_cause(
 ) -> RankLog | None:
     """The recorded failure that explains the others, or None where none does.
 
-    When a rank is killed, or its host is lost, the others record that they lost it;
-    that is the cause.
+    When a rank is killed or exits by itself, or its host is lost, the others record
+    that they lost it; that is the cause.
     """
     failed = [log for log in logs if log.failure is not None]
     causes = [
@@ -75,7 +75,11 @@ def _first_cause(
     ]
     if causes:
         return causes[0]
-    is_seen = trial_exit.exit_code < 0 or bool(first.reason)
+    is_seen = (
+        trial_exit.exit_code < 0
+        or bool(first.reason)
+        or (first.rank is not None and logs[first.rank].failure is None)
+    )
     return None if is_seen or not failed else failed[0]
 
 

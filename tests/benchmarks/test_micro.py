@@ -79,6 +79,9 @@ def test_generations_are_fresh_processes_in_one_file(
     """The real format of pytest-benchmark, without the name of this machine."""
     output = tmp_path / "out" / "new.json"
     monkeypatch.setattr(micro, "MOST_SEC_OF_A_BENCHMARK", 0.01)
+    # In a process of pytest-xdist, pytest-benchmark measures nothing.
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     code = micro.main(["run", "-o", str(output), "--generations=2", "replay"])
     found = json.loads(output.read_text())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,8 @@ def test_what_pytest_writes_today_can_be_read(tmp_path: Path) -> None:
         cwd=tmp_path,
         check=True,
         capture_output=True,
+        # In a process of pytest-xdist, pytest-benchmark measures nothing.
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")},
     )
     found = pytest_benchmark.read([tmp_path / "a.json"], "s")
 

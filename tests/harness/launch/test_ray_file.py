@@ -47,12 +47,14 @@ def run(tmp_path):
         stub.write_text(f'#!/bin/sh\necho {name} "$@"\n')
         stub.chmod(0o755)
     path = tmp_path / "gang.sh"
+    # `make test PYTHON=...` passes it on, and the script takes it for its own.
+    variables = {k: v for k, v in os.environ.items() if k != "PYTHON"}
 
     def start(*arguments, **changes):
         path.write_text(script(**changes))
         return subprocess.run(
             ["sh", str(path), *arguments],
-            env=os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
+            env=variables | {"PATH": f"{tmp_path}:{os.environ['PATH']}"},
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -49,6 +49,16 @@ def test_the_published_pages_are_those_that_the_records_give(
     assert [] == changed, AGAIN
 
 
+def test_pages_of_studies_have_one_place_for_the_link(site: dict[str, str]) -> None:
+    """After the link that skips to the content, which is the first of every page."""
+    skip = '<a class="skip" href="#verdict">Skip to the verdict</a>'
+    pages = [page for name, page in site.items() if name.startswith("studies/")]
+
+    assert pages
+    for page in pages:
+        assert 1 == page.count(f'<body>\n{skip}\n<nav aria-label="Site"')
+
+
 def test_a_page_that_was_changed_by_hand_would_be_noticed(
     site: dict[str, str],
 ) -> None:

@@ -221,13 +221,3 @@ def test_a_file_in_the_way_of_the_site_is_kept(
         build.write_site([first, second], tmp_path / "site", METRIC)
 
     assert "mine" == (tmp_path / "site").read_text()
-
-
-def test_pages_of_studies_have_one_place_for_the_link(first: Store) -> None:
-    """The real page of a study; a change of its template would be noticed."""
-    from reports.build import build_report
-
-    page = build.with_link(build_report(first), "All studies", "../../index.html")
-
-    skip = '<a class="skip" href="#verdict">Skip to the verdict</a>'
-    assert 1 == page.count(f'<body>\n{skip}\n<nav aria-label="Site"')
