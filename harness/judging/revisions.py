@@ -25,6 +25,7 @@ from harness.machine import environment
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
+from results.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,7 +55,13 @@ print(json.dumps(found))
 _READ_SPEC = f"""
 import sys
 from harness.trial import turns
+from results import records
 from results.records import TrialSpec
+if records.SCHEMA_VERSION != {SCHEMA_VERSION}:
+    sys.exit(
+        f"its records have schema version {{records.SCHEMA_VERSION}}, here it is "
+        "{SCHEMA_VERSION}"
+    )
 version = getattr(turns, "PROTOCOL", 1)
 if version != {turns.PROTOCOL}:
     sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")

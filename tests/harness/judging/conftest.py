@@ -14,6 +14,7 @@ import pytest
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
+from results.records import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("harness", "replicator", "results", "workloads")
@@ -66,6 +67,12 @@ def repository(tmp_path_factory: Any) -> Path:
         records.read_text().replace("    revision: Name", "    tree: Name")
     )
     _commit(folder, "older")
+    records.write_text(
+        records.read_text().replace(
+            f"SCHEMA_VERSION = {SCHEMA_VERSION}", "SCHEMA_VERSION = 1"
+        )
+    )
+    _commit(folder, "of_older_records")
     (folder / revisions.LOCK_NAME).write_text("this is no requirement\n")
     _commit(folder, "broken")
     _git(folder, "checkout", "--quiet", "same")

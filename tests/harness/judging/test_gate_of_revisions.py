@@ -193,6 +193,10 @@ def test_a_baseline_whose_trials_fail_is_no_verdict(gate: Any) -> None:
         (("--baseline=--help",), r"'--help' is neither a named baseline, nor"),
         (("--baseline=broken",), r"revision 'broken' cannot be installed: .*require"),
         (("--baseline=older",), r"revision 'older' cannot run the trials of this tree"),
+        (
+            ("--baseline=of_older_records",),
+            r"this tree: its records have schema version 1, here it is \d+; the two",
+        ),
         (("--baseline=same", "--repeats=1"), r"--repeats 1 gives no verdict"),
         (("--baseline=same", "--metric=joy"), r"unknown metric 'joy'; allowed are thr"),
         (("--baseline=same", "--delta=0%"), r"--delta: '0%' is not a percentage"),
