@@ -52,7 +52,12 @@ NEEDED_BY_JIT = {"compute": "compiled_functions", JIT_STEP: "compiled_steps"}
 """The capability that a backend needs for a value of the option ``jit``."""
 
 
-def _look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
+def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
+    """Returns an entry of a catalogue.
+
+    Raises:
+      PlanError: Unknown name; the message lists the known ones.
+    """
     try:
         return table[name]
     except KeyError:
@@ -73,7 +78,7 @@ def workload(name: str) -> WorkloadInfo:
     Raises:
       PlanError: Unknown name; the message lists the known ones.
     """
-    return _look_up(WORKLOADS, name, what="workload")
+    return look_up(WORKLOADS, name, what="workload")
 
 
 def backend(name: str) -> BackendInfo:
@@ -83,7 +88,7 @@ def backend(name: str) -> BackendInfo:
       PlanError: The name is unknown (the message lists the known ones), or the backend
         cannot be started by the harness.
     """
-    info = _look_up(BACKENDS, name, what="backend")
+    info = look_up(BACKENDS, name, what="backend")
     if info.not_swept_because:
         raise PlanError(f"backend {name!r} cannot be swept: {info.not_swept_because}")
     return info
@@ -96,7 +101,7 @@ def preset(info: WorkloadInfo, name: str) -> PresetInfo:
       PlanError: Unknown name; the message lists the known ones.
     """
     presets = {p.name: p for p in info.presets}
-    return _look_up(presets, name, what=f"preset of {info.name}")
+    return look_up(presets, name, what=f"preset of {info.name}")
 
 
 def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from harness.errors import PlanError
+from harness.catalog import look_up
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher
@@ -59,13 +58,7 @@ def info(name: str) -> LauncherInfo:
     Raises:
       PlanError: The name is unknown; the message lists the known ones.
     """
-    if name not in LAUNCHERS:
-        close = difflib.get_close_matches(name, LAUNCHERS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PlanError(
-            f"unknown launcher {name!r}; known are {', '.join(LAUNCHERS)}{hint}"
-        )
-    return LAUNCHERS[name]
+    return look_up(LAUNCHERS, name, what="launcher")
 
 
 def make(name: str) -> Launcher:

@@ -10,9 +10,7 @@ the rank did, so that the harness recognizes a crash or a kill by the signal.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -28,7 +26,7 @@ from harness.placement import hosts
 from harness.placement.processes import processes_of
 from harness.trial import die_with_parent, first_exit
 from harness.trial.first_exit import FirstExit
-from harness.trial.ranks import GRACE_SEC
+from harness.trial.ranks import GRACE_SEC, end_like
 from replicator.cluster.environment import roles
 from results.records import TrialSpec
 
@@ -148,15 +146,6 @@ def _why_engine_ended(engine: Engine) -> str:
         f"the engine ended with exit code {engine.poll()} before all ranks reported how"
         f" they ended: {said or 'it said nothing'}"
     )
-
-
-def end_like(code: int) -> int:
-    """Ends this process with the signal that a negative exit code stands for."""
-    if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL needs no default
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
 
 
 if __name__ == "__main__":

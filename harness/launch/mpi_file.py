@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.errors import PlanError
+from harness.launch import given_hosts
 from harness.launch.amounts import seconds_of
 from harness.launch.templating import render_template
 
@@ -23,22 +23,7 @@ def render(job: Job) -> dict[str, str]:
     Raises:
       PlanError: The job has what mpirun does not, or nodes would differ in workers.
     """
-    for option, value in (
-        ("--array", job.array),
-        ("--partition", job.partition),
-        ("--image", job.image),
-        ("--memory-per-worker", job.memory_per_worker),
-    ):
-        if value is not None:
-            raise PlanError(
-                f"--target mpi has no {option}: mpirun starts processes on hosts that"
-                " are already there; leave it out"
-            )
-    if job.nodes and job.workers % job.nodes:
-        raise PlanError(
-            f"--workers {job.workers} is not divisible by --nodes {job.nodes}; use a"
-            " multiple, so that every host has as many workers"
-        )
+    given_hosts.check(job, target="mpi", does="mpirun starts processes")
     text = render_template(
         "mpi.sh.j2",
         job=job,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from harness.errors import PlanError
+from harness.launch import given_hosts
 from harness.launch.amounts import seconds_of
 from harness.launch.templating import render_template
 
@@ -25,23 +25,8 @@ def render(job: Job) -> dict[str, str]:
       PlanError: The job has what a Ray cluster of hosts does not, or nodes would differ
         in workers.
     """
-    for option, value in (
-        ("--array", job.array),
-        ("--partition", job.partition),
-        ("--image", job.image),
-        ("--memory-per-worker", job.memory_per_worker),
-    ):
-        if value is not None:
-            raise PlanError(
-                f"--target ray has no {option}: the script runs on hosts that are"
-                " already there; leave it out"
-            )
+    given_hosts.check(job, target="ray", does="the script runs")
     nodes = job.nodes or job.workers
-    if job.workers % nodes:
-        raise PlanError(
-            f"--workers {job.workers} is not divisible by --nodes {nodes}; use a"
-            " multiple, so that every host has as many workers"
-        )
     workers_per_node = job.workers // nodes
     cores = job.cores_per_worker
     text = render_template(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import re
 from typing import TYPE_CHECKING, cast
 
+from harness.catalog import look_up
 from harness.errors import PlanError
 
 if TYPE_CHECKING:
@@ -139,11 +139,5 @@ def render(name: str, job: Job) -> Mapping[str, str]:
     Raises:
       PlanError: The target is unknown, or the job lacks what it needs.
     """
-    if name not in TARGETS:
-        close = difflib.get_close_matches(name, TARGETS, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PlanError(
-            f"unknown target {name!r}; known are {', '.join(TARGETS)}{hint}"
-        )
-    module, _, function = TARGETS[name].render.partition(":")
+    module, _, function = look_up(TARGETS, name, what="target").render.partition(":")
     return cast("Render", getattr(importlib.import_module(module), function))(job)

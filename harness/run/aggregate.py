@@ -48,11 +48,12 @@ def conclude(
         return ended.failed(Phase.REPORT, str(error), exception_type="RankFileError")
     if trial_exit.is_timed_out:
         return ended.timed_out(logs, trial_exit)
-    failed = _first_cause(logs, trial_exit, first_exit.read(trial_dir))
+    first = first_exit.read(trial_dir)
+    failed = _first_cause(logs, trial_exit, first)
     if failed is not None:
         return _recorded_failure(failed)
     if trial_exit.exit_code != 0 or not all(log.is_done for log in logs):
-        return ended.without_record(logs, trial_exit, trial_dir)
+        return ended.without_record(logs, trial_exit, first, trial_dir)
     tflops = tuple(itertools.chain.from_iterable(log.gpu_tflops for log in logs))
     return dataclasses.replace(
         _complete(trial_id, spec, logs, turns), gpu_tflops=tflops

@@ -7,7 +7,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from harness.run.out_of_memory import is_out_of_memory
-from harness.trial import first_exit
 from harness.trial.rank_file import one_line
 from results.limits import MAX_TEXT
 from results.records import Failure, Phase, TrialStatus
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.launch import TrialExit
+    from harness.trial.first_exit import FirstExit
     from harness.trial.rank_file import RankLog
     from results.records import TrialResult
 
@@ -43,10 +43,12 @@ class Conclusion:
 
 
 def without_record(
-    logs: Sequence[RankLog], trial_exit: TrialExit, trial_dir: Path
+    logs: Sequence[RankLog],
+    trial_exit: TrialExit,
+    first: FirstExit,
+    trial_dir: Path,
 ) -> Conclusion:
     """Concludes a trial of which a process ended without a record of the reason."""
-    first = first_exit.read(trial_dir)
     if first.reason:
         log = None if first.rank is None else logs[first.rank]
         return failed(

@@ -59,8 +59,13 @@ def main(argv: Sequence[str]) -> int:
             # The harness records the end of this process's output with the failure.
             sys.stderr.write(cluster.tails())
             sys.stderr.flush()
+    # The harness recognizes a crash or a kill of a rank by the signal.
+    return end_like(code)
+
+
+def end_like(code: int) -> int:
+    """Ends this process with the signal that a negative exit code stands for."""
     if code < 0:
-        # Exit as the rank did: the harness recognizes a crash or a kill by the signal.
         with contextlib.suppress(OSError):  # SIGKILL needs no default
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
