@@ -50,16 +50,16 @@ _DROPPED_VARIABLES = (
 # mapped, cleared and faulted in again (docs/measuring.md). They come from the heap
 # only if none may be mapped: a threshold above 32 MiB is ignored, and setting any
 # turns its growth off. And only the heap of the main arena is kept: those of others
-# are unmapped when they are empty, and hold at most 64 MiB.
-_ALLOCATOR_VARIABLES: Mapping[Allocator, Mapping[str, str]] = {
-    Allocator.DEFAULT: {},
-    Allocator.KEEP: {
-        "MALLOC_ARENA_MAX": "1",
-        "MALLOC_MMAP_MAX_": "0",
-        "MALLOC_TOP_PAD_": str(2**28),
-        "MALLOC_TRIM_THRESHOLD_": str(2**34),
-    },
+# are unmapped when they are empty, and hold at most 64 MiB. The kernel that gives huge
+# pages to who asks gives them to the heap: fewer addresses to translate.
+_KEEP: Mapping[str, str] = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(2**28),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
 }
+_TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb=1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,10 +123,20 @@ def trial_variables(
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
-        **_ALLOCATOR_VARIABLES[spec.allocator],
+        **allocator_variables(spec.allocator, base),
         **gpu_threads.of_launches(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
     }
+
+
+def allocator_variables(
+    allocator: Allocator, base: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns the variables of an allocator; other tunables of the user stay."""
+    if allocator is Allocator.DEFAULT:
+        return {}
+    given = filter(None, base.get(_TUNABLES, "").split(":"))
+    return {**_KEEP, _TUNABLES: ":".join((*given, _HUGE_PAGES))}
 
 
 def with_python(command: Sequence[str], python: str) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.trial import checkpoints, training, turns
+from harness.trial import checkpoints, heap, training, turns
 from harness.trial.rank_file import one_line
 from harness.trial.steps import Steps, blocks
-from results.records import Control, Phase
+from results.records import Allocator, Control, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -182,7 +182,7 @@ def measure_trial(
     )
     writer.enter(Phase.WARMUP)
     before_warmup()
-    _warm_up(program, steps, spec.num_warmup_steps - 1, channel)
+    reservation = _warm_up(program, steps, spec, channel)
     if measure_peak is not None and program.flops_per_example:
         peak, method = measure_peak(program.compute_dtype)
         writer.write("peak", flops_per_sec=peak, method=method)
@@ -203,7 +203,7 @@ def measure_trial(
                 clock=clock,
                 count_traces=count_traces,
             )
-        peak_memory_bytes = memory.peak_bytes()
+        peak_memory_bytes = memory.peak_bytes() - reservation.unused_bytes()
     writer.write("memory", peak_memory_bytes=peak_memory_bytes, method=memory.method)
     _write_all(writer, "window_metric", program.window_metrics())
     quality: list[dict[str, Any]] | None = None
@@ -233,18 +233,27 @@ def measure_trial(
 def _warm_up(
     program: StepProgram,
     steps: Steps,
-    num_steps: int,
+    spec: TrialSpec,
     channel: turns.TurnChannel | None,
-) -> None:
-    """Runs warm-up steps, in a relay the last one when the harness says so."""
+) -> heap.Reservation:
+    """Runs warm-up steps, in a relay the last one when the harness says so.
+
+    Returns:
+      What was added to the heap, which only processes of a relay need.
+    """
+    reservation = heap.Reservation()
+    num_steps = spec.num_warmup_steps - 1  # the first one was timed alone
     for _ in range(num_steps - 1):
         steps.run()
     if channel is not None:
+        if spec.allocator is Allocator.KEEP and spec.device == "cpu":
+            reservation = heap.reserve()
         program.pause()
         channel.ask("built")
         program.resume()
     if num_steps:
         steps.run()
+    return reservation
 
 
 def _run_window(steps: Steps, spec: TrialSpec, memory: MemoryProbe) -> None:

@@ -275,8 +275,8 @@ class Memory:
         """Does nothing."""
 
     def peak_bytes(self) -> int:
-        """Returns one MiB."""
-        return 2**20
+        """Returns one GiB, of which a relay subtracts pages that it made itself."""
+        return 2**30
 
 
 def write_products(writer: RankWriter, spec: TrialSpec) -> None:

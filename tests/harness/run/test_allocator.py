@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -9,6 +10,7 @@ import sys
 
 import pytest
 
+from harness.machine.machine_state import read_huge_pages
 from harness.run import launch
 from results.records import Allocator
 
@@ -40,12 +42,46 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def num_faults(allocator: Allocator) -> int:
-    """Returns the page faults under the variables of an allocator."""
+# A program of 200 MB needs another 40 MB later; prints the page faults that this takes.
+GROWING = """
+import ctypes, resource, sys
+from harness.trial import heap
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.malloc.argtypes = [ctypes.c_size_t]
+def use(size):
+    ctypes.memset(libc.malloc(size), 1, size)
+use(200 << 20)
+made = heap.reserve() if sys.argv[1] != "grown" else heap.Reservation()
+if sys.argv[1] == "unused": print(made.num_bytes - made.unused_bytes())
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+use(40 << 20)
+if sys.argv[1] == "used": print(made.num_bytes - made.unused_bytes())
+if sys.argv[1] in ("grown", "reserved"):
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+needs_glibc = pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc", reason="only glibc reads these variables"
+)
+
+
+def printed(
+    allocator: Allocator,
+    program: str = PROGRAM,
+    *arguments: str,
+    has_huge_pages: bool = False,
+) -> int:
+    """Returns what a program prints under the variables of an allocator.
+
+    Without huge pages page faults count the pages of 4 KiB that were not there.
+    """
     plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
+    variables = launch.allocator_variables(allocator, {})
+    if not has_huge_pages:
+        variables.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env={**plain, **launch._ALLOCATOR_VARIABLES[allocator]},
+        [sys.executable, "-c", program, *arguments],
+        env={**plain, **variables},
         capture_output=True,
         text=True,
         check=True,
@@ -54,12 +90,51 @@ def num_faults(allocator: Allocator) -> int:
 
 
 @pytest.mark.processes
-@pytest.mark.skipif(
-    platform.libc_ver()[0] != "glibc", reason="only glibc reads these variables"
-)
+@needs_glibc
 def test_buffers_that_are_freed_are_not_faulted_in_again() -> None:
     """All but a few of the pages; by its own rules glibc faults in most of them."""
     num_pages = 5 * 2 * (607 << 18) // 4096
 
-    assert num_pages / 2 < num_faults(Allocator.DEFAULT)
-    assert num_faults(Allocator.KEEP) < num_pages / 20
+    assert num_pages / 2 < printed(Allocator.DEFAULT)
+    assert printed(Allocator.KEEP) < num_pages / 20
+
+
+@pytest.mark.processes
+@needs_glibc
+def test_a_heap_that_was_reserved_grows_without_faults() -> None:
+    """The pages of later growth are there before anything is timed."""
+    num_pages = (40 << 20) // 4096
+
+    assert num_pages * 0.9 < printed(Allocator.KEEP, GROWING, "grown")
+    assert printed(Allocator.KEEP, GROWING, "reserved") < num_pages / 20
+
+
+@pytest.mark.processes
+@needs_glibc
+@pytest.mark.parametrize(("moment", "used"), [("unused", 0), ("used", 40 << 20)])
+def test_what_the_heap_has_not_grown_into_is_no_memory_of_the_program(
+    moment: str, used: int
+) -> None:
+    """It is known at the end of the window, and the peak is without it."""
+    assert pytest.approx(used, abs=1 << 20) == printed(Allocator.KEEP, GROWING, moment)
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(
+    read_huge_pages() != "madvise" or platform.libc_ver() < ("glibc", "2.35"),
+    reason="the kernel or glibc does not give huge pages on request",
+)
+def test_the_heap_has_huge_pages() -> None:
+    """A fault for 2 MiB in place of 512."""
+    grown = functools.partial(printed, Allocator.KEEP, GROWING, "grown")
+
+    assert grown(has_huge_pages=True) < grown(has_huge_pages=False) / 4
+
+
+def test_tunables_of_the_user_stay() -> None:
+    """Glibc reads all of them from one variable."""
+    base = {"GLIBC_TUNABLES": "glibc.cpu.x86_ibt=off"}
+    found = launch.allocator_variables(Allocator.KEEP, base)
+
+    assert "glibc.cpu.x86_ibt=off:glibc.malloc.hugetlb=1" == found["GLIBC_TUNABLES"]
+    assert {} == launch.allocator_variables(Allocator.DEFAULT, base)
