@@ -184,7 +184,16 @@ class StrategyReplicator(base.Replicator):
             step_fn, (signature, num_steps), lambda: self._build(step_fn, num_steps)
         )
         with creation.forbidden_in_steps():
-            return program(source)
+            try:
+                return program(source)
+            except tf.errors.CancelledError as error:
+                # Of replicas that all come to the end, one may cancel the others
+                # first, and that is what the function then raises.
+                if isinstance(inputs, InputIterator) and inputs.may_end:
+                    raise tf.errors.OutOfRangeError(
+                        error.node_def, error.op, "End of sequence"
+                    ) from error
+                raise
 
     def _distribute(self, leaf: PerReplica[Any]) -> Any:
         return self.strategy.experimental_distribute_values_from_function(

@@ -139,6 +139,26 @@ def test_an_exhausted_iterator_stays_exhausted(repl_once):
         run_to_the_end()
 
 
+@pytest.mark.parametrize("repl_once", [("tf_mirrored", 2)], indirect=True)
+def test_a_replica_that_cancels_the_others_at_the_end_is_the_end(
+    repl_once, monkeypatch
+):
+    """Which of the two errors a stock strategy raises is a race."""
+
+    def cancelled(_source):
+        raise tf.errors.CancelledError(None, None, "cancelled by the executor")
+
+    monkeypatch.setattr(repl_once, "_build", lambda *_: cancelled)
+    endless = repl_once.make_input_iterator(
+        lambda _: tf.data.Dataset.range(11).repeat()
+    )
+
+    with pytest.raises(tf.errors.OutOfRangeError):
+        repl_once.run(tf.identity, _of_eleven(repl_once))
+    with pytest.raises(tf.errors.CancelledError):
+        repl_once.run(lambda x: x, endless)
+
+
 def test_inputs_are_their_own_iterator(repl_once):
     """A loop that was left continues where it was, as for any iterator of Python."""
     inputs = _of_eleven(repl_once)
