@@ -127,7 +127,7 @@ def _note(view: View, points: Sequence[Point]) -> str:
     text = f"In parentheses: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}"
     lost = main_loss.loss_of(view, main_loss.worst(points))
     if lost is not None and main_loss.largest(lost) is not None:
-        text += "; losses are shares of a step"
+        text += "; lost time is a share of a step"
     return f"{text}."
 
 
@@ -166,6 +166,8 @@ def _shortest(
 ) -> Brief:
     """Takes the long variants, and shortens from the last until the words fit.
 
+    What fits after all is made long again, from the last as well.
+
     The second one is how far to trust the others: the marks below it have the reasons
     too, so intervals of efficiencies are left out only after them.
     """
@@ -188,6 +190,13 @@ def _shortest(
         if not longer:
             break
         chosen[longer[-1]] += 1
+    # The last step may have made more room than it took.
+    for k in reversed(range(len(variants))):
+        while chosen[k]:
+            chosen[k] -= 1
+            if num_words(make().text) > MOST_WORDS:
+                chosen[k] += 1
+                break
     return make()
 
 
@@ -233,13 +242,13 @@ def _cause_variants(view: View, points: Sequence[Point]) -> list[str]:
     lost = main_loss.loss_of(view, point)
     mode = f" ({point.mode.value})" if len(points) > 1 else ""
     if lost is None:
-        return ["What limits it was not recorded.", ""]
+        return ["Causes were not recorded.", ""]
     part = main_loss.largest(lost)
     if part is None:
-        return ["No single cause of loss stands out.", ""]
+        return ["No single cause of lost time stands out.", ""]
     assert part.share is not None
     share, cause = part.share, main_loss.CAUSES[part.name]
-    text = f"Largest loss{mode}: {cause}, {formats.percent(share.value)}"
+    text = f"Most time lost{mode}: {cause}, {formats.percent(share.value)}"
     if share.low is None or share.high is None:
         return [f"{text} of a step.", f"{text}."]
     ends = f"({100 * share.low:.0f}{formats.ABSENT}{100 * share.high:.0f})"
@@ -279,12 +288,16 @@ def _comparison_variants(
         return [counted, f"Faster than {num_slower} of {len(same)} others."]
     ratio, is_first, other_name = ratios[0]
     value, ends = _of_leader(ratio, is_first=is_first)
+    # The ratio of one mode, where efficiencies of two were just named.
+    mode = f" ({points[0].mode.value})" if len(points) > 1 else ""
+    figures = f"{value} {ends}".rstrip()
     if not conclusive:
         return [
-            f"Faster than {other_name}? Inconclusive: {value} {ends}".rstrip() + ".",
+            f"Against {other_name}{mode}: {figures}, inconclusive.",
+            f"Against {other_name}: {figures}, inconclusive.",
             f"Faster than {other_name}? Inconclusive.",
         ]
-    text = f"{value} {ends} as fast as {other_name}."
+    text = f"{figures} as fast as {other_name}{mode}."
     return [f"It is {text}", text]
 
 

@@ -90,8 +90,14 @@ def _design(view: View) -> Mark:
     if twin.differs or twin.ratio.excludes(1.0):
         # Of twenty twins, one is outside its 95 % interval by chance.
         level = Level.BAD if twin.differs else Level.CAUTION
-        return Mark(name=name, level=level, reason=f"equal programs differ: {ratio}")
-    return Mark(name=name, level=Level.OK, reason=f"in turns; equal programs {ratio}")
+        return Mark(
+            name=name, level=level, reason=f"one case, measured twice, differs: {ratio}"
+        )
+    return Mark(
+        name=name,
+        level=Level.OK,
+        reason=f"cases take turns; one, measured twice: {ratio}",
+    )
 
 
 def _repetitions(view: View) -> Mark:
@@ -127,7 +133,7 @@ def _quiet(view: View) -> Mark:
         # In numbers: less than half a per cent would be 0 %.
         reason = f"{counts.num_void} of {counts.num_turns} turns void, repeated"
         if not counts.num_void:
-            reason = "no turn was disturbed"
+            reason = "no turn was void"
         level = Level.CAUTION if share > SOME_VOID else Level.OK
         if counts.is_unfit:
             level = Level.BAD
@@ -168,7 +174,7 @@ def _drift(view: View) -> Mark:
         return Mark(
             name=name,
             level=Level.CAUTION,
-            reason=f"{reason}; ratios cancel it, rates do not",
+            reason=f"{reason}: rates move with it, ratios do not",
         )
     level = Level.BAD if moved > LARGE_DRIFT else Level.CAUTION
     return Mark(name=name, level=level, reason=reason)

@@ -89,8 +89,8 @@ def for_comparison(view: View, comparison: Comparison) -> str:
     if comparison.ratio.excludes(1.0) or need is None:
         return ""
     if need.num_more is None or need.minutes is None:
-        return f"over {power.MOST_GENERATIONS} generations to rank the backends"
-    return f"{_cost(view, need.num_more, need.minutes)} to rank the backends"
+        return f"over {power.MOST_GENERATIONS} generations to rank them"
+    return f"{_cost(view, need.num_more, need.minutes)} rank them"
 
 
 def for_efficiency(view: View, point: Point, target: float | None) -> str:
@@ -130,7 +130,7 @@ def choose(
         else f"`sweep --repeats {marks.ENOUGH_REPETITIONS}` for intervals",
         *(for_comparison(view, item) for item in compared),
         *(for_efficiency(view, point, target) for point in points),
-        "" if view.explained else f"{_controls(view)} splits the loss",
+        "" if view.explained else f"{_controls(view)} explains lost time",
         _remedy(view, points),
         _wider(view, points),
     ]

@@ -13,9 +13,11 @@ FACTS = {
     "how well, with its interval": r"keeps [\d.]+\s% \([\d.]+\N{EN DASH}[\d.]+\)",
     "at which number": r"on \d+ replicas",
     "weak or strong": r"(weak|strong)( and .*)? scaling",
-    "what limits it": r"Largest loss|No single cause of loss|What limits it was not",
+    "what limits it": (
+        r"Most time lost|No single cause of lost time|Causes were not recorded"
+    ),
     "which backend is faster": (
-        r"as fast as \w+|Only \w+ was measured|Inconclusive|the fastest of|"
+        r"as fast as \w+|Only \w+ was measured|[Ii]nconclusive|the fastest of|"
         r"Faster than \d|others, \d|No comparison with"
     ),
 }

@@ -11,6 +11,7 @@ import pytest
 
 from reports import brief, build, formats, names, next_step
 from reports.figures import hero
+from reports.marks import Level
 from reports.view import view_store
 from results.records import ScalingMode, TrialStatus
 
@@ -59,12 +60,25 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     )
 
 
+def test_words_that_fit_again_are_not_left_out() -> None:
+    """The second text makes room for more of the third than it takes."""
+    long, short = " ".join(["long"] * 44), "short"
+    made = brief._shortest(
+        Level.OK,
+        [["first"], [long, short], [" ".join(["more"] * 9), "less"]],
+        "next",
+        "",
+    )
+
+    assert (short, "first", " ".join(["more"] * 9)) == (made.trust, *made.sentences)
+
+
 def test_the_verdict_names_the_largest_cause_with_its_share(controlled: Store) -> None:
     """10 ms of communication in a step of 66 ms; from the controls."""
     text = _text(view_store(controlled))
 
     assert re.search(
-        r"Largest loss: waiting for communication, 1[456] % "
+        r"Most time lost: waiting for communication, 1[456] % "
         r"\(1\d\N{EN DASH}1\d\) of a step\.",
         text,
     )
@@ -75,7 +89,7 @@ def test_what_is_typed_is_in_code_letters_as_a_whole(relay: View) -> None:
     """An option with its value, as it is typed."""
     assert "--controls all" in brief.judge(relay).next_step
     assert ("sweep --controls all", True) in brief.judge(relay).next_parts
-    assert "<code>sweep --controls all</code> splits the loss." in _first_screen(
+    assert "<code>sweep --controls all</code> explains lost time." in _first_screen(
         relay.store
     )
 
@@ -124,7 +138,7 @@ def test_a_machine_without_more_cores_is_not_given_more_replicas(
 
 def test_a_cause_that_was_not_recorded_is_not_guessed(sequence: View) -> None:
     """Trials in sequence have no turns and no controls."""
-    assert "What limits it was not recorded." in _text(sequence)
+    assert "Causes were not recorded." in _text(sequence)
 
 
 def test_every_verdict_has_at_most_45_words(
@@ -232,7 +246,7 @@ def test_more_generations_are_calculated_from_the_spread(
 
     assert re.fullmatch(
         r"(\d+ more generations? \([\d ]+ min\)|over 200 generations)"
-        r" to rank the backends",
+        r" rank them",
         text,
     )
     assert need is not None
