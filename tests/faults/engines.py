@@ -1,0 +1,100 @@
+"""Starts a sweep of two-worker trials by each launcher, on an engine made for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("local", "slurm", "ray")
+
+
+@contextlib.contextmanager
+def started(
+    name: str, sweep: Sequence[str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs the engine and the sweep on it while the ``with`` block runs.
+
+    Args:
+      name: A launcher.
+      sweep: Arguments of the command line.
+      log: Receives what the sweep prints.
+
+    Yields:
+      The process that ends with the sweep.
+    """
+    with {"local": _local, "slurm": _slurm, "ray": _ray}[name](sweep, log) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def _command(sweep: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "harness", *sweep]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+@contextlib.contextmanager
+def _local(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        yield subprocess.Popen(
+            _command(sweep), stdout=out, stderr=subprocess.STDOUT, env=_environment()
+        )
+
+
+@contextlib.contextmanager
+def _ray(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 1, "include_dashboard": False},
+    )
+    cluster.add_node(num_cpus=1, include_dashboard=False)
+    try:
+        with log.open("wb") as out:
+            yield subprocess.Popen(
+                [*_command(sweep), "--launcher=ray"],
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**_environment(), "RAY_ADDRESS": cluster.address},
+            )
+    finally:
+        cluster.shutdown()
+
+
+@contextlib.contextmanager
+def _slurm(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
+    import slurm_cluster
+
+    if reason := slurm_cluster.missing():
+        sys.exit(f"a cluster of Slurm {reason}")
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        slurm_cluster.running(Path(folder)) as cluster,
+    ):
+        batch = Path(folder) / "sweep.sh"
+        words = " ".join(f"'{word}'" for word in [*_command(sweep), "--launcher=slurm"])
+        batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
+        submit = (
+            "sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}", batch,
+        )  # fmt: skip
+        yield subprocess.Popen(
+            cluster.command(*submit, cwd=ROOT),
+            stdout=subprocess.DEVNULL,
+            env=_environment(),
+        )
