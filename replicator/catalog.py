@@ -96,6 +96,7 @@ class BackendInfo:
       no_control_because: Why it cannot run without communication, or empty.
       detects_writes: Whether it looks for variables that were written outside steps,
         and takes ``external_writes``.
+      one_cpu_replica_because: Why a worker without GPUs runs one replica, or empty.
     """
 
     name: str
@@ -108,6 +109,7 @@ class BackendInfo:
     not_swept_because: str = ""
     no_control_because: str = ""
     detects_writes: bool = False
+    one_cpu_replica_because: str = ""
 
     def __post_init__(self) -> None:
         unknown = sorted(set(self.lacks) - set(CAPABILITIES))
@@ -174,6 +176,8 @@ _TPU_HAS = ("model_parallelism", "whole_steps")
 _NOT_COMPILED_BETWEEN = "collectives between processes are not compiled, so far"
 
 _OWN_PROGRAMS = "each worker runs its own program, and none feeds the others"
+
+_ONE_ON_CPUS = "the stock strategy has one replica per worker without GPUs"
 
 _SERVED_VARIABLES = (
     "workers read and update the variables of parameter servers: without communication "
@@ -287,6 +291,7 @@ BACKENDS: dict[str, BackendInfo] = {
             ),
             description="tf.distribute.MultiWorkerMirroredStrategy behind the same "
             "contract",
+            one_cpu_replica_because=_ONE_ON_CPUS,
             kind="peer",
             processes=WORKERS,
             lacks={
@@ -318,6 +323,7 @@ BACKENDS: dict[str, BackendInfo] = {
             target="replicator.backends.parameter_server:ParameterServerReplicator",
             description="tf.distribute.ParameterServerStrategy behind the same "
             "contract",
+            one_cpu_replica_because=_ONE_ON_CPUS,
             kind="peer",
             lacks={
                 **_STOCK_LACKS,

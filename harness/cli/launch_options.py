@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _OF_A_JOB = ("nodes", "partition", "time_limit", "array")
 _WITHOUT_EFFECT = {
-    "local": (*_OF_A_JOB, "workers", "gpus_per_worker"),
+    "local": (*_OF_A_JOB, "workers"),
     # The hosts of a cluster are what they are, and nothing is submitted.
     "ray": _OF_A_JOB,
 }
@@ -43,13 +43,18 @@ def launch_options(function: Callable[..., Any]) -> Callable[..., Any]:
             click.option(
                 "--workers",
                 type=click.IntRange(1, limits.MAX_REPLICAS),
-                help="Worker processes of the largest trial; with --gpus-per-worker,"
-                " their product is the largest of --replicas.",
+                help="Worker processes of the largest trial; times"
+                " --replicas-per-worker they make the largest of --replicas.",
             ),
             click.option(
+                "--replicas-per-worker",
                 "--gpus-per-worker",
-                type=click.IntRange(0, limits.MAX_REPLICAS),
-                help="GPUs of each worker.",
+                "replicas_per_worker",
+                type=click.IntRange(1, limits.MAX_REPLICAS),
+                default=1,
+                show_default=True,
+                help="Replicas of each worker process, on GPUs of its own where"
+                " --device gpu says so.",
             ),
             click.option("--partition", help="Partition of the cluster."),
             click.option(
@@ -83,7 +88,7 @@ class Launching:
       launcher: Name in the catalogue.
       nodes: Hosts of the allocation.
       workers: Worker processes of the largest trial.
-      gpus_per_worker: GPUs of each worker.
+      replicas_per_worker: Replicas of each worker, and so its GPUs.
       partition: Partition of the cluster.
       time_limit: Of the job.
       array: Jobs among which the repetitions are divided.
@@ -93,7 +98,7 @@ class Launching:
     launcher: str = "local"
     nodes: int | None = None
     workers: int | None = None
-    gpus_per_worker: int | None = None
+    replicas_per_worker: int = 1
     partition: str | None = None
     time_limit: str | None = None
     array: int | None = None

@@ -16,7 +16,7 @@ from harness.launch.local import LocalLauncher
 from harness.launch.slurm import script, srun
 from harness.launch.slurm import submit as slurm
 from harness.machine import gpu_choice
-from harness.placement import gpu_threads
+from harness.placement import gpu_threads, processes
 from harness.planning import cases, shards
 from results import variables
 from results.records import Order
@@ -75,15 +75,21 @@ def launcher_named(name: str) -> Launcher:
 
 
 def check_product(launching: Launching, planned: PlannedSweep) -> None:
-    """Checks that workers times GPUs per worker makes the largest trial.
+    """Checks that workers times replicas per worker makes the largest trial.
 
     Raises:
       PlanError: It does not.
     """
     if launching.workers is not None:
         replicas = max(trial.spec.num_replicas for trial in planned.trials)
-        gpus = launching.gpus_per_worker or 0
-        targets.check_product(launching.workers, gpus, replicas)
+        made = launching.workers * launching.replicas_per_worker
+        if made != replicas:
+            raise PlanError(
+                f"--workers {launching.workers} x --replicas-per-worker"
+                f" {launching.replicas_per_worker} makes {made} replicas, but the"
+                f" largest of --replicas is {replicas}; choose numbers whose product"
+                f" is {replicas}"
+            )
 
 
 def with_hosts(request: SweepRequest, launcher: Launcher) -> SweepRequest:
@@ -117,6 +123,7 @@ def machine_of(
         num_available_cores=cpus.num_available_cores * launcher.num_hosts,
         num_gpus=(_num_gpus(launching, launcher) if request.device == "gpu" else None),
         variables=launcher.identity()
+        | processes.share_identity(launching.replicas_per_worker)
         | gpu_threads.with_launch_threads(
             variables.identity_variables(os.environ), request.device
         ),
@@ -126,12 +133,12 @@ def machine_of(
 def _num_gpus(launching: Launching, launcher: Launcher) -> int:
     if not is_submitted(launching):
         return len(gpu_choice.visible_gpus()) * launcher.num_hosts
-    if launching.workers is None or not launching.gpus_per_worker:
+    if launching.workers is None:
         raise PlanError(
             f"--device gpu with --launcher {launching.launcher}: the GPUs of the job"
             " are unknown before it starts; give --workers and --gpus-per-worker"
         )
-    return launching.workers * launching.gpus_per_worker
+    return launching.workers * launching.replicas_per_worker
 
 
 def submit(
@@ -150,11 +157,12 @@ def submit(
     if launching.array is not None:
         shards.own(planned, (1, launching.array))  # are there enough repetitions?
     slurm.check(partition=launching.partition, nodes=launching.nodes or 1)
+    is_on_gpus = any(trial.spec.device == "gpu" for trial in planned.trials)
     job = targets.Job(
         name=_job_name(study),
         command=(*HARNESS_COMMAND, *_arguments(command, study)),
         workers=launching.workers or launching.nodes or 1,
-        gpus_per_worker=launching.gpus_per_worker or 0,
+        gpus_per_worker=launching.replicas_per_worker if is_on_gpus else 0,
         nodes=launching.nodes or 1,
         array=launching.array,
         partition=launching.partition,

@@ -6,11 +6,10 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from harness import catalog
 from harness.machine import environment, gpu_choice, machine_state
 from harness.machine.topology import read_topology
 from harness.placement import allocation
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 
 if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
@@ -27,7 +26,7 @@ def fingerprint(spec: TrialSpec) -> str:
         num_replicas=spec.num_replicas,
         cores_per_replica=spec.cores_per_replica,
         device=spec.device,
-        processes=processes_of(catalog.backend(spec.backend), spec.num_replicas),
+        processes=processes_of_trial(spec),
         gpu_nodes=[gpu.node for gpu in chosen],
     )
     cores = [*itertools.chain(*placement.cpusets)]

@@ -16,17 +16,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import catalog as backends
 from harness.errors import LaunchError
 from harness.launch import catalog, channel
 from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.exits import MemberExits
 from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
 from harness.placement import hosts
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, first_exit
 from harness.trial.first_exit import FirstExit
-from harness.trial.ranks import GRACE_SEC, end_like
+from harness.trial.ranks import GRACE_SEC, cause_of, end_like
 from replicator.cluster.environment import roles
 from results.records import TrialSpec
 
@@ -53,9 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if not isinstance(launcher, RemoteLauncher):
         raise TypeError(f"launcher {name!r} starts the processes of a trial itself")
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
-    processes = processes_of(
-        backends.backend(spec.backend), spec.num_replicas, spec.control
-    )
+    processes = processes_of_trial(spec)
     num_members = len(processes.members) or 1
     # As planned: asking the engine again takes seconds.
     num_hosts = int(spec.variables.get(HOSTS_VARIABLE, 1))
@@ -133,8 +130,7 @@ def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -
             break
     if not bad:
         return 0
-    # Of those that were not killed, the first that ended.
-    rank = min(bad, key=lambda rank: min(bad[rank], 0))
+    rank = cause_of(bad)
     reason = exits.lost.get(rank, "")
     first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
     return bad[rank]

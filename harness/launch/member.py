@@ -20,10 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import replicator.cluster
-from harness import catalog
 from harness.errors import LaunchError
 from harness.launch import channel
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from harness.trial.ranks import LOGS
 from replicator.cluster import environment
 from results.records import Environment, TrialSpec
@@ -104,9 +103,7 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
         ) from error
     spec = TrialSpec.model_validate_json(spec_text)
     placement = Environment.model_validate_json(env_text).placement
-    members = processes_of(
-        catalog.backend(spec.backend), spec.num_replicas, spec.control
-    ).members or (("worker", 0),)
+    members = processes_of_trial(spec).members or (("worker", 0),)
     if member not in members:
         raise LaunchError(
             f"the engine started {member[0]} {member[1]}, but the trial has"

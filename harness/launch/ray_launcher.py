@@ -11,11 +11,10 @@ import functools
 import json
 from typing import TYPE_CHECKING, Any
 
-from harness import catalog
 from harness.errors import LaunchError
 from harness.launch import channel, ray_cluster
 from harness.launch.remote import Engine, RemoteLauncher
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from replicator.cluster.environment import RayEnvironment, RayMember
 from results.records import TrialSpec
 
@@ -237,8 +236,7 @@ def members_of(gang: Gang) -> tuple[Member, ...]:
     """
     text = (gang.trial_dir / "spec.json").read_bytes()
     spec = TrialSpec.model_validate_json(text)
-    backend = catalog.backend(spec.backend)
-    members = processes_of(backend, spec.num_replicas, spec.control).members
+    members = processes_of_trial(spec).members
     members = members or (("worker", 0),)
     if len(members) != gang.num_members:
         raise LaunchError(

@@ -68,7 +68,7 @@ class Job:
                 " letters, digits and hyphens, starting and ending with a letter or"
                 " digit"
             )
-        check_product(self.workers, self.gpus_per_worker, self.replicas)
+        _check_product(self.workers, self.gpus_per_worker, self.replicas)
         if self.nodes is not None and self.nodes > self.workers:
             raise PlanError(
                 f"--nodes {self.nodes} is more than --workers {self.workers}: a node"
@@ -76,7 +76,7 @@ class Job:
             )
 
 
-def check_product(workers: int, gpus_per_worker: int, replicas: int | None) -> None:
+def _check_product(workers: int, gpus_per_worker: int, replicas: int | None) -> None:
     """Checks that workers times GPUs per worker makes the replicas.
 
     Raises:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from harness.machine.topology import CpuTopology, LogicalCpu
 
 _ONE_PROCESS = Processes(members=(), num_ranks=1)
-_CLUSTER_INTER_OP_THREADS = 2
 
 
 def cores_per_replica(num_available_cores: int, replicas: Iterable[int]) -> int:
@@ -47,15 +46,16 @@ def place(
 
     - A trial has ``num_replicas * cores_per_replica`` cores, or all that are available
       when there are fewer (then it is oversubscribed). One process gets them all.
-    - Of several, each process that runs a replica gets ``cores_per_replica`` of them
-      for itself. Coordinators and parameter servers mostly wait and transfer data:
-      they may use all cores of the trial, and no cores are added for them.
+    - Of several, each process that runs replicas gets ``cores_per_replica`` for each
+      of them for itself. Coordinators and parameter servers mostly wait and transfer
+      data: they may use all cores of the trial, and no cores are added for them.
     - Intra-op threads: ``cores_per_replica``. One operation of a replica must not
       take a core of another replica.
     - Inter-op threads of one process: one per replica, at most one per core of the
-      cpuset; the replicas run concurrently. Of a process of a cluster: two, so that it
-      communicates while it computes. Of one of several programs that never communicate
-      (the control ``solo``): one, as of a single replica.
+      cpuset; the replicas run concurrently. Of a process of a cluster: one more than
+      its replicas, so that it communicates while they compute. Of one of several
+      programs that never communicate (the control ``solo``): one, as of a single
+      replica.
     - On GPUs, both pools get the cores that threads which launch kernels leave
       (``gpu_threads``); the second is never smaller than on the CPU.
     - A replica on a GPU gets cores of the NUMA node that its GPU is attached to, as far
@@ -71,16 +71,19 @@ def place(
     chosen = [cpu.cpu for cpu in slots[: min(num_wanted, num_available)]]
     cpusets, num_inter_op_threads = [chosen], min(num_replicas, len(chosen))
     if processes.are_several:
-        num_inter_op_threads = _CLUSTER_INTER_OP_THREADS if processes.is_cluster else 1
+        share = processes.replicas_per_worker
+        num_inter_op_threads = share + 1 if processes.is_cluster else 1
         cpusets = [
-            _own_cores(chosen, index, cores_per_replica)
+            _own_cores(chosen, index, share * cores_per_replica)
             if processes.runs_replicas((kind, index))
             else chosen
             for kind, index in processes.members
         ]
     num_intra_op_threads = cores_per_replica
     if device == "gpu":
-        num_gpus = 1 if processes.are_several else num_replicas
+        num_gpus = (
+            processes.replicas_per_worker if processes.are_several else num_replicas
+        )
         num_intra_op_threads = gpu_threads.num_pool_threads(cores_per_replica, 1)
         num_inter_op_threads = max(
             num_inter_op_threads,
@@ -125,10 +128,10 @@ def near_gpus(
     return ordered + left
 
 
-def _own_cores(chosen: list[int], index: int, cores_per_replica: int) -> list[int]:
+def _own_cores(chosen: list[int], index: int, num_wanted: int) -> list[int]:
     """The cores of one worker; with too few, they are assigned round-robin."""
-    first = index * cores_per_replica
-    num_cores = min(cores_per_replica, len(chosen))
+    first = index * num_wanted
+    num_cores = min(num_wanted, len(chosen))
     places = {(first + i) % len(chosen) for i in range(num_cores)}
     return [chosen[place] for place in places]
 

@@ -46,7 +46,7 @@ def place(
             topology,
             spec,
             _numbered(processes, members[first : first + block]),
-            sum(map(processes.runs_replicas, members[first : first + block])) or 1,
+            _num_replicas(processes, members[first : first + block]) or 1,
             gpu_nodes,
         )
         for first in range(0, len(members), block)
@@ -66,7 +66,11 @@ def num_replicas_on_first(
     if not processes.are_several:
         return num_replicas
     block = members_per_host(len(processes.members), num_hosts)
-    return sum(map(processes.runs_replicas, processes.members[:block]))
+    return _num_replicas(processes, processes.members[:block])
+
+
+def _num_replicas(processes: Processes, members: Sequence[Member]) -> int:
+    return processes.replicas_per_worker * sum(map(processes.runs_replicas, members))
 
 
 def _on_one(

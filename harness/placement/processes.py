@@ -2,26 +2,31 @@
 
 The catalogue says how a backend's replicas are spread over processes; this module lists
 the processes for a number of replicas, and which of them are measured. A measured
-process is a *rank* and writes a rank file; the others serve and write nothing. The
-control ``solo`` has a process per replica whatever its backend, and they never
-communicate.
+process is a *rank* and writes a rank file; the others serve and write nothing. A worker
+runs one replica, or as many as the study says. The control ``solo`` has a process per
+replica whatever its backend, and they never communicate.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from harness import catalog
+from harness.errors import PlanError
 from results.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from harness.catalog import BackendInfo
+    from results.records import TrialSpec
 
 Member = tuple[str, int]
 """Kind and index, as in ``TF_CONFIG``."""
+
+SHARE_VARIABLE: Final = "REPLICATOR_HARNESS_REPLICAS_PER_WORKER"
+"""In the identity of a trial whose workers run several replicas each: how many."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,11 +37,14 @@ class Processes:
       members: Kind and index of each, in the order of ``LocalCluster.members``; empty
         for a trial of one process without a cluster.
       num_ranks: How many of them are measured: the first ones.
+      replicas_per_worker: Replicas of each worker; of a process without a cluster, one
+        is counted, since it runs all of the trial's.
       is_separate: Whether they are programs that know nothing of each other.
     """
 
     members: tuple[Member, ...]
     num_ranks: int
+    replicas_per_worker: int = 1
     is_separate: bool = False
 
     @property
@@ -67,7 +75,7 @@ class Processes:
             return num_replicas
         measured = self.members[: self.num_ranks]
         computing = [member for member in self.members if self.runs_replicas(member)]
-        return int(set(computing) <= set(measured))
+        return self.replicas_per_worker * (set(computing) <= set(measured))
 
     def rank(self, member: Member) -> int | None:
         """The rank of a member, or None where it only serves."""
@@ -76,19 +84,97 @@ class Processes:
 
 
 def processes_of(
-    backend: BackendInfo, num_replicas: int, control: Control = Control.NONE
+    backend: BackendInfo,
+    num_replicas: int,
+    control: Control = Control.NONE,
+    replicas_per_worker: int = 1,
 ) -> Processes:
-    """Returns the processes of a trial: one worker per replica, and any servers."""
-    workers = tuple(("worker", index) for index in range(num_replicas))
+    """Returns the processes of a trial: its workers, and any servers.
+
+    Args:
+      backend: Says how replicas are spread over processes.
+      num_replicas: Replicas of the trial.
+      control: The control that it is, if any.
+      replicas_per_worker: Of each worker; a trial with fewer has one worker.
+    """
     if control is Control.SOLO:
-        return Processes(members=workers, num_ranks=num_replicas, is_separate=True)
+        programs = tuple(("worker", index) for index in range(num_replicas))
+        return Processes(members=programs, num_ranks=num_replicas, is_separate=True)
+    share = min(replicas_per_worker, num_replicas)
+    num_workers = num_replicas // share
+    workers = tuple(("worker", index) for index in range(num_workers))
     kinds: Mapping[str, Processes] = {
         catalog.ONE_PROCESS: Processes(members=(), num_ranks=1),
-        catalog.WORKERS: Processes(members=workers, num_ranks=num_replicas),
-        catalog.SERVED_WORKERS: Processes(members=workers, num_ranks=1),
+        catalog.WORKERS: Processes(
+            members=workers, num_ranks=num_workers, replicas_per_worker=share
+        ),
+        catalog.SERVED_WORKERS: Processes(
+            members=workers, num_ranks=1, replicas_per_worker=share
+        ),
         catalog.PARAMETER_SERVERS: Processes(
             members=(("chief", 0), *workers, ("ps", 0)),
             num_ranks=1,
+            replicas_per_worker=share,
         ),
     }
     return kinds[backend.processes]
+
+
+def processes_of_trial(spec: TrialSpec) -> Processes:
+    """Returns the processes of a trial as it was planned."""
+    return processes_of(
+        catalog.backend(spec.backend),
+        spec.num_replicas,
+        spec.control,
+        replicas_per_worker(spec.variables),
+    )
+
+
+def share_identity(num_replicas: int | None) -> dict[str, str]:
+    """Returns the variable for the identity of trials; none for one replica a worker.
+
+    Figures of different shares are therefore never of the same case.
+    """
+    return {SHARE_VARIABLE: str(num_replicas)} if (num_replicas or 1) > 1 else {}
+
+
+def replicas_per_worker(variables: Mapping[str, str]) -> int:
+    """Returns what ``share_identity`` has written."""
+    return int(variables.get(SHARE_VARIABLE, 1))
+
+
+def check_share(
+    variables: Mapping[str, str],
+    backends: Sequence[BackendInfo],
+    replicas: Iterable[int],
+    device: str,
+) -> None:
+    """Checks that workers can run as many replicas as the identity says.
+
+    Raises:
+      PlanError: They cannot, or no backend has workers; the message says what can.
+    """
+    share = replicas_per_worker(variables)
+    if share == 1:
+        return
+    option = f"--replicas-per-worker {share}"
+    with_workers = [b for b in backends if b.processes != catalog.ONE_PROCESS]
+    if not with_workers:
+        raise PlanError(
+            f"{option} has no effect on {', '.join(b.name for b in backends)}, whose"
+            " replicas are all in one process; leave it out, or add a backend with"
+            " workers, such as multi_worker"
+        )
+    for info in with_workers:
+        if device == "cpu" and info.one_cpu_replica_because:
+            raise PlanError(
+                f"{option} does not work on backend {info.name!r} with --device cpu:"
+                f" {info.one_cpu_replica_because}; leave the option or the backend out"
+            )
+    for num_replicas in replicas:
+        if num_replicas > share and num_replicas % share:
+            below = num_replicas - num_replicas % share
+            raise PlanError(
+                f"{option}: {num_replicas} replicas are not divisible by {share}; use"
+                f" {below} or {below + share} replicas"
+            )

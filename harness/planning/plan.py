@@ -27,7 +27,7 @@ from harness import catalog
 from harness.catalog import SYNTHETIC
 from harness.errors import PlanError
 from harness.placement import allocation as placement
-from harness.placement.processes import processes_of
+from harness.placement import processes
 from harness.planning import cases as cases_module
 from harness.planning import (
     code_digest,
@@ -50,13 +50,14 @@ from results.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from harness.planning.cases import Machine
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
+    from results.records import OptionValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +149,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         catalog.check_backends(options, backends)
 
     replicas, notes = cases_module.choose_replicas(request, machine, preset)
-    catalog.check_devices(options, request.device, replicas)
+    _check_replicas(request, machine, options, backends, replicas)
     baseline = replicas[0]
     sizes = cases_module.batch_sizes(request, preset, baseline)
     num_cores = placement.cores_per_replica(machine.num_available_cores, replicas)
@@ -186,7 +187,7 @@ def _plan_sweep(request: SweepRequest, machine: Machine) -> PlannedSweep:
         global_batch_size=max(
             case.num_replicas * case.per_replica_batch_size for case in cases
         ),
-        num_workers=max(_num_workers(case) for case in _largest(cases)),
+        num_workers=_largest_num_workers(cases, machine),
     )
     learning = quality_runs.choose(request, preset, cases, is_data_real=is_data_real)
     num_quality_runs = 0
@@ -266,16 +267,27 @@ def _plan_matching(
     )
 
 
-def _largest(cases: Sequence[PlannedCase]) -> list[PlannedCase]:
-    """Returns the case of each backend with the most replicas."""
-    by_size = sorted(cases, key=lambda case: case.num_replicas)
-    return list({case.backend: case for case in by_size}.values())
+def _check_replicas(
+    request: SweepRequest,
+    machine: Machine,
+    options: Mapping[str, OptionValue],
+    backends: Sequence[catalog.BackendInfo],
+    replicas: Sequence[int],
+) -> None:
+    catalog.check_devices(options, request.device, replicas)
+    processes.check_share(machine.variables, backends, replicas, request.device)
 
 
-def _num_workers(case: PlannedCase) -> int:
-    """Returns the processes that the replicas of a trial are spread over."""
-    backend = catalog.backend(case.backend)
-    return processes_of(backend, case.num_replicas).count("worker") or 1
+def _largest_num_workers(cases: Sequence[PlannedCase], machine: Machine) -> int:
+    """Returns the most processes that the replicas of a trial are spread over."""
+    share = processes.replicas_per_worker(machine.variables)
+    return max(
+        processes.processes_of(
+            catalog.backend(case.backend), case.num_replicas, replicas_per_worker=share
+        ).count("worker")
+        or 1
+        for case in cases
+    )
 
 
 def _trials(

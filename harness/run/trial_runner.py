@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import catalog
 from harness.errors import StudyError
 from harness.launch.local import LocalLauncher
 from harness.machine import (
@@ -33,7 +32,7 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from harness.run import aggregate, launch, process_tree
 from harness.trial import checkpoints
 from results import gpu_record
@@ -133,8 +132,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     clean_trial_dir(trial_dir)
     started_at, start_sec = now_text(), time.monotonic()
     store.write_spec(trial_id, spec)
-    backend = catalog.backend(spec.backend)
-    processes = processes_of(backend, spec.num_replicas, spec.control)
+    processes = processes_of_trial(spec)
     chosen: tuple[Gpu, ...] = ()
     if spec.device == "gpu":
         num_here = hosts.num_replicas_on_first(

@@ -19,15 +19,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import catalog
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, first_exit
 from harness.trial.first_exit import FirstExit
 from replicator.cluster.local_cluster import LocalCluster
 from results.records import Environment, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from harness.placement.processes import Member
 
@@ -43,8 +42,7 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent.watch_pipe(sys.stdin.fileno())
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
-    backend = catalog.backend(spec.backend)
-    processes = processes_of(backend, spec.num_replicas, spec.control)
+    processes = processes_of_trial(spec)
     with LocalCluster(
         argv,
         num_workers=processes.count("worker"),
@@ -73,24 +71,36 @@ def end_like(code: int) -> int:
 
 
 def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> int:
-    """Waits for the ranks; returns 0 or the most informative exit code.
-
-    A killed rank explains why others failed, so its signal takes precedence.
-    """
-    worst = 0
+    """Waits for the ranks; returns 0 or the most informative exit code."""
+    bad: dict[int, int] = {}
+    num_ended = 0
     deadline = None
-    while deadline is None or time.monotonic() < deadline:
-        codes = [cluster.exit_code(*rank) for rank in ranks]
-        bad = [code for code in codes if code]
+    while num_ended < len(ranks) and (deadline is None or time.monotonic() < deadline):
+        codes = {rank: cluster.exit_code(*of) for rank, of in enumerate(ranks)}
+        # In the order in which they ended.
+        bad |= {rank: code for rank, code in codes.items() if code}
+        num_ended = sum(code is not None for code in codes.values())
         if bad:
-            if not worst or min(bad) < worst:  # signals are negative
-                first_exit.write(trial_dir, FirstExit(rank=codes.index(min(bad))))
-            worst = min(bad)
             deadline = deadline or time.monotonic() + GRACE_SEC
-        if None not in codes:
-            break
-        time.sleep(_POLL_SEC)
-    return worst
+        if num_ended < len(ranks):
+            time.sleep(_POLL_SEC)
+    if not bad:
+        return 0
+    rank = cause_of(bad)
+    first_exit.write(trial_dir, FirstExit(rank=rank))
+    return bad[rank]
+
+
+def cause_of(bad: Mapping[int, int]) -> int:
+    """Returns the rank whose end explains the others.
+
+    Args:
+      bad: Exit codes that are not 0, by rank, in the order in which they ended.
+
+    Returns:
+      The first that a signal killed (a negative code), otherwise the first that ended.
+    """
+    return min(bad, key=lambda rank: bad[rank] >= 0)
 
 
 if __name__ == "__main__":

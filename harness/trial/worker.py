@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness import catalog
 from harness.machine.gpus import NO_GPU
-from harness.placement.processes import processes_of
+from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, gpu_probe, matrix_product, measure, peak
 from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, clock_host, rank_path
@@ -73,13 +73,12 @@ def main(argv: Sequence[str]) -> int:
     spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
     env = Environment.model_validate_json((trial_dir / "env.json").read_bytes())
     rank: int | None = 0
-    backend = catalog.backend(spec.backend)
-    processes = processes_of(backend, spec.num_replicas, spec.control)
+    processes = processes_of_trial(spec)
     if processes.are_several:  # what started this one ties and pins it
         cluster = environment.detect().config()
         member = (cluster.kind, cluster.index)
         rank = processes.rank(member)
-        _choose_gpu(cluster)
+        _choose_gpus(cluster, processes.replicas_per_worker)
         if processes.is_separate:  # nothing may make it wait for the others
             environment.forget(os.environ)
     else:
@@ -109,15 +108,16 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _choose_gpu(cluster: ClusterConfig) -> None:
-    """Makes only a worker's own GPU visible; other processes compute nothing.
+def _choose_gpus(cluster: ClusterConfig, num_each: int) -> None:
+    """Makes only a worker's own GPUs visible; other processes compute nothing.
 
     The GPUs are those of one host, so the index is the one on this host.
     """
     ids = os.environ.get("CUDA_VISIBLE_DEVICES", NO_GPU).split(",")
     if ids != [NO_GPU]:
-        own = ids[cluster.local_index] if cluster.kind == "worker" else NO_GPU
-        os.environ["CUDA_VISIBLE_DEVICES"] = own
+        first = cluster.local_index * num_each
+        own = ids[first : first + num_each] if cluster.kind == "worker" else [NO_GPU]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)
 
 
 def _serve(placement: Placement) -> int:

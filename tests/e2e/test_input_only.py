@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,8 +11,9 @@ from harness.cli import exit_codes
 from results.records import Control
 from results.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 900
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 pytestmark = pytest.mark.processes
 
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.processes
     ids=["d4pg", "sngan"],
 )
 def test_a_relay_measures_the_pipelines_without_the_step(
-    options: tuple[str, ...], fewest_flops: int, tmp_path: Path
+    options: tuple[str, ...], fewest_flops: int, sweep: Any, tmp_path: Path
 ) -> None:
     """They take turns with the case; the loss is 0, as there is none.
 
@@ -39,32 +37,18 @@ def test_a_relay_measures_the_pipelines_without_the_step(
 
     Other tests run meanwhile, so turns may be void.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "harness",
-            "sweep",
-            *options,
-            "--preset=smoke",
-            "--backends=in_graph",
-            "--replicas=1,2",
-            "--mode=weak",
-            "--order=relay",
-            "--repeats=1",
-            "--rounds=2",
-            "--budget=none",
-            "--controls=input_only,no_update",
-            "--study=s",
-            f"--runs-dir={tmp_path / 'runs'}",
-            "--json",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SEC,
+    done = sweep(
+        *options,
+        "--preset=smoke",
+        "--backends=in_graph",
+        "--replicas=1,2",
+        "--mode=weak",
+        "--order=relay",
+        "--repeats=1",
+        "--rounds=2",
+        "--budget=none",
+        "--controls=input_only,no_update",
+        "--json",
     )
     allowed = (
         exit_codes.OK,

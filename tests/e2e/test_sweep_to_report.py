@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,8 +12,10 @@ from results import frame
 from results.records import TrialStatus
 from results.store import Store
 
-ROOT = Path(__file__).resolve().parents[2]
-TIMEOUT_SEC = 900
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
 NUM_PARAMETERS = 25_557_032
 NUM_TEST_IMAGES = 359
 
@@ -24,7 +23,9 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.full
-def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> None:
+def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(
+    sweep: Any, tmp_path: Path
+) -> None:
     """Real data, real network, two replica counts in a relay: numbers that are sane.
 
     In the full run; otherwise ``test_input_only.py`` has the way from the command line
@@ -32,31 +33,17 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
 
     Other tests run meanwhile, so turns may be void, all of a trial or too many of them.
     """
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "harness",
-            "sweep",
-            "--workload=resnet50",
-            "--preset=smoke",
-            "--backends=in_graph",
-            "--replicas=1,2",
-            "--mode=weak,strong",
-            "--repeats=1",
-            "--rounds=2",
-            "--evaluate",
-            "--budget=none",
-            "--study=s",
-            f"--runs-dir={tmp_path / 'runs'}",
-            "--json",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SEC,
+    done = sweep(
+        "--workload=resnet50",
+        "--preset=smoke",
+        "--backends=in_graph",
+        "--replicas=1,2",
+        "--mode=weak,strong",
+        "--repeats=1",
+        "--rounds=2",
+        "--evaluate",
+        "--budget=none",
+        "--json",
     )
     allowed = (
         exit_codes.OK,
@@ -93,36 +80,24 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(tmp_path: Path) -> N
     assert "http://" not in page.replace("http://www.w3.org/", "")
 
 
-def test_a_sweep_with_actors_ends_in_learning_curves(tmp_path: Path) -> None:
+def test_a_sweep_with_actors_ends_in_learning_curves(
+    sweep: Any, tmp_path: Path
+) -> None:
     """Two seeds of D4PG: environment steps, counts of the window, returns, profile."""
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "harness",
-            "sweep",
-            "--workload=d4pg",
-            "--preset=smoke",
-            "--data=cartpole:balance",
-            "--backends=in_graph",
-            "--replicas=1",
-            "--mode=strong",
-            "--repeats=1",
-            "--order=sequential",
-            # So few that actors must act within a window of 20 steps.
-            "--option=samples_per_insert=4",
-            "--budget=60steps",
-            "--evaluations=2",
-            "--quality-repeats=2",
-            "--study=s",
-            f"--runs-dir={tmp_path / 'runs'}",
-        ],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SEC,
+    done = sweep(
+        "--workload=d4pg",
+        "--preset=smoke",
+        "--data=cartpole:balance",
+        "--backends=in_graph",
+        "--replicas=1",
+        "--mode=strong",
+        "--repeats=1",
+        "--order=sequential",
+        # So few that actors must act within a window of 20 steps.
+        "--option=samples_per_insert=4",
+        "--budget=60steps",
+        "--evaluations=2",
+        "--quality-repeats=2",
     )
     assert done.returncode == 0, done.stderr
     store = Store.open(tmp_path / "runs" / "s")

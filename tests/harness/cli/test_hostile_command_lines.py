@@ -102,6 +102,7 @@ REQUEST: dict[str, Any] = {
     "--launcher": texts | st.sampled_from(("local", "slrum")),
     "--nodes": numbers,
     "--workers": numbers,
+    "--replicas-per-worker": numbers,
     "--gpus-per-worker": numbers,
     "--partition": texts,
     "--time-limit": texts | numbers,

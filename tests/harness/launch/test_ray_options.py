@@ -36,7 +36,7 @@ def set_hosts(monkeypatch):
         (["--time-limit=9"], "--time-limit 9 has no effect with --launcher ray"),
         (
             ["--workers=3", "--gpus-per-worker=1"],
-            "--workers 3 x --gpus-per-worker 1 makes 3 replicas, not --replicas 2",
+            "--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
         ),
         (["--order=relay"], "--order relay on 2 hosts: turns are judged by the load"),
     ],

@@ -79,7 +79,10 @@ def test_an_array_names_its_study_once(
             r"unknown --partition 'mains'; known are main, big; did",
         ),
         (("--nodes=3",), r"--nodes 3: partition 'main' has 2; use at most --nodes 2"),
-        (("--workers=3", "--gpus-per-worker=1"), r"makes 3 replicas, not --replicas 2"),
+        (
+            ("--workers=3", "--gpus-per-worker=1"),
+            r"--workers 3 x --replicas-per-worker 1 makes 3 replicas, but the largest",
+        ),
         (("--array=4",), r"4 shards of a sweep with 3 repetitions: .*use at most 3"),
         (("--array=2", "--shard=1/2"), r"--array submits jobs that have a --shard"),
         (("--nodes=2", "--order=relay"), r"--order relay on 2 hosts: turns are judged"),

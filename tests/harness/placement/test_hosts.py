@@ -9,7 +9,11 @@ import pytest
 from harness import catalog
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation, hosts
-from harness.placement.processes import processes_of
+from harness.placement.processes import (
+    processes_of,
+    processes_of_trial,
+    share_identity,
+)
 
 
 @pytest.fixture
@@ -41,6 +45,22 @@ def test_each_host_starts_again_at_its_first_core(
     assert ((0, 1), (2, 3), (0, 1), (2, 3)) == place.cpusets
     assert not place.is_oversubscribed
     assert 2 == hosts.num_replicas_on_first(processes, 4, 2)
+
+
+def test_a_host_has_the_cores_and_gpus_of_all_replicas_of_its_workers(
+    make_spec: Any, four_cores: CpuTopology
+) -> None:
+    """Two workers of four replicas on two hosts: one worker fills a host."""
+    spec = make_spec(
+        backend="multi_worker", num_replicas=8, variables=share_identity(4)
+    )
+    processes = processes_of_trial(spec)
+
+    place = hosts.place(four_cores, spec, processes, num_hosts=2)
+
+    assert ((0, 1, 2, 3), (0, 1, 2, 3)) == place.cpusets
+    assert not place.is_oversubscribed
+    assert 4 == hosts.num_replicas_on_first(processes, 8, 2)
 
 
 def test_servers_share_the_cores_of_the_host_that_they_are_on(

@@ -12,7 +12,13 @@ from harness import catalog
 from harness.errors import PlanError
 from harness.machine.topology import CpuTopology, LogicalCpu
 from harness.placement import allocation as placement
-from harness.placement.processes import processes_of
+from harness.placement.processes import (
+    check_share,
+    processes_of,
+    processes_of_trial,
+    replicas_per_worker,
+    share_identity,
+)
 from results.records import Control
 
 
@@ -119,6 +125,96 @@ def test_coordinators_and_servers_may_use_all_cores_and_add_none() -> None:
     found = place(processes, 2, 1, 4)
 
     assert ((0, 1), (0,), (1,), (0, 1)) == found.cpusets
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "share", "expected"),
+    [(4, 2, (2, 2)), (4, 4, (1, 4)), (1, 4, (1, 1)), (6, 2, (3, 2))],
+)
+def test_workers_divide_the_replicas(
+    num_replicas: int, share: int, expected: tuple[int, int]
+) -> None:
+    """A trial with fewer replicas than a worker could run has one worker."""
+    found = processes_of(
+        backend_of(catalog.WORKERS), num_replicas, replicas_per_worker=share
+    )
+
+    assert expected == (found.count("worker"), found.replicas_per_worker)
+    assert found.num_ranks == len(found.members) == expected[0]
+    assert expected[1] == found.num_replicas_here(num_replicas)
+
+
+def test_a_worker_has_cores_for_each_of_its_replicas_and_a_thread_to_communicate() -> (
+    None
+):
+    """Two workers of two replicas with two cores each, on eight cores."""
+    processes = processes_of(backend_of(catalog.WORKERS), 4, replicas_per_worker=2)
+
+    found = place(processes, 4, 2, 8)
+
+    assert ((0, 1, 2, 3), (4, 5, 6, 7)) == found.cpusets
+    assert (3, 2) == (found.num_inter_op_threads, found.num_intra_op_threads)
+    assert not found.is_oversubscribed
+
+
+def test_solo_has_a_program_per_replica_whatever_a_worker_runs() -> None:
+    """They show what replicas reach that share nothing but the machine."""
+    found = processes_of(backend_of(catalog.WORKERS), 4, Control.SOLO, 2)
+
+    assert 4 == found.num_ranks
+
+
+@pytest.mark.parametrize("share", [1, 2, 8])
+def test_the_identity_of_a_trial_says_what_a_worker_runs(
+    make_spec: Any, share: int
+) -> None:
+    """So that figures of different shares are never of the same case."""
+    variables = share_identity(share)
+    spec = make_spec(backend="multi_worker", num_replicas=8, variables=variables)
+
+    assert share == replicas_per_worker(spec.variables)
+    assert 8 // share == processes_of_trial(spec).num_ranks
+    assert bool(variables) == (share > 1)
+
+
+@pytest.mark.parametrize(
+    ("backends", "replicas", "device", "message"),
+    [
+        (["in_graph", "single"], [2], "cpu", r"2 has no effect on in_graph, single,"),
+        (["multi_worker"], [1, 3], "cpu", r"3 replicas are not divisible by 2; use 2"),
+        (["tf_multi_worker"], [2], "cpu", r"with --device cpu: the stock strategy has"),
+    ],
+)
+def test_a_share_that_workers_cannot_run_is_refused(
+    backends: list[str], replicas: list[int], device: str, message: str
+) -> None:
+    """Before anything is written; the message says what can be done."""
+    with pytest.raises(PlanError, match=message):
+        check_share(
+            share_identity(2),
+            [catalog.backend(name) for name in backends],
+            replicas,
+            device,
+        )
+
+
+@pytest.mark.parametrize(
+    ("backends", "replicas", "device"),
+    [
+        (["in_graph", "multi_worker"], [1, 2, 4], "cpu"),
+        (["tf_multi_worker"], [2, 4], "gpu"),
+    ],
+)
+def test_a_share_that_workers_can_run_is_accepted(
+    backends: list[str], replicas: list[int], device: str
+) -> None:
+    """Beside backends without workers as well, which it does not change."""
+    check_share(
+        share_identity(2),
+        [catalog.backend(name) for name in backends],
+        replicas,
+        device,
+    )
 
 
 def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(

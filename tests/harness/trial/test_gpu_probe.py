@@ -145,10 +145,26 @@ def test_each_process_of_a_cluster_sees_its_own_gpu(
         "ps": ("a:4",),
     }
     kind, index = member
-    worker._choose_gpu(ClusterConfig(addresses=addresses, kind=kind, index=index))
+    worker._choose_gpus(ClusterConfig(addresses=addresses, kind=kind, index=index), 1)
 
     assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
     assert (expected != "-1") == bool(gpu_probe.given_ids())
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"), [(0, "4,5"), (1, "6,MIG-7"), (2, "4,5")]
+)
+def test_a_worker_of_several_replicas_sees_a_gpu_for_each(
+    monkeypatch: pytest.MonkeyPatch, index: int, expected: str
+) -> None:
+    """Those of a host in the order of its workers; the third is the first elsewhere."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,MIG-7")
+    config = ClusterConfig(
+        addresses={"worker": ("a:1", "a:2", "b:1")}, kind="worker", index=index
+    )
+    worker._choose_gpus(config, 2)
+
+    assert expected == os.environ["CUDA_VISIBLE_DEVICES"]
 
 
 def test_what_it_prints_is_what_it_reads(capsys: Any, monkeypatch: Any) -> None:

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from harness.run.trial_runner import run_trial
+from harness.trial.ranks import cause_of
 from results import identity
 from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
 
@@ -17,6 +18,22 @@ if TYPE_CHECKING:
     from results.store import Store
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize(
+    ("bad", "cause"),
+    [
+        ({2: 1, 0: 1}, 2),  # the first that ended
+        ({1: 3, 0: 1}, 1),  # whatever its number
+        ({0: 1, 1: -9}, 1),  # a kill explains the others
+        ({0: 1, 2: -11, 1: -9}, 2),  # the first of them
+    ],
+)
+def test_the_cause_is_the_first_kill_or_the_first_end(
+    bad: dict[int, int], cause: int
+) -> None:
+    """The others fail because they lost it; exit codes do not say which one it was."""
+    assert cause == cause_of(bad)
 
 
 @pytest.fixture

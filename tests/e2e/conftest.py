@@ -1,0 +1,45 @@
+"""A real sweep in a process of its own, as a user starts it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_SEC = 900
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Returns a function that runs ``sweep``; its study is ``runs/s``."""
+
+    def run(
+        *options: str, timeout_sec: float = TIMEOUT_SEC
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "harness",
+                "sweep",
+                *options,
+                "--study=s",
+                f"--runs-dir={tmp_path / 'runs'}",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=timeout_sec,
+        )
+
+    return run
