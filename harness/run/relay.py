@@ -4,9 +4,9 @@ Noise of a shared machine lasts for seconds. Cases that are measured within the 
 second see the same noise, so their ratio does not; cases measured a minute apart do
 not (``docs/measuring.md``, ``docs/decisions/0022-relay.md``). In one generation:
 
-1. Each case starts a fresh process. As many as there are cores import TensorFlow,
-   build and trace side by side, since nothing of this is timed in a relay. Each runs
-   its last warm-up step alone: it tells how many steps make a turn.
+1. Each case starts a fresh process, as many at a time as there are cores
+   (``harness/run/starting.py``). Each runs its last warm-up step alone: it tells how
+   many steps make a turn.
 2. In every round each case has one turn, in an order shuffled by the seed: one step
    or more, at least ``MIN_TURN_SEC``. A turn that others disturbed is void, and is
    repeated up to twice.
@@ -24,11 +24,10 @@ import random
 import time
 from typing import TYPE_CHECKING, Final
 
-from harness.errors import DoesNotFitError
 from harness.machine import core_clock, disturbance
 from harness.machine.free_memory import read_free_memory
 from harness.machine.gpu_watch import GpuWatch
-from harness.run import trial_runner, turn_file
+from harness.run import starting, trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
 from results.measuring import MAX_ATTEMPTS, Control, Turn
 
@@ -46,8 +45,6 @@ MIN_TURN_SEC: Final = 0.3
 """Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
 """Rounds of a generation, however little time is left for them."""
-_HEADROOM = 1.2
-"""Factor on the largest resident so far, when asking whether one more fits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +95,13 @@ def run_generation(
     if generation.duration_sec is not None:
         deadline = start_sec + generation.duration_sec
     with _residents(store, generation, settings) as residents:
-        _start_side_by_side(residents, stage, free_memory)
+        starting.start_side_by_side(
+            residents,
+            lambda resident, number: stage(
+                f"starting {_name(resident)} ({number} of {len(residents)})", None
+            ),
+            free_memory,
+        )
         _warm_up(residents, stage)
         _take_rounds(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
@@ -135,33 +138,6 @@ def _name(resident: Resident) -> str:
     return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 
 
-def _start_side_by_side(
-    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
-) -> None:
-    """Starts all processes; as many import and build at once as there are cores."""
-    num_cores = len({core for resident in residents for core in resident.cores})
-    largest = 0
-    for first in range(0, len(residents), num_cores):
-        batch = residents[first : first + num_cores]
-        _check_memory(residents, first, len(batch), largest, free_memory)
-        number = f"{first + len(batch)} of {len(residents)}"
-        stage(f"starting {', '.join(map(_name, batch))} ({number})", None)
-        started = time.monotonic()
-        for resident in batch:
-            resident.start()
-        for resident in batch:
-            with contextlib.suppress(ResidentEndedError):
-                resident.receive("imported")
-                resident.send("build", is_alone=num_cores == 1)
-        for resident in batch:
-            if resident.is_alive:
-                with contextlib.suppress(ResidentEndedError):
-                    resident.receive("built")
-                    largest = max(largest, resident.resident_bytes())
-        for resident in batch:
-            resident.busy_sec += (time.monotonic() - started) / len(batch)
-
-
 def _warm_up(residents: Sequence[Resident], stage: Stage) -> None:
     """Lets one after the other run its last warm-up step, alone."""
     stage("warming up", None)
@@ -174,25 +150,6 @@ def _warm_up(residents: Sequence[Resident], stage: Stage) -> None:
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
         resident.busy_sec += time.monotonic() - started
-
-
-def _check_memory(
-    residents: Sequence[Resident],
-    num_started: int,
-    num_next: int,
-    largest: int,
-    free_memory: Callable[[], int],
-) -> None:
-    """Raises if the next processes may not fit beside those that have started."""
-    needed, free = round(_HEADROOM * largest * num_next), free_memory()
-    if not num_started or needed <= free:
-        return
-    used = sum(resident.resident_bytes() for resident in residents[:num_started])
-    raise DoesNotFitError(
-        f"{len(residents)} processes do not fit into memory at once: the first"
-        f" {num_started} occupy {used / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are"
-        f" free, and the next {num_next} may need {needed / 2**30:.1f} GiB"
-    )
 
 
 def _take_rounds(

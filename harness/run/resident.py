@@ -47,6 +47,7 @@ class Resident:
       exit: How its processes ended; None while they run.
       step_time_sec: The duration of a warm step.
       busy_sec: The time in which this trial had the machine.
+      awaited: The state that ``poll`` waits for.
     """
 
     def __init__(
@@ -68,6 +69,9 @@ class Resident:
         self.exit: TrialExit | None = None
         self.step_time_sec = 0.0
         self.busy_sec = 0.0
+        self.awaited = ""
+        self._deadline = 0.0
+        self._answers: dict[int, dict[str, Any]] = {}
         self._timeout_sec = timeout_sec
         name = f"replicator-harness-{os.getpid()}-{secrets.token_hex(8)}"
         self._address = f"@{name}"
@@ -127,18 +131,34 @@ class Resident:
           ResidentEndedError: Its processes ended, or the time limit has passed;
             ``exit`` says how.
         """
-        deadline = time.monotonic() + self._timeout_sec
-        answers: dict[int, dict[str, Any]] = {}
-        while len(answers) < self.prepared.processes.num_ranks:
-            if self._tree.process.poll() is not None:
-                self._end(is_timed_out=False)
-            if time.monotonic() > deadline:
-                self._end(is_timed_out=True)
-            for message in self._read():
-                if message["state"] != state:
-                    raise AssertionError(f"expected state {state!r}, got {message}")
-                answers[message["rank"]] = message
-        return [answers[rank] for rank in sorted(answers)]
+        self.expect(state)
+        while (answers := self.poll()) is None:
+            pass
+        return answers
+
+    def expect(self, state: str) -> None:
+        """Begins to wait for a state, for at most the time limit."""
+        self.awaited = state
+        self._deadline = time.monotonic() + self._timeout_sec
+        self._answers = {}
+
+    def poll(self) -> list[dict[str, Any]] | None:
+        """Waits a moment for the state; returns the messages once all ranks are there.
+
+        Raises:
+          ResidentEndedError: As ``receive``.
+        """
+        if self._tree.process.poll() is not None:
+            self._end(is_timed_out=False)
+        if time.monotonic() > self._deadline:
+            self._end(is_timed_out=True)
+        for message in self._read():
+            if message["state"] != self.awaited:
+                raise AssertionError(f"expected {self.awaited!r}, got {message}")
+            self._answers[message["rank"]] = message
+        if len(self._answers) < self.prepared.processes.num_ranks:
+            return None
+        return [self._answers[rank] for rank in sorted(self._answers)]
 
     def _read(self) -> list[dict[str, Any]]:
         """Returns the messages that arrive within the next moment."""
