@@ -24,7 +24,7 @@ COMMANDS = {
         _PYTHON,
         "-m",
         "benchmarks.bench_replicator",
-        "--malloc",
+        "--allocator",
         "keep",
     ],
     "workers": [_PYTHON, "-m", "benchmarks.bench_multi_worker"],

@@ -7,10 +7,11 @@ runs every case once, each in fresh processes, the order reversed in every other
 (ABBA), and ratios are paired within a repeat. The *ceiling* is two single-device
 programs side by side, pinned to one core each, that never communicate.
 
-With ``--malloc keep`` the C library keeps freed memory instead of giving it
-back to the kernel. TensorFlow's CPU allocator is plain malloc, so with the defaults
-every large temporary costs page faults; programs with many of them (stock Keras
-updates) gain a lot, and a comparison that hides this would not be fair.
+With ``--allocator keep`` the C library keeps freed memory instead of giving it back to
+the kernel, as in sweeps (``harness/run/launch.py``). TensorFlow's CPU allocator is
+plain malloc, so with the defaults every large temporary costs page faults; programs
+with many of them (stock Keras updates) gain a lot, and a comparison that hides this
+would not be fair.
 """
 
 from __future__ import annotations
@@ -23,20 +24,17 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks import runner
 from benchmarks.runner import CORES
+from harness.run import launch
+from results.records import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 NUM_STEPS = 20
-NUM_WARMUP_STEPS = 3
+NUM_WARMUP_STEPS = 15
+"""A heap that keeps freed memory grows until about the 14th step."""
 NUM_BLOCKS = 12
 NUM_STEPS_PER_BLOCK = 10
-
-KEEP_MEMORY = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**25),  # the most that glibc accepts
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**28),
-}
 
 # Name -> backend, replicas, cores of each process, steps.
 CASES: dict[str, tuple[str, int, list[list[int]], int]] = {
@@ -64,12 +62,13 @@ FIGURES: list[tuple[tuple[str, str], str, str, dict[str, float]]] = [
 def main() -> None:
     """Runs all cases and prints measurements, ratios and targets."""
     parser = runner.make_parser(__doc__, num_repeats=4)
-    parser.add_argument("--malloc", choices=("default", "keep"), default="default")
+    names = [allocator.value for allocator in Allocator]
+    parser.add_argument("--allocator", choices=names, default=Allocator.DEFAULT.value)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     arguments = parser.parse_args()
-    if arguments.malloc == "keep":
-        os.environ.update(KEEP_MEMORY)
-    print(f"malloc: {arguments.malloc}; cores {CORES}", flush=True)
+    allocator = Allocator(arguments.allocator)
+    os.environ.update(launch.allocator_variables(allocator, os.environ))
+    print(f"allocator: {allocator.value}; cores {CORES}", flush=True)
     measured = runner.take_turns(
         {name: functools.partial(_run_case, *CASES[name]) for name in arguments.cases},
         arguments.num_repeats,

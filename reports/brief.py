@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from reports import formats, main_loss, marks, next_step, trust, verdict
 from reports.marks import Level
-from results.records import TrialStatus
+from results.records import Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,6 +125,8 @@ def _note(view: View, points: Sequence[Point]) -> str:
             f"In parentheses: intervals of these processes only, n = {number} {noun}."
         )
     text = f"In parentheses: 95{formats.HARD_SPACE}% intervals, n = {number} {noun}"
+    if view.study.plan.measuring.order is Order.RELAY:
+        text += " of fresh processes"  # what a generation is
     lost = main_loss.loss_of(view, main_loss.worst(points))
     if lost is not None and main_loss.largest(lost) is not None:
         text += "; lost time is a share of a step"

@@ -56,7 +56,7 @@ def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
     assert re.search(ratio, text)
     assert "Next: " in text
     assert _plain(judged.note).startswith(
-        "In parentheses: 95 % intervals, n = 4 generations"
+        "In parentheses: 95 % intervals, n = 4 generations of fresh processes"
     )
 
 
