@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import signals
 from replicator.backends.between_graph import BetweenGraphReplicator
 from replicator.backends.strategy import StrategyReplicator
 from replicator.cluster import environment, local_gpus, membership, port_filter
@@ -73,7 +74,7 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
 
     def _join(self, timeout_sec: float) -> tuple[Any, WorkerState]:
         worker_join.meet(self.cluster, timeout_sec)
-        with port_filter.guarded(self.cluster):
+        with port_filter.guarded(self.cluster), signals.kept():
             # Without a time limit of its own, which would leave threads; see
             # ``Deadline``.
             strategy = tf.distribute.MultiWorkerMirroredStrategy(

@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import re
+import signal
+from pathlib import Path
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -269,3 +273,13 @@ def compile_with_a_wrapped_optimizer(repl):
 def an_optimizer_that_is_wrapped_twice(repl):
     """It would average twice."""
     repl.wrap_optimizer(repl.wrap_optimizer(keras.optimizers.SGD(0.1)))
+
+
+@case("fixed_inputs", reference=lambda _: {"is_caught": np.bool_(False)})
+def ends_on_sigterm(repl):
+    """The termination signal does what the program says, or ends the process."""
+    del repl
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    caught = re.search(r"^SigCgt:\s*(\w+)$", status, re.MULTILINE)[1]
+    is_caught = int(caught, 16) >> (signal.SIGTERM - 1) & 1
+    return {"is_caught": np.bool_(is_caught)}
