@@ -17,7 +17,7 @@ from harness.cli.launch_options import Launching
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
 from harness.machine import topology
-from harness.planning import cases, controls, estimate, shards
+from harness.planning import cases, controls, design, estimate, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
@@ -171,10 +171,15 @@ def sweep(
                 store, reconciled.asked, settings, runs_dir, conclude
             )
         except DoesNotFitError as error:
-            if not is_order_free or _is_any_finished(store):
+            if (
+                not is_order_free
+                or design.needs_relay(request)
+                or _is_any_finished(store)
+            ):
+                fewer = "--controls, " * bool(request.controls)
                 raise DoesNotFitError(
-                    f"{error}; free some memory, or use --order sequential, fewer"
-                    " --backends or fewer --replicas"
+                    f"{error}; free some memory, or use --order sequential, or fewer"
+                    f" {fewer}--mode, --backends or --replicas"
                 ) from error
             return _run_in_sequence(
                 store, new, request, machine, settings, conclude, reason=str(error)
@@ -199,10 +204,8 @@ def _run_in_sequence(
     reason: str,
 ) -> int:
     """Replaces the plan of a relay, of which nothing was measured, by a sequence."""
-    request, left_out = controls.with_order(request, Order.SEQUENTIAL)
-    running.note(
-        "; ".join([f"{reason}: the trials run in sequence instead", *left_out])
-    )
+    request = dataclasses.replace(request, order=Order.SEQUENTIAL)
+    running.note(f"{reason}: the trials run in sequence instead")
     for trial in store.read_plan().trials:
         trial_runner.clean_trial_dir(store.trial_dir(trial.trial_id))
     plan = study_module.make_plan(

@@ -46,11 +46,7 @@ def choose_order(request: SweepRequest) -> Order:
                 " trial at a time; use --order sequential"
             )
         return order
-    for name, value in (
-        ("--minutes", request.minutes),
-        ("--rounds", request.max_rounds),
-        ("--target", request.target),
-    ):
+    for name, value in _of_relay(request):
         if value is not None:
             raise PlanError(
                 f"{name} {value:g} has no effect with order sequential, whose trials"
@@ -58,6 +54,20 @@ def choose_order(request: SweepRequest) -> Order:
                 " --num-measured-steps, or --order relay"
             )
     return order
+
+
+def needs_relay(request: SweepRequest) -> bool:
+    """Whether it has settings that trials in sequence do not have."""
+    is_any_set = any(value is not None for _, value in _of_relay(request))
+    return is_any_set or bool(request.controls)
+
+
+def _of_relay(request: SweepRequest) -> tuple[tuple[str, float | None], ...]:
+    return (
+        ("--minutes", request.minutes),
+        ("--rounds", request.max_rounds),
+        ("--target", request.target),
+    )
 
 
 def choose_repeats(request: SweepRequest, order: Order) -> int:

@@ -29,6 +29,7 @@ from harness.machine.free_memory import read_free_memory
 from harness.machine.gpu_watch import GpuWatch
 from harness.run import starting, trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
+from harness.trial import heap
 from results.measuring import MAX_ATTEMPTS, Control, Turn
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ MIN_TURN_SEC: Final = 0.3
 """Shortest turn: below it, the kernel's ticks of 10 ms say too little about others."""
 MIN_ROUNDS: Final = 5
 """Rounds of a generation, however little time is left for them."""
+_OF_FREE_MEMORY: Final = 0.5
+"""How much of the free memory heaps may be given, all together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +105,7 @@ def run_generation(
             ),
             free_memory,
         )
-        _warm_up(residents, stage)
+        _warm_up(residents, stage, free_memory)
         _take_rounds(residents, generation, deadline, stage, settings.void_reason)
         stage("checking and recording", None)
         _finish(residents)
@@ -138,18 +141,30 @@ def _name(resident: Resident) -> str:
     return f"{spec.backend} x{spec.num_replicas}{control}{revision}"
 
 
-def _warm_up(residents: Sequence[Resident], stage: Stage) -> None:
+def _warm_up(
+    residents: Sequence[Resident], stage: Stage, free_memory: Callable[[], int]
+) -> None:
     """Lets one after the other run its last warm-up step, alone."""
-    stage("warming up", None)
+    fraction = _heap_fraction(residents, free_memory())
+    less = (
+        f"; heaps grow by {fraction:.0%}, not {heap.FRACTION:.0%}: little memory left"
+    )
+    stage("warming up" + less * (fraction < heap.FRACTION), None)
     for resident in residents:
         if not resident.is_alive:
             continue
         started = time.monotonic()
-        resident.send("warm_up")
+        resident.send("warm_up", heap_fraction=fraction)
         with contextlib.suppress(ResidentEndedError):
             answers = resident.receive("ready")
             resident.step_time_sec = max(a["step_time_sec"] for a in answers)
         resident.busy_sec += time.monotonic() - started
+
+
+def _heap_fraction(residents: Sequence[Resident], free: int) -> float:
+    """Returns how much each process adds to its heap: the same for all, and it fits."""
+    used = sum(resident.resident_bytes() for resident in residents)
+    return min(heap.FRACTION, _OF_FREE_MEMORY * free / max(used, 1))
 
 
 def _take_rounds(

@@ -14,12 +14,12 @@ from harness.errors import DoesNotFitError
 from harness.run.resident import ResidentEndedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from harness.run.resident import Resident
 
 _HEADROOM: Final = 1.2
-"""Factor on the largest resident so far, when asking whether one more fits."""
+"""Factor on the largest so far, when looking whether one more fits."""
 
 
 def start_side_by_side(
@@ -40,11 +40,12 @@ def start_side_by_side(
     num_cores = len({core for resident in residents for core in resident.cores})
     waiting = collections.deque(residents)
     starting: list[Resident] = []
-    largest = 0
+    sizes: dict[str, int] = {}
     while waiting or starting:
         while waiting and len(starting) < num_cores:
             started = residents[: len(residents) - len(waiting)]
-            needed = round(_HEADROOM * largest * (len(starting) + 1))
+            growth = [_size(r, sizes) - r.resident_bytes() for r in starting]
+            needed = _size(waiting[0], sizes) + sum(max(0, more) for more in growth)
             _check_memory(len(residents), started, needed, free_memory())
             starting.append(waiting.popleft())
             announce(starting[-1], len(started) + 1)
@@ -54,9 +55,20 @@ def start_side_by_side(
         for resident in busy:
             if _advance(resident, is_alone=num_cores == 1):
                 starting.remove(resident)
-                largest = max(largest, resident.resident_bytes())
+                backend = resident.prepared.trial.spec.backend
+                size = resident.resident_bytes()
+                sizes[backend] = max(sizes.get(backend, 0), size)
         for resident in busy:
             resident.busy_sec += (time.monotonic() - began) / len(busy)
+
+
+def _size(resident: Resident, sizes: Mapping[str, int]) -> int:
+    """Returns the bytes that a process may need.
+
+    The most that others of its backend occupy, or of any backend where it is the first.
+    """
+    largest = max(sizes.values(), default=0)
+    return round(_HEADROOM * sizes.get(resident.prepared.trial.spec.backend, largest))
 
 
 def _advance(resident: Resident, *, is_alone: bool) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 FRACTION: Final = 0.25
-"""Of the memory that the process has after its first steps (docs/measuring.md)."""
+"""Of the memory that a process has after its first steps (docs/measuring.md)."""
 _PAGE_BYTES: Final = 4096
 _FIELDS = (
     *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
@@ -49,19 +49,19 @@ class Reservation:
         return min(max(_top_bytes(_libc()) - num_not_made, 0), self.num_bytes)
 
 
-def reserve(fraction: float = FRACTION, proc: Path = Path("/proc/self")) -> Reservation:
+def reserve(fraction: float, proc: Path = Path("/proc/self")) -> Reservation:
     """Adds to the heap of this process, and makes its pages.
 
     Only for an allocator that keeps what is freed; another would give it back. Nothing
-    is reserved where the C library is not glibc 2.33 or newer, which cannot say how
-    much of it was used.
+    is reserved if the fraction is 0, or where the C library is not glibc 2.33 or newer,
+    which cannot say how much of it was used.
 
     Args:
       fraction: Of the resident memory of this process.
       proc: Where the kernel describes the process.
     """
     libc = _libc()
-    if not hasattr(libc, "mallinfo2"):
+    if not fraction or not hasattr(libc, "mallinfo2"):
         return Reservation()
     num_pages = int((proc / "statm").read_text(encoding="ascii").split()[1])
     num_bytes = round(fraction * num_pages) * _PAGE_BYTES

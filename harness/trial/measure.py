@@ -246,10 +246,10 @@ def _warm_up(
     for _ in range(num_steps - 1):
         steps.run()
     if channel is not None:
-        if spec.allocator is Allocator.KEEP and spec.device == "cpu":
-            reservation = heap.reserve()
         program.pause()
-        channel.ask("built")
+        command = channel.ask("built")
+        if spec.allocator is Allocator.KEEP and spec.device == "cpu":
+            reservation = heap.reserve(command["heap_fraction"])
         program.resume()
     if num_steps:
         steps.run()

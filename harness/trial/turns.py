@@ -7,8 +7,9 @@ command on a socket, without using a core. Messages are lines of JSON:
 - ``{"state": "imported", "rank": 0}``, answered by ``{"command": "build", "is_alone":
   false}``: other processes start beside this one
 - ``{"state": "built"}``: all but the last warm-up step are done
-- ``{"command": "warm_up"}``, answered by ``{"state": "ready", "step_time_sec": 0.4}``:
-  the last warm-up step ran, with the machine to itself
+- ``{"command": "warm_up", "heap_fraction": 0.25}``, answered by ``{"state": "ready",
+  "step_time_sec": 0.4}``: the process has added so much of its memory to its heap
+  (``harness/trial/heap.py``), and its last warm-up step ran, with the machine to itself
 - ``{"command": "turn", "num_steps": 2, ...}``, answered by ``{"state": "turn", ...}``
   with the times of the turn and what the process used in it
 - ``{"command": "finish"}``: check, record and exit

@@ -52,7 +52,7 @@ libc.malloc.argtypes = [ctypes.c_size_t]
 def use(size):
     ctypes.memset(libc.malloc(size), 1, size)
 use(200 << 20)
-made = heap.reserve() if sys.argv[1] != "grown" else heap.Reservation()
+made = heap.reserve(heap.FRACTION) if sys.argv[1] != "grown" else heap.Reservation()
 if sys.argv[1] == "unused": print(made.num_bytes - made.unused_bytes())
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 use(40 << 20)

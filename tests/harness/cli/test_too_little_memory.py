@@ -1,0 +1,66 @@
+"""A relay whose processes do not fit into memory: trials in sequence, or an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.cli import exit_codes
+from harness.errors import DoesNotFitError
+from harness.run import starting
+from results.records import Order, TrialStatus
+from results.store import Store
+
+SWEEP = (
+    "sweep", "--workload=resnet50", "--preset=smoke", "--backends=in_graph",
+    "--replicas=1,2", "--mode=weak", "--repeats=1", "--budget=none", "--no-match",
+    "--study=s",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No process fits."""
+
+    def check(*_: Any) -> None:
+        raise DoesNotFitError("3 processes do not fit into memory at once")
+
+    monkeypatch.setattr(starting, "_check_memory", check)
+
+
+@pytest.mark.processes
+def test_trials_run_in_sequence_and_a_note_says_why(
+    harness: Any, overrides: Any, tmp_path: Any
+) -> None:
+    """Nothing of the command needs a relay."""
+    code, _, err = harness(*SWEEP, overrides=overrides)
+
+    assert exit_codes.OK == code
+    assert "do not fit into memory at once: the trials run in sequence instead" in err
+    store = Store.open(tmp_path / "runs" / "s")
+    assert Order.SEQUENTIAL is store.read_plan().measuring.order
+    assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
+
+
+@pytest.mark.parametrize(
+    ("option", "fewer"),
+    [
+        ("--controls=all", "fewer --controls, --mode,"),
+        ("--minutes=3", "fewer --mode,"),
+        ("--rounds=4", "fewer --mode,"),
+        ("--order=relay", "fewer --mode,"),
+    ],
+)
+def test_what_needs_a_relay_is_an_error(
+    harness: Any, overrides: Any, option: str, fewer: str
+) -> None:
+    """The trials in sequence could not give what was requested."""
+    code, _, err = harness(*SWEEP, option, overrides=overrides)
+
+    assert exit_codes.USAGE == code
+    assert (
+        "error: 3 processes do not fit into memory at once; free some memory, or use"
+        f" --order sequential, or {fewer} --backends or --replicas\n"
+    ) in err
+    assert "in sequence" not in err
