@@ -49,8 +49,15 @@ class RawTrial:
     has_loads: bool
 
 
-def read_trial(folder: pathlib.Path, num_warmup_steps: int) -> RawTrial:
+def read_trial(
+    folder: pathlib.Path, num_warmup_steps: int, *, is_solo: bool = False
+) -> RawTrial:
     """Reads the raw observations of a trial that has a result.
+
+    Args:
+      folder: Of the trial.
+      num_warmup_steps: How many steps are not measured.
+      is_solo: Whether its processes are programs of their own, with a batch each.
 
     Raises:
       FileNotFoundError: There is no rank file.
@@ -66,7 +73,7 @@ def read_trial(folder: pathlib.Path, num_warmup_steps: int) -> RawTrial:
         raise RawError(f"rank files are {[path.name for path in paths]}")
     ranks = [_read_lines(path) for path in paths]
     try:
-        return _derive(folder, ranks, num_warmup_steps)
+        return _derive(folder, ranks, num_warmup_steps, is_solo=is_solo)
     except (LookupError, TypeError, ValueError, OverflowError) as error:
         if isinstance(error, RawError):
             raise
@@ -98,7 +105,11 @@ def _of_kind(lines: Sequence[Fields], kind: str) -> list[Fields]:
 
 
 def _derive(
-    folder: pathlib.Path, ranks: Sequence[Sequence[Fields]], num_warmup_steps: int
+    folder: pathlib.Path,
+    ranks: Sequence[Sequence[Fields]],
+    num_warmup_steps: int,
+    *,
+    is_solo: bool,
 ) -> RawTrial:
     (facts,) = _of_kind(ranks[0], "facts")
     times = [
@@ -111,19 +122,22 @@ def _derive(
         window_ns = _window_ns(ranks, times)
     sanity = [check for lines in ranks for check in _of_kind(lines, "sanity")]
     explain = _of_kind(ranks[0], "explain")
+    batch = facts["global_batch_size"]
+    if is_solo:
+        batch = sum(_of_kind(lines, "facts")[0]["global_batch_size"] for lines in ranks)
     result = {
         "trial_id": folder.name,
         "example_unit": facts["example_unit"],
         "num_parameters": facts["num_parameters"],
         "flops_per_example": facts.get("flops_per_example"),
-        "global_batch_size": facts["global_batch_size"],
+        "global_batch_size": batch,
         "num_measured_steps": len(times[0]["step_time_sec"]),
         "window_sec": window_ns / 1e9,
         "turns": turns,
         "ranks": times,
         "sanity": sanity,
         "quality": _of_kind(ranks[0], "quality"),
-        "curve": _curve(ranks[0], facts["global_batch_size"]),
+        "curve": _curve(ranks[0], batch),
         "window_metrics": _of_kind(ranks[0], "window_metric"),
         "changes": _of_kind(ranks[0], "change"),
         "collectives": explain[-1]["collectives"] if explain else "",

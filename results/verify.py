@@ -18,6 +18,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from results import raw_trial, verify_figures, verify_matches
+from results.measuring import Control
 from results.study import CORRUPT, UNMATCHED, load_study, matching_entries
 from results.verify_check import Check, Mismatch
 
@@ -98,7 +99,11 @@ def _read(store: Store, entry: Entry, check: Check) -> RawTrial | None:
     folder = store.trial_dir(entry.trial_id)
     label = f"trials/{entry.trial_id}"
     try:
-        return raw_trial.read_trial(folder, entry.spec.num_warmup_steps)
+        return raw_trial.read_trial(
+            folder,
+            entry.spec.num_warmup_steps,
+            is_solo=entry.spec.control is Control.SOLO,
+        )
     except FileNotFoundError:
         check.lack("trials", f"{label}: no rank_0.jsonl")
     except raw_trial.RawError as error:

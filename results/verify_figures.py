@@ -49,6 +49,8 @@ class _Figures:
         self._entries: dict[tuple[str, str, int], list[Entry]] = {}
         for entry in study.planned:
             spec = entry.spec
+            if spec.revision:  # what a gate compares with: in no figure of the summary
+                continue
             if spec.budget is None and spec.control is Control.NONE:
                 for mode in entry.modes:
                     key = (spec.backend, mode.value, spec.num_replicas)
@@ -74,9 +76,9 @@ class _Figures:
                 else {**turn, "is_void": bool(stated[index].void_reason)}
                 for index, turn in enumerate(result["turns"])
             ]
-            found[entry.spec.repetition_index, entry.spec.seed] = recomputed.rates(
-                result
-            )
+            rates = recomputed.rates(result)
+            if rates:  # else all turns are void, which differs from the status
+                found[entry.spec.repetition_index, entry.spec.seed] = rates
         return found
 
     def _values(self, entries: Sequence[Entry], name: str, how: Any) -> list[float]:

@@ -147,6 +147,15 @@ def test_clocks_of_two_machines_are_not_compared(
     assert window_sec == found.result["window_sec"]
 
 
+def test_programs_that_never_communicate_have_a_batch_each(tmp_path: Path) -> None:
+    """Ranks of one program share a batch."""
+    folder = write(tmp_path / "t", rank_lines(), rank_lines())
+
+    for is_solo, size in ((True, 16), (False, 8)):
+        found = raw_trial.read_trial(folder, num_warmup_steps=2, is_solo=is_solo)
+        assert size == found.result["global_batch_size"]
+
+
 def test_a_failed_check_makes_a_trial_incomplete(tmp_path: Path) -> None:
     """As does a process that did not finish."""
     lines = rank_lines()

@@ -17,6 +17,7 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.judging import revisions
+from harness.machine import disturbance
 from harness.run import process_tree
 from results.records import Control, Order
 from results.store import Store
@@ -32,6 +33,15 @@ GATE = (
     "--replicas=1",
     "--mode=weak",
     "--repeats=3",
+)
+QUIET = disturbance.Disturbance(
+    foreign_cpu_fraction=0.0,
+    foreign_resolution=0.031,
+    stolen_cpu_fraction=0.0,
+    stolen_resolution=0.031,
+    run_delay_sec=0.0,
+    num_throttled=0,
+    throttled_sec=0.0,
 )
 DRIVER = f"""
 import pathlib, sys
@@ -91,6 +101,19 @@ def test_two_equal_revisions_pass(gate: Any, tmp_path: Path, stored: str) -> Non
     assert {("", Control.NONE), ("", Control.TWIN), (commit, Control.NONE)} == {
         (spec.revision, spec.control) for spec in first
     }
+
+
+def test_the_figures_of_this_tree_are_verified(
+    gate: Any, harness: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials of the baseline are in none of them."""
+    monkeypatch.setattr(disturbance, "between", lambda _before, _after: QUIET)
+    gate("--baseline=same", "--study=quiet")
+
+    code, out, err = harness("verify", "quiet")
+
+    assert exit_codes.OK == code, (out, err)
+    assert "figures are as recomputed" in out
 
 
 def test_the_same_command_resumes_and_other_verbs_refuse(
