@@ -13,8 +13,6 @@ from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.eager import context as eager_context
 
-from replicator._tf import signals
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -74,8 +72,7 @@ def join_workers(
             protocol="grpc",
         )
     )
-    with signals.kept():
-        context.ensure_initialized()
+    context.ensure_initialized()
 
 
 def put_value(key: str, value: str) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from replicator._tf import signals
 from replicator._tf import workers as _tf_workers
 from replicator.cluster import membership, port_filter, reachability
 from replicator.cluster.configuration import split_address
@@ -112,7 +113,7 @@ def _start(
             failures.append(error)
 
     thread = threading.Thread(target=start, name="join-cluster", daemon=True)
-    with port_filter.guarded(config):
+    with port_filter.guarded(config), signals.kept():
         thread.start()
         thread.join(max(deadline - time.monotonic(), _SHORTEST_WAIT_SEC))
         _check_joined(thread, failures)
