@@ -171,7 +171,7 @@ def _give_turns(server: socket.socket) -> None:
     connection, _ = server.accept()
     commands: list[dict[str, Any]] = [
         {"command": "build", "is_alone": True},
-        {"command": "warm_up"},
+        {"command": "warm_up", "heap_fraction": 0.0},
         *(
             {
                 "command": "turn",
