@@ -206,8 +206,11 @@ NET_OPTIMIZERS = {
     ("name", "is_sparse"),
     [*((name, False) for name in NET_OPTIMIZERS), ("adam", True), ("sgd", True)],
 )
-def test_one_worker_and_one_server_train_exactly_as_one_device(name, is_sparse):
-    """Every loss, weight and statistic is the same number, single steps and a loop."""
+def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
+    """Every loss, weight and statistic, in single steps and in a loop.
+
+    Up to rounding: on some processors the last bits differ (seen with AVX-512 BF16).
+    """
     data = np.random.default_rng(0)
     x = data.integers(0, 20, [4, 6]) if is_sparse else data.normal(size=[4, 6])
     x = x.astype("int32" if is_sparse else "float32")
@@ -227,9 +230,9 @@ def test_one_worker_and_one_server_train_exactly_as_one_device(name, is_sparse):
     expected = [repl.run(step)[0].numpy() for _ in range(6)]
     expected.append(repl.run(step, num_steps=4)[0].numpy())
 
-    assert expected == losses
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
     for mine, other in zip(model.weights, plain.weights, strict=True):
-        np.testing.assert_array_equal(other.numpy(), mine.numpy())
+        np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-5, atol=1e-7)
     assert 10 == int(optimizer.iterations.numpy())
     assert (
         10
