@@ -207,10 +207,11 @@ NET_OPTIMIZERS = {
     [*((name, False) for name in NET_OPTIMIZERS), ("adam", True), ("sgd", True)],
 )
 def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
-    """Every loss, weight and statistic, in single steps and in a loop.
+    """Every loss, weight and statistic is the same number, single steps and a loop.
 
-    Up to rounding: on some processors the last bits differ (seen with AVX-512 BF16).
+    Of sparse SGD up to rounding: on some processors (AVX-512 BF16) last bits differ.
     """
+    rtol, atol = (1e-5, 1e-7) if (name, is_sparse) == ("sgd", True) else (0.0, 0.0)
     data = np.random.default_rng(0)
     x = data.integers(0, 20, [4, 6]) if is_sparse else data.normal(size=[4, 6])
     x = x.astype("int32" if is_sparse else "float32")
@@ -230,9 +231,9 @@ def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
     expected = [repl.run(step)[0].numpy() for _ in range(6)]
     expected.append(repl.run(step, num_steps=4)[0].numpy())
 
-    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    np.testing.assert_allclose(losses, expected, rtol, atol)
     for mine, other in zip(model.weights, plain.weights, strict=True):
-        np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol, atol)
     assert 10 == int(optimizer.iterations.numpy())
     assert (
         10
