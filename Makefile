@@ -12,12 +12,13 @@ FUZZ_PROGRAMS ?= 10000
 FUZZ_SEED ?= 1000
 STATISTICS_FLAGS ?=
 FAULTS ?= 34
+SERIES ?= 34
 LAUNCHERS ?= local slurm ray
 BENCH_OUT ?= .benchmarks/new.json
 BENCH_BASE ?= .benchmarks/old.json
 BENCH_FLAGS ?=
 
-.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records faults statistics bench bench-micro bench-compare lock clean
+.PHONY: help setup setup-gpu sweep sweep-gpu test test-full test-gpu fuzz check fmt lint types docs fuzz-records faults series statistics bench bench-micro bench-compare lock clean
 
 help:  ## List the targets.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -79,7 +80,10 @@ fuzz-records: setup  ## Read 2,000 damaged studies, parse 5,000 hostile command 
 	HARNESS_KILLS=55 $(BIN)/python -m pytest tests/harness/run/test_kill_and_leave_nothing.py
 
 faults: setup  ## Inject a fault into each of FAULTS trials on each of LAUNCHERS (half an hour).
-	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) || exit 1; done
+	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(FAULTS) --faults || exit 1; done
+
+series: setup  ## Run SERIES trials of two processes in a row on each of LAUNCHERS (20 minutes).
+	for launcher in $(LAUNCHERS); do $(BIN)/python tests/faults/run_series.py $$launcher $(SERIES) || exit 1; done
 
 statistics: setup  ## Simulate thousands of sweeps and gates: how often intervals and verdicts are right.
 	$(BIN)/python tests/statistics/run_simulations.py $(STATISTICS_FLAGS)

@@ -149,9 +149,10 @@ def _program(repl: Any, compression: str | None) -> Any:
             seed=0,
             options={},
         ).run
-    wrap = repl.wrap_optimizer
     # The workload wraps its optimizer itself; the option is added on the way.
-    repl.wrap_optimizer = lambda optimizer: wrap(optimizer, compression=compression)
+    repl.wrap_optimizer = functools.partial(
+        repl.wrap_optimizer, compression=compression
+    )
     return _program(repl, None)
 
 

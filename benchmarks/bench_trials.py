@@ -1,17 +1,24 @@
 """Prints what the harness adds to each trial of a study of 1,000.
 
-python -m benchmarks.bench_trials [--repeats N]
+python -m benchmarks.bench_trials [--repeats N] [--launcher local|slurm]
 
 The process of a trial is a shell that copies the observations of one trial, so nearly
 all of the time is the harness's own: directory, environment, processes, records. What a
 trial costs must not grow with the trials before it, so the last hundred are compared
 with the first.
+
+Under Slurm (as root, with Debian's packages) a trial has two processes on two nodes,
+which are network namespaces of this machine: engine and network are real, the nodes
+share the cores.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
+import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +26,13 @@ from typing import Any
 
 from benchmarks import runner
 
-LIMIT_SEC = 0.05
+LIMIT_SEC = {"local": 0.05, "slurm": 0.15}
 NUM_TRIALS = 1000
 NUM_COMPARED = 100
 GROWTH_LIMIT = 1.2
-TESTS = runner.ROOT / "tests" / "harness"
+TESTS = runner.ROOT / "tests"
+# Takes the observations of its own rank.
+COPY = 'cp "$OBSERVED/rank_${SLURM_PROCID:-0}.jsonl" "$0"'
 
 
 class _Listener:
@@ -40,8 +49,9 @@ class _Listener:
         return lambda *_, **__: None
 
 
-def measure(num_trials: int) -> list[float]:
+def measure(num_trials: int, launcher: str) -> list[float]:
     """Seconds of each trial, in a fresh process."""
+    from harness.launch import catalog
     from harness.planning import cases, estimate, plan
     from harness.planning.request import SweepRequest
     from harness.run import sweep
@@ -49,20 +59,25 @@ def measure(num_trials: int) -> list[float]:
     from results.records import Order, Plan, ScalingMode, TrialStatus
     from results.store import Store
 
+    starter = catalog.make(launcher)
     planned = plan.plan_sweep(
         SweepRequest(
             workload="resnet50",
             preset="smoke",
-            backends=("in_graph",),
-            replicas=(1,),
+            backends=("in_graph" if launcher == "local" else "multi_worker",),
+            replicas=(1 if launcher == "local" else 2,),
             modes=(ScalingMode.WEAK,),
             repeats=num_trials + 1,
             order=Order.SEQUENTIAL,
             budget="none",
         ),
-        cases.Machine(num_available_cores=2),
+        cases.Machine(
+            num_available_cores=2,
+            variables=starter.identity(),
+        ),
     )
     fields: dict[str, Any] = {
+        "launcher": starter,
         "timeout_sec": 60.0,
         "canary": lambda _core: 0.0,
         "void_reason": lambda _load, _num_retraces: "",
@@ -82,10 +97,10 @@ def measure(num_trials: int) -> list[float]:
             )
         )
         first, *others = planned.trials
-        worker = (sys.executable, str(TESTS / "fake_worker.py"))
+        worker = (sys.executable, str(TESTS / "harness" / "fake_worker.py"))
         run_trial(store, first, RunSettings(worker_command=worker, **fields))
-        os.environ["OBSERVED"] = str(store.trial_dir(first.trial_id) / "rank_0.jsonl")
-        shell = ("/bin/sh", "-c", 'cp "$OBSERVED" "$0"')
+        os.environ["OBSERVED"] = str(store.trial_dir(first.trial_id))
+        shell = ("/bin/sh", "-c", COPY)
         listener = _Listener()
         sweep.run_trials(
             store,
@@ -103,23 +118,61 @@ def measure(num_trials: int) -> list[float]:
     ]
 
 
+def measure_in_job(num_trials: int) -> list[float]:
+    """The same in a job of two nodes of Slurm."""
+    sys.path.append(str(TESTS / "support"))
+    import slurm_cluster
+
+    if reason := slurm_cluster.missing():
+        raise runner.BenchmarkError(f"a cluster of Slurm {reason}")
+    with (
+        tempfile.TemporaryDirectory(prefix="slurm-") as folder,
+        slurm_cluster.running(pathlib.Path(folder)) as cluster,
+    ):
+        result, log = pathlib.Path(folder, "result.json"), pathlib.Path(folder, "log")
+        process = runner.Process(
+            function=measure,
+            arguments={"num_trials": num_trials, "launcher": "slurm"},
+            cores=(),
+        )
+        batch = pathlib.Path(folder, "job.sh")
+        batch.write_text(f"#!/bin/bash\nexec {shlex.join(process.argv(str(result)))}\n")
+        words = ("sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}")
+        subprocess.run(
+            cluster.command(*words, batch, cwd=runner.ROOT),
+            check=False,
+            stdout=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": str(runner.ROOT)},
+        )
+        if not result.exists():
+            raise runner.BenchmarkError(f"the job failed: {log.read_text()[-1000:]}")
+        times: list[float] = json.loads(result.read_text(encoding="utf-8"))
+        return times
+
+
 def main() -> int:
     """Prints the times; returns 1 if a limit is missed."""
     parser = runner.make_parser(__doc__, num_repeats=3)
     parser.add_argument("--trials", type=int, default=NUM_TRIALS)
+    parser.add_argument("--launcher", choices=LIMIT_SEC, default="local")
     arguments = parser.parse_args()
+    launcher, num_trials = arguments.launcher, arguments.trials
     found = [
-        runner.measure(measure, arguments={"num_trials": arguments.trials})
+        measure_in_job(num_trials)
+        if launcher == "slurm"
+        else runner.measure(
+            measure, arguments={"num_trials": num_trials, "launcher": launcher}
+        )
         for _ in range(arguments.num_repeats)
     ]
     means = [sum(times) / len(times) for times in found]
     is_reached = runner.print_value(
-        f"harness per trial, of {arguments.trials:,} trials",
+        f"harness per trial, of {num_trials:,} trials, {launcher}",
         means,
         "s",
-        at_most=LIMIT_SEC,
+        at_most=LIMIT_SEC[launcher],
     )
-    count = min(NUM_COMPARED, arguments.trials // 2)
+    count = min(NUM_COMPARED, num_trials // 2)
     growth = [sum(times[-count:]) / sum(times[:count]) for times in found]
     is_flat = runner.print_value(
         f"the last {count} trials over the first {count}",

@@ -13,7 +13,6 @@ import abc
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from harness.errors import PlanError
-from harness.placement import hosts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,6 +86,9 @@ class Launcher(abc.ABC):
           processes: Its processes.
           gpu_nodes: NUMA nodes of the GPUs on this host.
         """
+        # Not at the top: the processes of a gang import this module, and never place.
+        from harness.placement import hosts
+
         return hosts.place(
             topology,
             spec,
@@ -94,6 +96,18 @@ class Launcher(abc.ABC):
             num_hosts=self.num_hosts,
             gpu_nodes=gpu_nodes,
         )
+
+    def prepare(
+        self, trial_dir: Path, processes: Processes, placement: Placement
+    ) -> None:
+        """Writes what the processes of a trial need beside its records, if anything.
+
+        Args:
+          trial_dir: Its directory.
+          processes: Its processes.
+          placement: Their cores.
+        """
+        del trial_dir, processes, placement
 
     @abc.abstractmethod
     def command(

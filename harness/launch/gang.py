@@ -18,16 +18,13 @@ from typing import TYPE_CHECKING
 
 from harness.errors import LaunchError
 from harness.launch import catalog, channel
-from harness.launch.contract import HOSTS_VARIABLE
 from harness.launch.exits import MemberExits
+from harness.launch.gang_plan import GangPlan
 from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
-from harness.placement import hosts
-from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, first_exit
+from harness.trial.ending import GRACE_SEC, cause_of, end_like
 from harness.trial.first_exit import FirstExit
-from harness.trial.ranks import GRACE_SEC, cause_of, end_like
 from replicator.cluster.environment import roles
-from results.records import TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,22 +48,18 @@ def main(argv: Sequence[str]) -> int:
     launcher = catalog.make(name)
     if not isinstance(launcher, RemoteLauncher):
         raise TypeError(f"launcher {name!r} starts the processes of a trial itself")
-    spec = TrialSpec.model_validate_json((trial_dir / "spec.json").read_bytes())
-    processes = processes_of_trial(spec)
-    num_members = len(processes.members) or 1
-    # As planned: asking the engine again takes seconds.
-    num_hosts = int(spec.variables.get(HOSTS_VARIABLE, 1))
+    plan = GangPlan.read(trial_dir)
     with MemberExits() as exits:
         gang = Gang(
             trial_dir=trial_dir,
-            num_members=num_members,
-            members_per_host=hosts.members_per_host(num_members, num_hosts),
+            members=plan.members,
+            members_per_host=plan.members_per_host,
             command=(*MEMBER_COMMAND, *worker_command, directory),
             variables={
                 **os.environ,
                 channel.ADDRESS_VARIABLE: exits.address,
                 channel.SECRET_VARIABLE: exits.secret,
-                **_roles(processes.members),
+                **_roles(plan.members),
             },
         )
         try:
@@ -74,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         except LaunchError as error:
             return _refuse(trial_dir, str(error))
         try:
-            code = _wait(exits, engine, processes.num_ranks, trial_dir)
+            code = _wait(exits, engine, plan.num_ranks, trial_dir)
             if code:
                 # The harness records the end of this output with the failure.
                 for part in (*exits.texts(), engine.output()):

@@ -22,10 +22,9 @@ from typing import TYPE_CHECKING
 import replicator.cluster
 from harness.errors import LaunchError
 from harness.launch import channel
-from harness.placement.processes import processes_of_trial
-from harness.trial.ranks import LOGS
+from harness.launch.gang_plan import GangPlan
+from harness.trial.ending import LOGS
 from replicator.cluster import environment
-from results.records import Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,24 +92,20 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
       LaunchError: This host does not see the trial, or lacks the cores.
     """
     try:
-        spec_text = (trial_dir / "spec.json").read_bytes()
-        env_text = (trial_dir / "env.json").read_bytes()
+        plan = GangPlan.read(trial_dir)
     except OSError as error:
         raise LaunchError(
             f"host {socket.gethostname()!r} cannot read the trial in"
             f" {str(trial_dir)!r} ({error.strerror or error}); choose a --runs-dir on a"
             " file system that all hosts share"
         ) from error
-    spec = TrialSpec.model_validate_json(spec_text)
-    placement = Environment.model_validate_json(env_text).placement
-    members = processes_of_trial(spec).members or (("worker", 0),)
-    if member not in members:
+    if member not in plan.members:
         raise LaunchError(
             f"the engine started {member[0]} {member[1]}, but the trial has"
-            f" {len(members)} processes: {list(members)}; start as many tasks"
+            f" {len(plan.members)} processes: {list(plan.members)}; start as many tasks"
         )
-    place = members.index(member)
-    cores = placement.cpusets[place]
+    place = plan.members.index(member)
+    cores = plan.cpusets[place]
     allowed = os.sched_getaffinity(0)
     if not set(cores) <= allowed:
         raise LaunchError(

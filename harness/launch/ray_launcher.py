@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harness.errors import LaunchError
 from harness.launch import channel, ray_cluster
 from harness.launch.remote import Engine, RemoteLauncher
-from harness.placement.processes import processes_of_trial
 from replicator.cluster.environment import RayEnvironment, RayMember
-from results.records import TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 
     from harness.launch.ray_cluster import RayHost
     from harness.launch.remote import Gang
-
-    Member = tuple[str, int]
 
 _START_SEC = 60.0
 _STOP_SEC = 20.0
@@ -86,7 +82,6 @@ class RayEngine(Engine):
         self._code: int | None = None
         self._actors: list[Any] = []
         self._pending: list[Any] = []
-        self._members = members_of(gang)
         self._ray = ray_cluster.connect()
         try:
             self._reserve()
@@ -177,7 +172,7 @@ class RayEngine(Engine):
                 port=ports[place // block][place % block],
                 kind=member[0],
             )
-            for place, member in enumerate(self._members)
+            for place, member in enumerate(gang.members)
         ]
         variables = [
             {
@@ -226,24 +221,6 @@ class RayEngine(Engine):
     def output(self) -> str:
         """Why Ray could not start or keep the gang."""
         return self._output
-
-
-def members_of(gang: Gang) -> tuple[Member, ...]:
-    """Returns kind and index of the members, as the trial has them.
-
-    Raises:
-      LaunchError: Their number is not that of the gang.
-    """
-    text = (gang.trial_dir / "spec.json").read_bytes()
-    spec = TrialSpec.model_validate_json(text)
-    members = processes_of_trial(spec).members
-    members = members or (("worker", 0),)
-    if len(members) != gang.num_members:
-        raise LaunchError(
-            f"a gang of {gang.num_members} members cannot run a trial of {len(members)}"
-            " processes; plan the trial again"
-        )
-    return members
 
 
 def bundle_of(hosts: Sequence[RayHost], num_hosts: int) -> dict[str, int]:

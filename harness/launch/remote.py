@@ -15,12 +15,14 @@ import sys
 from typing import TYPE_CHECKING
 
 from harness.launch.contract import Launcher
+from harness.launch.gang_plan import GangPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from harness.placement.processes import Processes
+    from harness.placement.processes import Member, Processes
+    from results.records import Placement
 
 GANG_COMMAND = (sys.executable, "-m", "harness.launch.gang")
 """The launcher's name, the worker command and the directory are appended."""
@@ -34,17 +36,22 @@ class Gang:
 
     Attributes:
       trial_dir: The directory of the trial, which all hosts see; also the current one.
-      num_members: How many.
+      members: Kind and index of each.
       members_per_host: Members on each host: the first so many on the first host.
       command: What each of them runs; it learns from the engine which one it is.
       variables: Its environment variables.
     """
 
     trial_dir: Path
-    num_members: int
+    members: tuple[Member, ...]
     members_per_host: int
     command: tuple[str, ...]
     variables: Mapping[str, str]
+
+    @property
+    def num_members(self) -> int:
+        """How many they are."""
+        return len(self.members)
 
     @property
     def num_hosts(self) -> int:
@@ -78,6 +85,21 @@ class RemoteLauncher(Launcher):
         Raises:
           LaunchError: The engine refuses; the message says what to do.
         """
+
+    def prepare(
+        self, trial_dir: Path, processes: Processes, placement: Placement
+    ) -> None:
+        """Writes what the processes of the gang read."""
+        # Not at the top, since the gang imports this module, and the records take long.
+        from harness.placement import hosts
+
+        members = processes.members or (("worker", 0),)
+        GangPlan(
+            members=members,
+            cpusets=placement.cpusets,
+            num_ranks=processes.num_ranks,
+            members_per_host=hosts.members_per_host(len(members), self.num_hosts),
+        ).write(trial_dir)
 
     def command(
         self, processes: Processes, worker_command: Sequence[str]

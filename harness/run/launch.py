@@ -177,6 +177,7 @@ class ProcessTree:
         self._command = (*command, str(self._trial_dir))
         self._marker = variables[process_tree.MARKER]
         self._oom_kills_before: int | None = None
+        self._is_gone = False
         self.start_sec = 0.0
 
     def __enter__(self) -> ProcessTree:  # noqa: PYI034 (Self needs Python 3.11)
@@ -188,6 +189,7 @@ class ProcessTree:
 
     def start(self) -> None:
         """Starts the first process."""
+        self._is_gone = False
         self._oom_kills_before = read_oom_kills()
         self.start_sec = time.monotonic()
         with (
@@ -211,10 +213,13 @@ class ProcessTree:
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""
+        if self._is_gone:  # looking takes time, and an engine is asked about its hosts
+            return
         # The marker finds the tree even if an interrupt came while it was starting.
         process = getattr(self, "process", None)
         process_tree.kill_tree(self._marker, None if process is None else process.pid)
         self._end_elsewhere(self._trial_dir)
+        self._is_gone = True
 
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""

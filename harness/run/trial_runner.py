@@ -142,6 +142,7 @@ def prepare(store: Store, trial: PlannedTrial, settings: RunSettings) -> Prepare
     place = settings.launcher.place(
         settings.topology, spec, processes, [gpu.node for gpu in chosen]
     )
+    settings.launcher.prepare(trial_dir, processes, place)
     versions = None
     command = settings.launcher.command(processes, settings.worker_command)
     source_root = launch.SOURCE_ROOT

@@ -11,9 +11,6 @@ When a rank fails, the others get a grace period to record what they observed.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
 import sys
 import time
 from pathlib import Path
@@ -21,17 +18,16 @@ from typing import TYPE_CHECKING
 
 from harness.placement.processes import processes_of_trial
 from harness.trial import die_with_parent, first_exit
+from harness.trial.ending import GRACE_SEC, LOGS, cause_of, end_like
 from harness.trial.first_exit import FirstExit
 from replicator.cluster.local_cluster import LocalCluster
 from results.records import Environment, TrialSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from harness.placement.processes import Member
 
-LOGS = "processes"
-GRACE_SEC = 20.0
 _POLL_SEC = 0.05
 
 
@@ -61,15 +57,6 @@ def main(argv: Sequence[str]) -> int:
     return end_like(code)
 
 
-def end_like(code: int) -> int:
-    """Ends this process with the signal that a negative exit code stands for."""
-    if code < 0:
-        with contextlib.suppress(OSError):  # SIGKILL needs no default
-            signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    return code
-
-
 def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> int:
     """Waits for the ranks; returns 0 or the most informative exit code."""
     bad: dict[int, int] = {}
@@ -89,18 +76,6 @@ def _wait(cluster: LocalCluster, ranks: Sequence[Member], trial_dir: Path) -> in
     rank = cause_of(bad)
     first_exit.write(trial_dir, FirstExit(rank=rank))
     return bad[rank]
-
-
-def cause_of(bad: Mapping[int, int]) -> int:
-    """Returns the rank whose end explains the others.
-
-    Args:
-      bad: Exit codes that are not 0, by rank, in the order in which they ended.
-
-    Returns:
-      The first that a signal killed (a negative code), otherwise the first that ended.
-    """
-    return min(bad, key=lambda rank: bad[rank] >= 0)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports import page, reproduce
+from reports import marks, page, reproduce
 from results import relay, statistics
 from results.records import Order
 
@@ -26,6 +26,7 @@ def render(view: View) -> Markup:
         command=reproduce.command_of_study(view.study.plan),
         spec=planned[0].spec if planned else None,
         is_relay=view.study.plan.measuring.order is Order.RELAY,
+        marks=marks,
         relay=relay,
         statistics=statistics,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from typing import TYPE_CHECKING, Any
@@ -162,25 +160,3 @@ def test_an_allocation_smaller_than_the_trial_is_refused(
     assert "--nodes 3: the allocation of job" in output
     assert "has 2; ask for more" in output
     assert not (shared / "runs").exists()
-
-
-@pytest.mark.skipif(
-    "SLURM_TRIALS" not in os.environ,
-    reason="a long series: SLURM_TRIALS=30 runs as many trials, a few seconds each",
-)
-def test_many_trials_in_a_row_leave_nothing(
-    slurm: SlurmCluster, in_job: Any, shared: Path
-) -> None:
-    """None hangs, all are measured; prints the harness's own time for each."""
-    number = int(os.environ["SLURM_TRIALS"])
-    started = time.monotonic()
-    sweep = [word for word in SWEEP if not word.startswith("--repeats")]
-    output, state = in_job(*sweep, f"--repeats={number}", timeout_sec=60 + 10 * number)
-    passed = time.monotonic() - started
-    trials = list(Store.open(shared / "runs" / "s").trials())
-
-    assert "COMPLETED" == state, output
-    assert number == sum(trial.status.status is TrialStatus.OK for trial in trials)
-    assert not slurm.processes("n0")
-    assert not slurm.processes("n1")
-    print(json.dumps({"trials": number, "sec_per_trial": passed / number}))  # noqa: T201

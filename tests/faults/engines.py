@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("local", "slurm", "ray")
@@ -19,7 +19,7 @@ NAMES = ("local", "slurm", "ray")
 
 @contextlib.contextmanager
 def started(
-    name: str, sweep: Sequence[str], log: Path
+    name: str, sweep: Sequence[str], log: Path, temporary: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Runs the engine and the sweep on it while the ``with`` block runs.
 
@@ -27,11 +27,14 @@ def started(
       name: A launcher.
       sweep: Arguments of the command line.
       log: Receives what the sweep prints.
+      temporary: The folder for temporary files of the sweep and its trials.
 
     Yields:
       The process that ends with the sweep.
     """
-    with {"local": _local, "slurm": _slurm, "ray": _ray}[name](sweep, log) as process:
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(temporary)}
+    start = {"local": _local, "slurm": _slurm, "ray": _ray}[name]
+    with start(sweep, log, variables) as process:
         try:
             yield process
         finally:
@@ -43,20 +46,20 @@ def _command(sweep: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "harness", *sweep]
 
 
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
-
-
 @contextlib.contextmanager
-def _local(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _local(
+    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("wb") as out:
         yield subprocess.Popen(
-            _command(sweep), stdout=out, stderr=subprocess.STDOUT, env=_environment()
+            _command(sweep), stdout=out, stderr=subprocess.STDOUT, env=variables
         )
 
 
 @contextlib.contextmanager
-def _ray(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _ray(
+    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(
@@ -70,14 +73,16 @@ def _ray(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
                 [*_command(sweep), "--launcher=ray"],
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                env={**_environment(), "RAY_ADDRESS": cluster.address},
+                env={**variables, "RAY_ADDRESS": cluster.address},
             )
     finally:
         cluster.shutdown()
 
 
 @contextlib.contextmanager
-def _slurm(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _slurm(
+    sweep: Sequence[str], log: Path, variables: Mapping[str, str]
+) -> Iterator[subprocess.Popen[bytes]]:
     sys.path.insert(0, str(ROOT / "tests" / "support"))
     import slurm_cluster
 
@@ -96,5 +101,5 @@ def _slurm(sweep: Sequence[str], log: Path) -> Iterator[subprocess.Popen[bytes]]
         yield subprocess.Popen(
             cluster.command(*submit, cwd=ROOT),
             stdout=subprocess.DEVNULL,
-            env=_environment(),
+            env=variables,
         )

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from run_series import BOUND_SEC, FIRST, MEMBER, WORKER, Fault, mistakes, rank_of
+from injection import BOUND_SEC, FIRST, MEMBER, WORKER, Fault, mistakes, rank_of
 
 from results.records import Phase, TrialStatus
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports import brief, formats, marks
 from reports.marks import Level
-from reports.sections import machine
+from reports.sections import machine, method
 from reports.view import view_store
 from results import relay as relay_counts
 from results.records import ScalingMode
@@ -164,3 +164,15 @@ def test_failures_and_oversubscription_are_marked(
     assert re.fullmatch(r"\d+ of \d+ trials gave no number", failures.reason)
     assert cores.level is Level.CAUTION
     assert "oversubscribed at 4 replicas" in cores.reason
+
+
+def test_the_method_says_where_the_marks_turn(relay: View, sequence: View) -> None:
+    """A reader can look up how much drift, or how many void turns, are too many."""
+    of_relay, of_sequence = (_plain(method.render(view)) for view in (relay, sequence))
+
+    assert "caution below 4 generations, bad with one" in of_relay
+    assert "more than 10 % of the turns are void, bad above 30 %" in of_relay
+    assert "moved by more than 10 %, bad if it changed" in of_relay
+    assert "more than 5 % of the CPU time in any trial" in of_sequence
+    assert "moved by more than 10 %, bad above 25 % or if it changed" in of_sequence
+    assert "any trial gave no number, bad above 20 %" in of_sequence

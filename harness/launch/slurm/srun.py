@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import LaunchError, PlanError
 from harness.launch.local import LocalLauncher
 from harness.launch.remote import Engine, RemoteLauncher
-from harness.trial.ranks import LOGS
+from harness.trial.ending import LOGS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,7 +13,7 @@ import pytest
 from harness.errors import LaunchError
 from harness.launch import channel, member
 from harness.launch.exits import MemberExits
-from results.records import Environment, Placement
+from harness.launch.gang_plan import GangPlan
 
 if TYPE_CHECKING:
     import socket
@@ -132,37 +132,20 @@ def test_a_task_of_slurm_uses_the_address_that_slurm_knows() -> None:
 
 
 @pytest.fixture
-def trial_dir(tmp_path: Path, make_spec: Any) -> Path:
-    """Returns the directory of a trial of two workers, on a core that exists."""
+def trial_dir(tmp_path: Path) -> Path:
+    """Returns the directory of a trial of two workers, one on a core that exists."""
     core = min(os.sched_getaffinity(0))
-    spec = make_spec(backend="multi_worker")
-    placement = Placement(
+    GangPlan(
+        members=(("worker", 0), ("worker", 1)),
         cpusets=((core,), (4095,)),
-        cores_per_replica=1,
-        num_intra_op_threads=1,
-        num_inter_op_threads=1,
-        num_available_cores=2,
-        is_oversubscribed=False,
-        device_sharing="shared",
-    )
-    env = Environment(
-        fingerprint="0",
-        cpu_model="x",
-        num_physical_cores=1,
-        num_logical_cores=2,
-        memory_bytes=1,
-        kernel="x",
-        python_version="3",
-        packages={},
-        placement=placement,
-    )
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
-    (tmp_path / "env.json").write_text(env.model_dump_json())
+        num_ranks=2,
+        members_per_host=1,
+    ).write(tmp_path)
     return tmp_path
 
 
 def test_a_member_knows_its_place_and_cores(trial_dir: Path) -> None:
-    """From the records of the trial."""
+    """From the plan of the gang."""
     assert (0, (min(os.sched_getaffinity(0)),)) == member._own(trial_dir, ("worker", 0))
 
 

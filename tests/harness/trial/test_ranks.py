@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from harness.run.trial_runner import run_trial
-from harness.trial.ranks import cause_of
+from harness.trial.ending import cause_of
 from results import identity
 from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
 

@@ -1,0 +1,37 @@
+"""How the process that waits for all others of a trial ends: like the one to blame."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LOGS: Final = "processes"
+"""The folder of what processes print, in the directory of a trial."""
+GRACE_SEC: Final = 20.0
+"""Time of the other ranks to record what they observed, after one has failed."""
+
+
+def end_like(code: int) -> int:
+    """Ends this process with the signal that a negative exit code stands for."""
+    if code < 0:
+        with contextlib.suppress(OSError):  # SIGKILL needs no default
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    return code
+
+
+def cause_of(bad: Mapping[int, int]) -> int:
+    """Returns the rank whose end explains the others.
+
+    Args:
+      bad: Exit codes that are not 0, by rank, in the order in which they ended.
+
+    Returns:
+      The first that a signal killed (a negative code), otherwise the first that ended.
+    """
+    return min(bad, key=lambda rank: bad[rank] >= 0)
