@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import platform
+import sys
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -126,6 +128,21 @@ def read_cpu_model(root: Path = Path("/")) -> str:
 
 def read_packages() -> dict[str, str]:
     """Returns the versions of the packages that can affect a measurement."""
+    return dict(_versions(_state_of_folders()))
+
+
+def _state_of_folders() -> tuple[tuple[str, int], ...]:
+    """When something was last installed in, or removed from, the folders of packages.
+
+    Looking takes microseconds, and reading all versions longer than anything else
+    before a trial.
+    """
+    folders = [path for path in map(Path, sys.path) if path.is_dir()]
+    return tuple((str(path), path.stat().st_mtime_ns) for path in folders)
+
+
+@functools.lru_cache(maxsize=1)
+def _versions(_state: tuple[tuple[str, int], ...]) -> dict[str, str]:
     versions = {name: _version(name) for name in PACKAGES}
     return {name: text for name, text in versions.items() if text is not None}
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 _GIT_TIMEOUT_SEC = 10.0
+_COMMIT = "# branch.oid "
 _CPU_FOLDER = "sys/devices/system/cpu"
 
 
@@ -103,9 +104,15 @@ def read_source_state(source_root: Path) -> tuple[str | None, bool | None]:
     """
     if _git(source_root, "ls-files", "--error-unmatch", "harness/__init__.py") is None:
         return None, None
-    commit = _git(source_root, "rev-parse", "HEAD")
-    changes = _git(source_root, "status", "--porcelain", "--", "*.py")
-    return (commit or "").strip() or None, None if changes is None else bool(changes)
+    # One command for both, since processes of git take most of the time here.
+    options = ("--porcelain=v2", "--branch", "--untracked-files=normal")
+    lines = (_git(source_root, "status", *options, "--", "*.py") or "").splitlines()
+    if not lines:
+        return None, None
+    head = next((line for line in lines if line.startswith(_COMMIT)), "")
+    commit = head.removeprefix(_COMMIT)
+    is_modified = any(not line.startswith("#") for line in lines)
+    return (commit if commit.isalnum() else None), is_modified
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

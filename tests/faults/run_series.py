@@ -108,9 +108,9 @@ def main() -> int:
 
 def _sweep(runs: Path, num_trials: int, *, has_faults: bool) -> tuple[str, ...]:
     # Faults need steps in which to strike; without them, a slow machine is no failure.
-    steps, timeout_sec = (30, TIMEOUT_SEC) if has_faults else (4, 10 * TIMEOUT_SEC)
+    steps, timeout_sec = (200, TIMEOUT_SEC) if has_faults else (20, 10 * TIMEOUT_SEC)
     return (
-        "sweep", "--workload=resnet50", "--preset=smoke", "--data=synthetic",
+        "sweep", "--workload=d4pg", "--preset=smoke", "--data=synthetic",
         "--backends=multi_worker", "--replicas=2", "--mode=weak", "--no-match",
         f"--repeats={num_trials}", f"--num-measured-steps={steps}",
         "--order=sequential", "--budget=none", "--controls=none", "--study=s",

@@ -45,6 +45,35 @@ def test_the_record_has_versions_and_no_host_name() -> None:
     )
 
 
+def test_packages_are_read_again_only_after_an_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep of many trials looks once, and still sees an upgrade between two."""
+    folder = tmp_path / "made_up-1.0.dist-info"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(environment, "PACKAGES", ("made-up",))
+    looked_for = []
+    read_version = environment._version
+    monkeypatch.setattr(
+        environment,
+        "_version",
+        lambda name: looked_for.append(name) or read_version(name),
+    )
+
+    assert {} == environment.read_packages() == environment.read_packages()
+    assert ["made-up"] == looked_for
+    folder.mkdir()
+    (folder / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: made-up\nVersion: 1.0"
+    )
+    assert {"made-up": "1.0"} == environment.read_packages()
+    folder.rename(tmp_path / "made_up-1.1.dist-info")
+    (tmp_path / "made_up-1.1.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: made-up\nVersion: 1.1"
+    )
+    assert {"made-up": "1.1"} == environment.read_packages()
+
+
 def test_the_fingerprint_is_of_the_machine_not_of_the_moment() -> None:
     """Load and placement of one trial do not change it; another quota does."""
     other_place = PLACE.model_copy(update={"cpusets": ((1,),)})
