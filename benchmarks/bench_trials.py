@@ -9,15 +9,18 @@ with the first.
 
 Under Slurm (as root, with Debian's packages) a trial has two processes on two nodes,
 which are network namespaces of this machine: engine and network are real, the nodes
-share the cores.
+share the cores. Slurm's own time for a step of two tasks that do nothing is not the
+harness's, and subtracted.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
 import shlex
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -29,6 +32,7 @@ from benchmarks import runner
 LIMIT_SEC = {"local": 0.05, "slurm": 0.15}
 NUM_TRIALS = 1000
 NUM_COMPARED = 100
+NUM_STEPS = 50
 GROWTH_LIMIT = 1.2
 TESTS = runner.ROOT / "tests"
 # Takes the observations of its own rank.
@@ -49,8 +53,8 @@ class _Listener:
         return lambda *_, **__: None
 
 
-def measure(num_trials: int, launcher: str) -> list[float]:
-    """Seconds of each trial, in a fresh process."""
+def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
+    """Seconds of each trial, and of steps of the engine alone, in a fresh process."""
     from harness.launch import catalog
     from harness.planning import cases, estimate, plan
     from harness.planning.request import SweepRequest
@@ -112,13 +116,24 @@ def measure(num_trials: int, launcher: str) -> list[float]:
         statuses = {trial.status.status for trial in store.trials() if trial.status}
         if statuses != {TrialStatus.OK}:
             raise runner.BenchmarkError(f"trials ended as {statuses}")
-    return [
-        after - before
-        for before, after in zip(listener.times, listener.times[1:], strict=False)
-    ]
+    times = listener.times
+    return {
+        "trials": [after - before for before, after in itertools.pairwise(times)],
+        "engine": _steps_of_slurm(NUM_STEPS) if launcher == "slurm" else [],
+    }
 
 
-def measure_in_job(num_trials: int) -> list[float]:
+def _steps_of_slurm(number: int) -> list[float]:
+    from harness.launch.slurm import srun
+
+    times = [time.perf_counter()]
+    for _ in range(number):
+        subprocess.run([*srun.on_every_node(2), "/bin/true"], check=True)
+        times.append(time.perf_counter())
+    return [after - before for before, after in itertools.pairwise(times)]
+
+
+def measure_in_job(num_trials: int) -> dict[str, list[float]]:
     """The same in a job of two nodes of Slurm."""
     sys.path.append(str(TESTS / "support"))
     import slurm_cluster
@@ -146,8 +161,8 @@ def measure_in_job(num_trials: int) -> list[float]:
         )
         if not result.exists():
             raise runner.BenchmarkError(f"the job failed: {log.read_text()[-1000:]}")
-        times: list[float] = json.loads(result.read_text(encoding="utf-8"))
-        return times
+        found: dict[str, list[float]] = json.loads(result.read_text(encoding="utf-8"))
+        return found
 
 
 def main() -> int:
@@ -165,7 +180,13 @@ def main() -> int:
         )
         for _ in range(arguments.num_repeats)
     ]
-    means = [sum(times) / len(times) for times in found]
+    trials = [one["trials"] for one in found]
+    means = [statistics.fmean(times) for times in trials]
+    if launcher == "slurm":
+        runner.print_value(f"a trial, of {num_trials:,} trials, slurm", means, "s")
+        steps = [statistics.fmean(one["engine"]) for one in found]
+        runner.print_value("a step of Slurm that does nothing", steps, "s")
+        means = [whole - own for whole, own in zip(means, steps, strict=True)]
     is_reached = runner.print_value(
         f"harness per trial, of {num_trials:,} trials, {launcher}",
         means,
@@ -173,7 +194,7 @@ def main() -> int:
         at_most=LIMIT_SEC[launcher],
     )
     count = min(NUM_COMPARED, num_trials // 2)
-    growth = [sum(times[-count:]) / sum(times[:count]) for times in found]
+    growth = [sum(times[-count:]) / sum(times[:count]) for times in trials]
     is_flat = runner.print_value(
         f"the last {count} trials over the first {count}",
         growth,
