@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +57,7 @@ def main(argv: Sequence[str]) -> int:
     channel.send(connection, member=member, place=place, host=socket.gethostname())
     log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
     log_path.parent.mkdir(exist_ok=True)
+    temporary = _temporary_folder(f"{config.kind}_{config.index}")
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             # As a local cluster does: tied to this process, then pinned.
@@ -69,6 +72,7 @@ def main(argv: Sequence[str]) -> int:
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
+            env={**os.environ, "TMPDIR": str(temporary)},
             start_new_session=True,  # so that its own children are killed with it
         )
     threading.Thread(
@@ -78,11 +82,22 @@ def main(argv: Sequence[str]) -> int:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     _kill_group(process)
     code = process.wait()
+    shutil.rmtree(temporary, ignore_errors=True)
     with contextlib.suppress(OSError):
         channel.send(
             connection, member=member, exit_code=code, tail=_tail(log_path) * bool(code)
         )
     return code if code >= 0 else 128 - code
+
+
+def _temporary_folder(name: str) -> Path:
+    """Makes one on this host; that of the first process need not exist here."""
+    given = os.environ.get("TMPDIR")
+    if given and Path(given).is_dir():  # the harness removes it, whatever happens here
+        folder = Path(given, name)
+        folder.mkdir(exist_ok=True)
+        return folder
+    return Path(tempfile.mkdtemp(prefix="replicator-member-"))
 
 
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.machine.gpus import NO_GPU
 from harness.placement import gpu_threads
-from harness.run import process_tree
+from harness.run import process_tree, scratch
 from harness.trial.turns import ADDRESS_VARIABLE
 from results.records import Allocator
 
@@ -123,6 +123,7 @@ def trial_variables(
         "PYTHONUNBUFFERED": "1",
         "TF_CPP_MIN_LOG_LEVEL": base.get("TF_CPP_MIN_LOG_LEVEL", "1"),
         process_tree.MARKER: str(trial_dir.resolve()),
+        scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
         **allocator_variables(spec.allocator, base),
         **gpu_threads.of_launches(spec.variables),
         **({} if data_dir is None else {"TFDS_DATA_DIR": data_dir}),
@@ -188,8 +189,13 @@ class ProcessTree:
         self.kill()
 
     def start(self) -> None:
-        """Starts the first process."""
+        """Starts the first process.
+
+        Raises:
+          StudyError: There is no place for temporary files.
+        """
         self._is_gone = False
+        scratch.make(self._trial_dir)
         self._oom_kills_before = read_oom_kills()
         self.start_sec = time.monotonic()
         with (
@@ -219,6 +225,7 @@ class ProcessTree:
         process = getattr(self, "process", None)
         process_tree.kill_tree(self._marker, None if process is None else process.pid)
         self._end_elsewhere(self._trial_dir)
+        scratch.remove(self._trial_dir)
         self._is_gone = True
 
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:

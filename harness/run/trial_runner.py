@@ -33,7 +33,7 @@ from harness.machine.time_of_day import now_text
 from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
-from harness.run import aggregate, launch, process_tree
+from harness.run import aggregate, launch, process_tree, scratch
 from harness.trial import checkpoints
 from results import gpu_record
 from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
@@ -307,6 +307,7 @@ def clean_trial_dir(trial_dir: os.PathLike[str]) -> None:
         return
     process_tree.kill_tree(os.path.realpath(trial_dir))
     try:
+        scratch.remove(trial_dir)
         if Path(trial_dir).is_symlink() or not Path(trial_dir).is_dir():
             # A symbolic link: its target is not ours and stays.
             Path(trial_dir).unlink()
