@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 from pathlib import Path
 
 import pytest
 from conformance_cases import clusters, matrix, runner, training
 from conformance_cases.every import CASES
-from conformance_cases.targets import ALIKE, NOT_RUN, TARGETS, covering_targets
+from conformance_cases.targets import (
+    ALIKE,
+    HEIRS,
+    NOT_RUN,
+    TARGETS,
+    covering_targets,
+)
 
+import replicator
 from replicator.catalog import BACKENDS, CAPABILITIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,8 +33,6 @@ PAIRS = [
     for case in CASES.values()
     if target.is_meant(case)
 ]
-
-_SINGLE = {}
 
 
 @pytest.fixture(scope="session")
@@ -50,13 +57,22 @@ def cluster_outcomes(request, tmp_path_factory):
     return outcome
 
 
+@functools.cache
+def _alone(case_name):
+    """What comes of a case on one device, which is also what others are compared with.
+
+    Evaluated once.
+    """
+    return runner.evaluate(CASES[case_name], TARGETS["single-1"].make)
+
+
 def _of_single_device(case):
-    """What one device makes of a case that is compared with it, once."""
-    if case.like_single_device and case.name not in _SINGLE:
-        outcome = runner.evaluate(case, TARGETS["single-1"].make)
-        assert not outcome.error_kinds, outcome.trace
-        _SINGLE[case.name] = outcome.value
-    return _SINGLE.get(case.name)
+    """The value that a case has to give, if that is one device's."""
+    if not case.like_single_device:
+        return None
+    outcome = _alone(case.name)
+    assert not outcome.error_kinds, outcome.trace
+    return outcome.value
 
 
 @pytest.mark.parametrize(
@@ -65,8 +81,9 @@ def _of_single_device(case):
 def test_a_backend_conforms(target_name, case_name, record_property, cluster_outcomes):
     """It gives what NumPy or one device gives, or the error that teaches.
 
-    Each case on one target of each backend, or of one of two that behave identically;
-    the full run has all targets.
+    Each case on one target of each backend that runs in this process, or of one of two
+    that behave identically. Clusters that inherit from these run one of three cases of
+    each set of capabilities; the full run has all targets and all cases.
     """
     record_property("conformance", (target_name, case_name))
     target, case = TARGETS[target_name], CASES[case_name]
@@ -76,6 +93,8 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
 
     if target.is_cluster:
         outcome = cluster_outcomes(target, case_name)
+    elif target_name == "single-1":
+        outcome = _alone(case_name)
     else:
         outcome = runner.evaluate(case, target.make)
 
@@ -86,7 +105,8 @@ def test_a_backend_conforms(target_name, case_name, record_property, cluster_out
 def test_every_case_runs_on_every_backend_without_the_full_run(case_name):
     """And at two and at four replicas, where a target has as many.
 
-    Of two backends that call a strategy in the same way it is one.
+    Of two backends that call a strategy in the same way it is one, and instead of a
+    cluster it may be the backend that it inherits from.
     """
     case = CASES[case_name]
     meant = [target for target in TARGETS.values() if target.is_meant(case)]
@@ -94,8 +114,9 @@ def test_every_case_runs_on_every_backend_without_the_full_run(case_name):
     backends = {target.backend for target in covered}
 
     for target in meant:
-        alike = next((pair for pair in ALIKE if target.backend in pair), ())
-        assert backends & {target.backend, *alike}, target.name
+        same = {target.backend, HEIRS.get(target.backend, target.backend)}
+        same |= {backend for pair in ALIKE if same & set(pair) for backend in pair}
+        assert backends & same, target.name
     assert {2, 4} & {t.num_replicas for t in meant} <= {t.num_replicas for t in covered}
 
 
@@ -113,6 +134,18 @@ def test_what_a_backend_promises_is_asked_of_it_without_the_full_run(backend):
     asked = {c.needs for t, c in can_run if t.name in COVERING[c.name]}
 
     assert {case.needs for _, case in can_run} == asked
+
+
+@pytest.mark.parametrize("heir", HEIRS)
+def test_an_heir_inherits_from_the_backend_that_runs_its_cases(heir):
+    """Or from the same class: what is left out there runs by the same code."""
+    bases = [
+        set(getattr(importlib.import_module(module), kind).__mro__)
+        for backend in (heir, HEIRS[heir])
+        for module, _, kind in [BACKENDS[backend].target.partition(":")]
+    ]
+
+    assert set.intersection(*bases) - set(replicator.Replicator.__mro__)
 
 
 def test_every_target_has_cases_without_the_full_run():

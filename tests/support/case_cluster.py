@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import covering
+import fork_server
 import pytest
 from case_results import ResultFolder
 
@@ -27,6 +30,27 @@ CASE_TIMEOUT_SEC = 600.0
 ENV = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1"}
 _POLL_SEC = 0.05
 _NUM_LAST_CHARACTERS = 3000
+
+
+class _ForkedCluster(LocalCluster):
+    """Its processes are forked from one that has imported TensorFlow."""
+
+    def _start(self, member: tuple[str, int]) -> None:
+        kind, index = member
+        own = {"type": kind, "index": index}
+        env = {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **self._env,
+            "TF_CONFIG": json.dumps({"cluster": self.addresses, "task": own}),
+        }
+        server = fork_server.server(**ENV)
+        if not server.fits(env):
+            super()._start(member)
+            return
+        self._processes[member] = server.start(
+            self._argv[1:], env=env, log=self._log(kind, index)
+        )
 
 
 class CaseCluster:
@@ -125,6 +149,9 @@ def started(
 ) -> Iterator[CaseCluster]:
     """Runs a cluster in a ``with`` statement.
 
+    Its processes are forked, see ``fork_server.py``, but not where users' imports are
+    tried or every test runs: there they start as those of users do.
+
     Args:
       module: Has the cases; see ``cluster_member.py``.
       folder: For results; handed to the module, too.
@@ -155,7 +182,9 @@ def started(
         "case_timeout_sec": case_timeout_sec,
     }
     argv = [sys.executable, str(program), json.dumps(plan)]
-    with LocalCluster(
+    is_cold = covering.is_full() or "IMPORT_AS_USERS" in os.environ
+    is_cold = is_cold or program != PROGRAM
+    with (LocalCluster if is_cold else _ForkedCluster)(
         argv, env=ENV, log_dir=log_dir or folder / "logs", **counts
     ) as cluster:
         results = ResultFolder(folder, len(runners))

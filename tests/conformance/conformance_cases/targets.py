@@ -166,40 +166,60 @@ TARGETS = {target.name: target for target in (*IN_PROCESS, *CLUSTERS)}
 
 # Backends that run at two and at four replicas.
 _IN_TURN = ("in_graph", "multi_worker")
-# Backends that call a strategy or a library in the same way.
-ALIKE = (("tf_mirrored", "tpu"), ("tf_multi_worker", "horovod"))
+# Backends that call a strategy in the same way.
+ALIKE = (("tf_mirrored", "tpu"),)
+# Backends of several processes -> the one whose class they inherit from: each process
+# does what that one does in a single process.
+HEIRS = {
+    "multi_worker_in_graph": "in_graph",
+    "multi_worker": "in_graph",
+    "tf_multi_worker": "tf_mirrored",
+    "horovod": "single",
+}
+_ONE_OF = 3
 
 
 def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     """The targets that each case runs on in ``make test``; the full run has them all.
 
     One target of each backend, in turn from case to case, so that every target has its
-    share of cases. Where ``multi_worker`` has two replicas, ``in_graph`` has four, and
-    the other way round. Two backends that call a strategy in the same way share the
-    cases of each set of capabilities that has several.
+    share of cases. Two backends that are alike share the cases of each set of
+    capabilities that has several. An heir has one of three of these, and each heir
+    others, because the backend that it inherits from has all of them in this process.
+    ``in_graph`` runs at two and at four replicas, or at one of them while
+    ``multi_worker`` runs at the other.
 
     Args:
       cases: All cases.
     """
-    found: dict[str, set[str]] = {}
-    shared: dict[tuple[int, frozenset[str]], list[tuple[str, list[str]]]] = {}
+    found: dict[str, dict[str, str]] = {}
+    sets: dict[frozenset[str], list[str]] = {}
     for index, case in enumerate(cases):
-        names = [_of_backend(backend, case, index) for backend in BACKENDS]
-        chosen = [TARGETS[name] for name in names if name is not None]
-        found[case.name] = {target.name for target in chosen}
-        for number, pair in enumerate(ALIKE):
-            runs = [
-                target.name
-                for target in chosen
-                if target.backend in pair and target.why_not(case) is None
-            ]
-            if len(runs) == len(pair):
-                shared.setdefault((number, case.needs), []).append((case.name, runs))
-    for alike in shared.values():
-        if len(alike) > 1:
-            for turn, (case_name, runs) in enumerate(alike):
-                found[case_name].remove(runs[turn % len(runs)])
-    return found
+        names = {backend: _of_backend(backend, case, index) for backend in BACKENDS}
+        found[case.name] = {b: name for b, name in names.items() if name is not None}
+        sets.setdefault(case.needs, []).append(case.name)
+    by_name = {case.name: case for case in cases}
+
+    def runs(backend: str, case_name: str) -> bool:
+        target = TARGETS.get(found[case_name].get(backend, ""))
+        return target is not None and target.why_not(by_name[case_name]) is None
+
+    for of_set in sets.values():
+        for number, heir in enumerate(HEIRS):
+            mine = [name for name in of_set if runs(heir, name)]
+            kept = mine[number % _ONE_OF :: _ONE_OF] or mine[:1]
+            for name in set(mine) - set(kept):
+                del found[name][heir]
+        for pair in ALIKE:
+            both = [name for name in of_set if all(runs(b, name) for b in pair)]
+            for turn, name in enumerate(both if len(both) > 1 else []):
+                del found[name][pair[turn % len(pair)]]
+    covered = {name: set(targets.values()) for name, targets in found.items()}
+    for index, case in enumerate(cases):
+        if "multi_worker" not in found[case.name]:
+            other = _of_backend("in_graph", case, index ^ 1)
+            covered[case.name] |= {other} - {None}
+    return covered
 
 
 def _of_backend(backend: str, case: Case, index: int) -> str | None:

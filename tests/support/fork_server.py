@@ -1,0 +1,212 @@
+"""A process that has imported TensorFlow and forks, for processes that tests start.
+
+An import takes seconds, a fork milliseconds. The server imports modules, but runs no op
+and so starts no thread: what it forks is as fresh as a process that has just imported
+them. Forked processes are real ones, with ids of their own: they can be killed and
+stopped. They differ from others in their command line, and in that they share the
+order of hashes, as if ``PYTHONHASHSEED`` were set.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import random
+import runpy
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MODULES = ("tensorflow", "keras", "replicator")
+# Starts of names of variables that are read during an import, or may be.
+_READ_AT_IMPORT = ("CUDA", "KERAS", "MKL", "OMP", "PYTHON", "TF_", "XLA")
+_POLL_SEC = 0.01
+
+
+class ForkedProcess:
+    """A process of the server, with what ``subprocess.Popen`` has for it.
+
+    Attributes:
+      pid: Its id, which is also that of its process group.
+      returncode: As of ``Popen``; None until ``poll`` or ``wait`` saw the end.
+    """
+
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._server = server
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None:
+            self.returncode = self._server.ask({"poll": self.pid})
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Waits for the end.
+
+        Raises:
+          subprocess.TimeoutExpired: It still runs.
+        """
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+            time.sleep(_POLL_SEC)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Sends a signal, unless the process has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class ForkServer:
+    """The server, which ends with this process, and all that it forked with it."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._env = dict(env)
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, str(os.getpid()), str(theirs.fileno())],
+                env=self._env,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._channel = ours.makefile("rw", encoding="utf-8")
+        ours.close()
+        atexit.register(self._end)
+
+    def fits(self, env: Mapping[str, str]) -> bool:
+        """Whether a process with these variables would have imported the same."""
+        return _read_at_import(env) == _read_at_import(self._env)
+
+    def start(
+        self, argv: Sequence[str], *, env: Mapping[str, str], log: Path
+    ) -> ForkedProcess:
+        """Forks a process that runs a program of Python, in a session of its own.
+
+        Args:
+          argv: The file of the program, and its arguments.
+          env: All environment variables.
+          log: What its output is appended to.
+        """
+        request = {
+            "argv": list(argv),
+            "env": dict(env),
+            "log": str(log.absolute()),
+            "folder": str(Path.cwd()),
+        }
+        return ForkedProcess(self, self.ask(request))
+
+    def ask(self, request: Any) -> Any:
+        """What the server answers."""
+        self._channel.write(json.dumps(request) + "\n")
+        self._channel.flush()
+        answer = self._channel.readline()
+        if not answer:
+            raise RuntimeError(f"the server of forks ended: {self._process.poll()}")
+        return json.loads(answer)
+
+    def _end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@functools.cache
+def server(**settings: str) -> ForkServer:
+    """The server of this process, by environment variables that it sets; made once."""
+    return ForkServer({**os.environ, "PYTHONUNBUFFERED": "1", **settings})
+
+
+def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in env.items()
+        if name.startswith(_READ_AT_IMPORT) and name != "TF_CONFIG"
+    }
+
+
+def main() -> None:
+    """Serves until its parent ends; in a forked process, runs what was asked for."""
+    from replicator.cluster import die_with_parent
+
+    parent, fileno = map(int, sys.argv[1:])
+    die_with_parent.request_death_signal()
+    if os.getppid() != parent:
+        return
+    for name in MODULES:
+        importlib.import_module(name)
+    # Otherwise the first collection in a forked process would copy all objects.
+    gc.collect()
+    gc.freeze()
+    own = os.getpid()
+    request = _serve(socket.socket(fileno=fileno))
+    if request is not None:
+        die_with_parent.request_death_signal()
+        if os.getppid() == own:
+            _run(request)
+
+
+def _serve(connection: socket.socket) -> Any:
+    """Answers until the other end is closed; in a forked process, returns its task."""
+    with connection, connection.makefile("rw", encoding="utf-8") as channel:
+        for line in channel:
+            request = json.loads(line)
+            answer = _poll(request["poll"]) if "poll" in request else _fork()
+            if answer == 0 and "poll" not in request:
+                return request
+            channel.write(json.dumps(answer) + "\n")
+            channel.flush()
+    return None
+
+
+def _poll(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+def _fork() -> int:
+    """Returns once the process has a group that can be killed."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+    os.close(writer)
+    if pid:
+        os.read(reader, 1)
+    os.close(reader)
+    return pid
+
+
+def _run(request: Any) -> None:
+    """Becomes a process as ``Popen`` starts it."""
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    sys.argv = request["argv"]
+    sys.path[0] = str(Path(sys.argv[0]).parent)
+    random.seed()
+    with contextlib.suppress(KeyError):
+        sys.modules["numpy"].random.seed()
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
