@@ -50,9 +50,14 @@ def _on_one_device(name):
     return targets.run_on(name, "single")
 
 
+@pytest.mark.covering(strength=1, prefer={"target": ["in_graph_mirrored"]})
 @pytest.mark.parametrize(("name", "target"), PAIRS)
 def test_a_program_trains_like_one_device(name, target):
-    """Losses, weights and state, on two replicas with half of each batch."""
+    """Losses, weights and state, on two replicas with half of each batch.
+
+    Each program on one target here, and on workers of a cluster; the full run has all
+    pairs.
+    """
     expected = _on_one_device(name)
 
     targets.compare(name, expected, targets.run_on(name, target))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -69,7 +70,13 @@ CASES = [(v.name, n) for v in VARIANTS.values() for n in v.num_replicas]
 # Each backend once, and in_graph with one copy of variables and with four: for steps
 # that take long to build. Conformance cases run on every backend as well.
 ONCE = [("single", 1), ("in_graph", 2), ("in_graph_mirrored", 4), ("tf_mirrored", 2)]
-IN_GRAPH = [(name, 2) for name in VARIANTS if name.startswith("in_graph")]
+# One copy of variables, and a copy on each of two devices. The full run has one copy
+# for two devices as well, which conformance cases run on (``in_graph-devices``).
+IN_GRAPH = [
+    ("in_graph", 2),
+    pytest.param(("in_graph_devices", 2), marks=pytest.mark.full),
+    ("in_graph_mirrored", 2),
+]
 
 
 def make(name: str, num_replicas: int) -> Any:
@@ -91,7 +98,7 @@ def repl_once(request: Any) -> Any:
 
 @pytest.fixture(params=IN_GRAPH, ids=lambda case: case[0])
 def in_graph(request: Any) -> Any:
-    """Two in-graph replicas, in each placement of variables."""
+    """Two in-graph replicas, in the placements of variables."""
     return make(*request.param)
 
 
@@ -112,6 +119,14 @@ def separate() -> Callable[[int], Any]:
 def _seeded() -> None:
     """Every test draws the same numbers."""
     keras.utils.set_random_seed(1)
+
+
+@pytest.fixture(scope="module")
+def quick_collections() -> Iterator[None]:
+    """Spares ``gc.collect`` the millions of objects that other files left: seconds."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from replicator.async_training import faults
 from replicator.async_training.assignment import Assignment, make_batch
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import Place, WorkerPipelines
+from replicator.cluster import peer
 from replicator.cluster.peer import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
@@ -157,8 +158,9 @@ def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
 
 
 @pytest.fixture
-def server():
-    """A port on which somebody listens."""
+def server(monkeypatch):
+    """A port on which somebody listens who never answers, for which we wait briefly."""
+    monkeypatch.setattr(peer, "_ANSWER_SEC", 0.1)
     with contextlib.closing(socket.create_server(("localhost", 0))) as listener:
         yield f"localhost:{listener.getsockname()[1]}", listener
 

@@ -60,10 +60,14 @@ def _make(name):
 BACKENDS = ["single", "in_graph_shared", "in_graph_mirrored", "tf_mirrored"]
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_plain_checkpoint_keeps_momentum_and_step(backend, place, tmp_path):
-    """Training continues as if it had never stopped."""
+    """Training continues as if it had never stopped.
+
+    On each backend and in each place; the full run has every pair.
+    """
     repl = _make(backend)
     trainer = Trainer(repl, place)
     _run(repl, trainer)
@@ -123,10 +127,14 @@ def test_a_wrapped_optimizer_can_be_saved_by_itself(tmp_path):
     assert any("momentum" in name or "_variables" in name for name in names)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_checkpoint_manager_finds_it_and_its_step(backend, place, tmp_path):
-    """save() needs no step, and slots are made before they are restored."""
+    """save() needs no step, and slots are made before they are restored.
+
+    On each backend and in each place; the full run has every pair.
+    """
     repl = _make(backend)
     trainer = Trainer(repl, place)
     manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)

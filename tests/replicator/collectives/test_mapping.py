@@ -118,8 +118,9 @@ def test_gradients_are_those_of_one_device(repl_once):
 
 
 @pytest.mark.parametrize("which", ["reduce", "gather"])
-def test_each_item_runs_on_one_replica_only(repl, which):
+def test_each_item_runs_on_one_replica_only(repl_once, which):
     """Item i counts on replica i % num_replicas; the counters outside say so."""
+    repl = repl_once
     with repl.context():
         counts = [
             tf.Variable(

@@ -30,9 +30,13 @@ def _outcome(function):
         return str(error).rpartition("all_reduce ")[2].removeprefix("reduce ").strip()
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", [*FLOATS, *INTEGERS, *COMPLEX, "bool"])
 def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
-    """Every operation gives the same value, or the same words."""
+    """Every operation gives the same value, or the same words.
+
+    Each type and each backend; the full run has every pair.
+    """
     numbers = [[r + 1, 3 - r] for r in range(repl_once.num_replicas)]
     values = replicator.PerReplica([tf.constant(_array(name, v)) for v in numbers])
 

@@ -113,9 +113,13 @@ def placed(request, separate):
     )
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_accumulation_equals_a_larger_batch(placed, optimizer_name):
-    """Two calls are one update with the batches joined; updates are what is counted."""
+    """Two calls are one update with the batches joined; updates are what is counted.
+
+    Each placement and each optimizer; the full run has every pair.
+    """
     batches = _batches()
 
     got, optimizer = _train(
@@ -137,9 +141,13 @@ def test_between_updates_nothing_moves(placed):
     assert 1 == int(optimizer.accumulation.count.numpy())
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("clipnorm", [0.05, 1e6])
 def test_the_norm_is_that_of_the_averaged_gradient(in_graph, clipnorm):
-    """Slices of one embedding row count once; a large limit leaves all as it is."""
+    """Slices of one embedding row count once; a large limit leaves all as it is.
+
+    Each placement and each limit; the full run has every pair.
+    """
     batches = list(zip(*_batches(), strict=True))
 
     got, _ = _train(in_graph, "momentum", batches, global_clipnorm=clipnorm)
@@ -147,9 +155,13 @@ def test_the_norm_is_that_of_the_averaged_gradient(in_graph, clipnorm):
     _check(_reference("momentum", batches, clipnorm), got)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("scale", [3, "dynamic"])
 def test_a_loss_scale_leaves_the_result_as_it_is(in_graph, scale):
-    """What the loss is multiplied by, gradients are divided by."""
+    """What the loss is multiplied by, gradients are divided by.
+
+    Each placement and each scale; the full run has every pair.
+    """
     batches = list(zip(*_batches(), strict=True))
 
     got, _ = _train(in_graph, "adam", batches, loss_scale=scale)
@@ -157,9 +169,13 @@ def test_a_loss_scale_leaves_the_result_as_it_is(in_graph, scale):
     _check(_reference("adam", batches), got)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("optimizer_name", OPTIMIZERS)
 def test_all_options_together_equal_one_device(repl_once, optimizer_name):
-    """Replicas share memory here, so compression has nothing to round."""
+    """Replicas share memory here, so compression has nothing to round.
+
+    Each backend and each optimizer; the full run has every pair.
+    """
     repl = repl_once
     batches = _batches()
     options = {"global_clipnorm": 0.2, "loss_scale": 8.0}

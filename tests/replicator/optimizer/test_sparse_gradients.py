@@ -77,12 +77,16 @@ def _repl(placement):
     ("placement", "options"),
     [
         ("shared", {}),
-        ("copies", {}),
+        pytest.param("copies", {}, marks=pytest.mark.full),
         ("copies", {"sharded_update": True}),
     ],
 )
 def test_rows_that_replicas_share_update_as_on_one_device(placement, options):
-    """Every optimizer of Keras, with different numbers of rows on the replicas."""
+    """Every optimizer of Keras, with different numbers of rows on the replicas.
+
+    The full run has copies that all replicas update as well, for which conformance
+    cases have one optimizer.
+    """
     repl = _repl(placement)
     with repl.context():
         tables = {name: _table(name) for name in NAMES}

@@ -11,6 +11,8 @@ from replicator.placement.topology import make_topology
 from replicator.variables import ownership
 from replicator.variables.ownership import Owner, Ownership
 
+pytestmark = pytest.mark.usefixtures("quick_collections")
+
 CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 
 

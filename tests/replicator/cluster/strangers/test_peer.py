@@ -73,7 +73,7 @@ def test_an_answer_that_is_none_has_no_identity():
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage"])
-def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how):
+def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how, monkeypatch):
     """It has not ended while it is there, and has when another answers in its place."""
     known = peer.Peer(server)
 
@@ -84,11 +84,14 @@ def test_a_peer_that_was_met_is_known_from_a_stranger(server, at, how):
     known._link.close()
     known._link = None
     known._address = at(how)
+    monkeypatch.setattr(peer, "_ANSWER_SEC", 0.1)
     assert known.has_ended()
 
 
-def test_a_peer_that_was_not_met_may_be_slow(at):
+def test_a_peer_that_was_not_met_may_be_slow(at, monkeypatch):
     """Who only accepts may be a process that is stopped."""
+    monkeypatch.setattr(peer, "_ANSWER_SEC", 0.1)
+
     assert not peer.Peer(at("silent")).has_ended()
 
 
@@ -102,11 +105,12 @@ def test_a_client_is_not_left_for_a_lost_connection(server):
 
 
 @pytest.mark.parametrize("how", ["silent", "garbage", "web server"])
-def test_a_stranger_is_not_taken_for_the_client(server, at, how):
+def test_a_stranger_is_not_taken_for_the_client(server, at, how, monkeypatch):
     """It is given as long as a closed port."""
     watched = ClientWatch("worker 0", server)
     watched.wait_for(30.0)
     watched._address = at(how)
+    monkeypatch.setattr(client_watch, "CLOSED_SEC", 0.3)
     start = time.monotonic()
 
     assert (
