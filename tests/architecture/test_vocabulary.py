@@ -7,6 +7,7 @@ write instead. It is the only list: the checks here read it.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,9 +66,10 @@ NAMES = banned("Whole identifiers")
 PHRASES = banned("Phrases in text")
 
 
-def words_of(name: str) -> list[str]:
+@functools.cache
+def words_of(name: str) -> tuple[str, ...]:
     """Returns the words of an identifier, in lower case."""
-    return [word.lower() for word in _WORD.findall(name)]
+    return tuple(word.lower() for word in _WORD.findall(name))
 
 
 def defined_names(source: str) -> set[str]:
@@ -94,6 +96,7 @@ def defined_names(source: str) -> set[str]:
     return {n for n in names if not (n.startswith("__") and n.endswith("__"))}
 
 
+@functools.cache
 def better_name(name: str) -> str | None:
     """Says what an identifier should be called, or None if its words are fine."""
     plain = name.strip("_").lower()
@@ -137,7 +140,10 @@ def phrases_in(text: str) -> list[str]:
     """Returns the banned phrases of a text; line breaks and capitals do not count."""
     plain = " ".join(text.lower().split())
     return [
-        p for p in PHRASES if re.search(rf"(?<![\w-]){re.escape(p)}(?![\w-])", plain)
+        p
+        for p in PHRASES
+        # Hardly any text has it, and looking for words takes much longer.
+        if p in plain and re.search(rf"(?<![\w-]){re.escape(p)}(?![\w-])", plain)
     ]
 
 
@@ -166,6 +172,7 @@ def checked_files() -> list[Path]:
     )
 
 
+@functools.cache
 def banned_identifiers() -> dict[tuple[str, str], str]:
     """Returns file, identifier and the better name, for all banned identifiers."""
     found = {}
@@ -178,6 +185,7 @@ def banned_identifiers() -> dict[tuple[str, str], str]:
     return found
 
 
+@functools.cache
 def banned_phrases() -> set[tuple[str, str]]:
     """Returns file and phrase, for all banned phrases."""
     return {

@@ -54,7 +54,7 @@ class _TracedError(Exception):
 
 def main(folder: pathlib.Path) -> None:
     """Writes all graphs."""
-    from short_resnet import short
+    import small_programs
 
     import replicator
     from replicator.engine.analysis import analyze
@@ -77,18 +77,10 @@ def main(folder: pathlib.Path) -> None:
         """Builds a program that is small, once for all of its steps."""
         key = (workload, *options.items())
         if key not in built:
-            module = importlib.import_module(WORKLOADS[workload].module)
             repl = replicator.create("in_graph", num_replicas=2, devices=["CPU:0"] * 2)
-            # Every kind of layer is in the short network as well.
-            with short():
-                program = module.WORKLOAD.build(
-                    repl,
-                    preset="smoke",
-                    data="synthetic",
-                    per_replica_batch_size=2,
-                    seed=0,
-                    options=options,
-                )
+            program = small_programs.build(
+                workload, repl, per_replica_batch_size=2, seed=0, **options
+            )
             built[key] = repl, program
         return built[key]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import pathlib
@@ -12,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build as build_small
 
 import replicator
 from workloads import catalog
@@ -25,16 +24,8 @@ LARGEST_AFTER_UPDATE = 1e-4
 
 def build(name, backend="single", num_replicas=1, **settings):
     """The smoke program of a workload on data that cost nothing."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            replicator.create(backend, num_replicas=num_replicas),
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=4,
-            seed=1,
-            options=settings,
-        )
+    repl = replicator.create(backend, num_replicas=num_replicas)
+    return build_small(name, repl, **settings)
 
 
 def train(name, backend, num_replicas, **settings):

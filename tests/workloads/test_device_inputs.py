@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build as build_small
 
 import replicator
 from workloads import catalog, device_inputs
@@ -31,16 +28,8 @@ def as_on_gpus(monkeypatch):
 
 def build(name, repl, **options):
     """The smoke preset of a workload on data that need no environment."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            repl,
-            preset="smoke",
-            data="synthetic" if name == "d4pg" else "digits",
-            per_replica_batch_size=4,
-            seed=1,
-            options=options,
-        )
+    data = "synthetic" if name == "d4pg" else "digits"
+    return build_small(name, repl, data=data, **options)
 
 
 def prefetched(program):

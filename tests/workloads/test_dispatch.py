@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build as build_small
 
 import replicator
 from workloads import catalog
@@ -16,16 +13,8 @@ from workloads import catalog
 def build(name):
     """The smoke preset of a workload, on two replicas; draws the same numbers again."""
     tf.keras.utils.set_random_seed(1)
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            replicator.create("in_graph", num_replicas=2),
-            preset="smoke",
-            data="digits",
-            per_replica_batch_size=4,
-            seed=1,
-            options={},
-        )
+    repl = replicator.create("in_graph", num_replicas=2)
+    return build_small(name, repl, data="digits")
 
 
 @pytest.mark.parametrize("name", ["resnet50", "sngan"])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import collections
-import contextlib
-import importlib
 
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build
 
 import replicator
 from replicator._tf import dispatch
@@ -38,7 +36,6 @@ def dispatches(monkeypatch):
 def train(name, policy):
     """Two steps on two replicas with a copy of every variable each."""
     tf.keras.utils.set_random_seed(5)
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
     repl = replicator.create(
         "in_graph",
         num_replicas=2,
@@ -46,15 +43,7 @@ def train(name, policy):
         variable_placement="mirrored",
         external_writes=policy,
     )
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        program = workload.build(
-            repl,
-            preset="smoke",
-            data="synthetic",
-            per_replica_batch_size=4,
-            seed=1,
-            options={"external_writes": policy},
-        )
+    program = build(name, repl, external_writes=policy)
     losses = [program.run() for _ in range(2)]
     assert all(check.is_passed for check in program.sanity()), program.sanity()
     return losses

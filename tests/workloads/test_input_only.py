@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 import pytest
-from short_resnet import short
+from small_programs import build as build_small
 
 import replicator
-from workloads import catalog
 from workloads.input_only import InputOnlyProgram
 
 # cartpole has a small body; images are the embedded digits.
@@ -18,16 +14,8 @@ DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
 
 def build(name, data=None, backend="in_graph", num_replicas=2):
     """The smoke preset of a workload."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            replicator.create(backend, num_replicas=num_replicas),
-            preset="smoke",
-            data=data or DATA[name],
-            per_replica_batch_size=4,
-            seed=1,
-            options={},
-        )
+    repl = replicator.create(backend, num_replicas=num_replicas)
+    return build_small(name, repl, data=data or DATA[name])
 
 
 @pytest.mark.parametrize("name", DATA)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build
 
 import replicator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
@@ -25,15 +22,14 @@ def _run(name, repl):
     """Returns the losses and changes of a program on a replicator, matched."""
     tf.keras.utils.set_random_seed(3)
     info = catalog.WORKLOADS[name]
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        program = importlib.import_module(info.module).WORKLOAD.build(
-            matching.MatchingReplicator(repl),
-            preset="smoke",
-            data=info.matching.data or DATA[name],
-            per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
-            seed=3,
-            options=info.matching.options,
-        )
+    program = build(
+        name,
+        matching.MatchingReplicator(repl),
+        data=info.matching.data or DATA[name],
+        per_replica_batch_size=GLOBAL_BATCH_SIZE // repl.num_replicas_in_sync,
+        seed=3,
+        **info.matching.options,
+    )
     changes = []
     program = matching.MatchedProgram(
         program, lambda **fields: changes.append(Change(**fields))

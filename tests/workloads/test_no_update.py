@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import re
 
 import numpy as np
 import pytest
-from short_resnet import short
+from small_programs import build as build_small
 
 import replicator
-from workloads import catalog
 from workloads.no_update import NotUpdatingReplicator
 
 # cartpole has a small body; images are the embedded digits.
@@ -20,16 +17,8 @@ DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "synthetic"}
 
 def build(name):
     """The smoke preset of a workload, without its update."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            NotUpdatingReplicator(replicator.create("in_graph", num_replicas=2)),
-            preset="smoke",
-            data=DATA[name],
-            per_replica_batch_size=4,
-            seed=1,
-            options={},
-        )
+    repl = NotUpdatingReplicator(replicator.create("in_graph", num_replicas=2))
+    return build_small(name, repl, data=DATA[name])
 
 
 @pytest.mark.parametrize("name", DATA)
@@ -60,14 +49,7 @@ def test_the_sums_are_computed_over_all_replicas():
 
 def _bytes_of_plan(repl):
     """The bytes that the collectives of a step of d4pg reduce, from ``explain``."""
-    program = importlib.import_module(catalog.WORKLOADS["d4pg"].module).WORKLOAD.build(
-        repl,
-        preset="smoke",
-        data="synthetic",
-        per_replica_batch_size=4,
-        seed=1,
-        options={},
-    )
+    program = build_small("d4pg", repl)
     program.run()
     found = re.findall(r"all_reduce\S* .*? (\d+) bytes per replica", program.explain())
     return sum(map(int, found))

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-
 import numpy as np
 import pytest
 import tensorflow as tf
-from short_resnet import short
+from small_programs import build
 
 import replicator
-from workloads import catalog
 from workloads.reused_batch import ReusingReplicator
 
 # cartpole has a small body; images are the embedded digits.
@@ -19,16 +15,7 @@ DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
 
 
 def _build(name, repl, data=None):
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    with short() if name == "resnet50" else contextlib.nullcontext():
-        return workload.build(
-            repl,
-            preset="smoke",
-            data=data or DATA[name],
-            per_replica_batch_size=4,
-            seed=1,
-            options={},
-        )
+    return build(name, repl, data=data or DATA[name])
 
 
 def _arrays(batch):

@@ -7,11 +7,6 @@ from typing import Any
 import pytest
 
 import replicator
-from replicator.placement import devices
-
-# Virtual devices must exist before TensorFlow runs its first op, so at collection; as
-# many as the replicator's own tests want in the same process.
-devices.split_cpu(4)
 
 CPUS = ["CPU:0", "CPU:1"]
 MAKERS = {

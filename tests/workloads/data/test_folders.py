@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
+from small_programs import build
 
 import replicator
 from workloads import catalog
 from workloads.data import audit, folders, pipeline, sources
-from workloads.resnet50.workload import WORKLOAD
 
 if TYPE_CHECKING:
     import pathlib
@@ -162,14 +162,8 @@ def test_resnet50_trains_and_is_evaluated_on_a_folder(root: pathlib.Path) -> Non
 
 
 def _build(data: str, **options: Any) -> Any:
-    return WORKLOAD.build(
-        replicator.create("single", num_replicas=1),
-        preset="smoke",
-        data=data,
-        per_replica_batch_size=4,
-        seed=0,
-        options=options,
-    )
+    repl = replicator.create("single", num_replicas=1)
+    return build("resnet50", repl, data=data, seed=0, **options)
 
 
 def test_a_relative_path_is_made_absolute(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
+from workloads.data import names
 from workloads.metrics.ends import disjoint_halves, ends_of_scale
 from workloads.metrics.evaluator import METRICS, Evaluator
 from workloads.metrics.extractors import digits
 from workloads.metrics.extractors.base import FeatureExtractor, to_uint8
 from workloads.metrics.extractors.digits_images import load_digits
 from workloads.metrics.protocol import IncomparableScoresError, shared_protocol
+
+if TYPE_CHECKING:
+    import pathlib
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +44,16 @@ def test_the_classifier_knows_held_out_digits(extractor: FeatureExtractor) -> No
 
 
 @pytest.mark.processes
-def test_training_again_gives_the_same_bits(extractor: FeatureExtractor) -> None:
-    """Another process, after the kept weights are gone, makes the same digest."""
+def test_training_again_gives_the_same_bits(
+    extractor: FeatureExtractor,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    """Another process, where no weights are kept, makes the same digest."""
+    shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()
-    path.unlink()
+    assert not path.exists()
 
     again = digits.open_digits()
 
@@ -170,16 +183,18 @@ def test_halves_are_disjoint() -> None:
 
 def test_weights_that_are_damaged_say_how_to_fix_them(
     extractor: FeatureExtractor,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
 ) -> None:
     """A file that is no archive is named, with what to do."""
+    whole = digits.cache_path().read_bytes()
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()
-    before = path.read_bytes()
-    path.write_bytes(before[: len(before) // 2])
-    try:
-        with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
-            digits.open_digits()
-    finally:
-        path.write_bytes(before)
+    path.parent.mkdir()
+    path.write_bytes(whole[: len(whole) // 2])
+
+    with pytest.raises(ValueError, match=r"digits-.*delete it to train again"):
+        digits.open_digits()
 
 
 def test_a_place_that_cannot_be_written_is_named(

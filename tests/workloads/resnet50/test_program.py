@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,32 +23,30 @@ if TYPE_CHECKING:
 
 
 def _build(
-    *, data: str = "digits", seed: int = 1, per_replica_batch_size: int = 4, **opt: Any
+    backend: str = "single",
+    num_replicas: int = 1,
+    *,
+    data: str = "digits",
+    seed: int = 1,
+    per_replica_batch_size: int = 4,
+    **options: Any,
 ) -> ResNet50Program:
     """The smoke program with a short network."""
     with short():
-        return _build_resnet50(
-            data=data, seed=seed, per_replica_batch_size=per_replica_batch_size, **opt
+        return WORKLOAD.build(
+            replicator.create(backend, num_replicas=num_replicas),
+            preset="smoke",
+            data=data,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+            options=options,
         )
-
-
-def _build_resnet50(
-    *, data: str = "digits", seed: int = 1, per_replica_batch_size: int = 4, **opt: Any
-) -> ResNet50Program:
-    return WORKLOAD.build(
-        replicator.create("single", num_replicas=1),
-        preset="smoke",
-        data=data,
-        per_replica_batch_size=per_replica_batch_size,
-        seed=seed,
-        options=opt,
-    )
 
 
 @pytest.fixture(scope="module")
 def trained() -> tuple[ResNet50Program, list[float]]:
-    """The smoke program with the whole network after 16 steps, and its losses."""
-    program = _build_resnet50(per_replica_batch_size=8)
+    """The smoke program after 16 steps, and its losses."""
+    program = _build(per_replica_batch_size=8)
     return program, [program.run() for _ in range(16)]
 
 
@@ -318,44 +312,22 @@ def test_sanity_fails_when_two_replicas_get_one_batch(
     assert not checks["no_example_twice_in_an_epoch"].is_passed
 
 
-_BACKENDS_SCRIPT = """
-import json
-import replicator
-from short_resnet import short
-from workloads.resnet50.workload import WORKLOAD
-
-found = {}
-for backend in ("tf_mirrored", "in_graph"):
-    with short():
-        program = WORKLOAD.build(
-            replicator.create(backend, num_replicas=2),
-            preset="smoke", data="digits", per_replica_batch_size=4, seed=2, options={},
-        )
-    losses = [program.run() for _ in range(3)]
-    found[backend] = [
-        losses,
-        program.global_batch_size,
-        [check.name for check in program.sanity() if not check.is_passed],
-        [metric.num_examples for metric in program.evaluate()],
-    ]
-print(json.dumps(found))
-"""
-
-
 def test_backends_agree_on_two_replicas() -> None:
     """Two replicas learn the same from the same batches, ours and the stock peer."""
-    done = subprocess.run(
-        [sys.executable, "-c", _BACKENDS_SCRIPT],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
-    losses_ours, *facts_ours = found["in_graph"]
-    losses_stock, *facts_stock = found["tf_mirrored"]
+    found = {}
+    for backend in ("tf_mirrored", "in_graph"):
+        program = _build(backend, 2, seed=2)
+        losses_of_steps = [program.run() for _ in range(3)]
+        facts = (
+            program.global_batch_size,
+            [check.name for check in program.sanity() if not check.is_passed],
+            [metric.num_examples for metric in program.evaluate()],
+        )
+        found[backend] = losses_of_steps, facts
+    losses_ours, facts_ours = found["in_graph"]
+    losses_stock, facts_stock = found["tf_mirrored"]
 
-    assert facts_ours == facts_stock == [8, [], [359, 359]]
+    assert facts_ours == facts_stock == (8, [], [359, 359])
     # The first loss is before any update; later ones part by rounding.
     assert losses_stock == pytest.approx(losses_ours, rel=1e-3)
 

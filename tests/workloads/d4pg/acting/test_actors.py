@@ -336,7 +336,7 @@ def test_paused_actors_stand_still_and_their_pause_is_not_counted() -> None:
         )
         written, before = streams.num_written.copy(), pool.counters()
         busy = [sum(process.cpu_times()[:2]) for process in processes]
-        time.sleep(3 * settings.stuck_sec)
+        time.sleep(1.5 * settings.stuck_sec)
         stood_still = (written == streams.num_written).all()
         busy_after = [sum(process.cpu_times()[:2]) for process in processes]
         pool.resume()

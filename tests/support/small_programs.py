@@ -1,0 +1,49 @@
+"""Programs with small networks, for what does not depend on the size of a network.
+
+A program that runs a few steps is traced and optimized for most of its time. These have
+every kind of layer, of whose repetitions most are left out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from typing import Any
+
+from short_resnet import short
+
+from workloads import catalog
+
+# One doubling of the generator, two blocks of the discriminator.
+OPTIONS: dict[str, dict[str, Any]] = {"sngan": {"layout": "imagenet", "image_size": 8}}
+
+
+def build(
+    name: str,
+    repl: Any,
+    *,
+    data: str = "synthetic",
+    per_replica_batch_size: int = 4,
+    seed: int = 1,
+    **options: Any,
+) -> Any:
+    """Builds the smoke preset of a workload with a small network.
+
+    Args:
+      name: Of the workload.
+      repl: The replicator.
+      data: See ``Workload.build``, as for the other arguments.
+      per_replica_batch_size: Examples of a replica in a step.
+      seed: Of everything.
+      **options: In place of the preset's.
+    """
+    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
+    with short() if name == "resnet50" else contextlib.nullcontext():
+        return workload.build(
+            repl,
+            preset="smoke",
+            data=data,
+            per_replica_batch_size=per_replica_batch_size,
+            seed=seed,
+            options={**OPTIONS.get(name, {}), **options},
+        )
