@@ -57,10 +57,25 @@ def test_replicas_say_whether_they_are_fed_on_gpus(pair, monkeypatch):
 
 @pytest.mark.parametrize("name", sorted(catalog.WORKLOADS))
 def test_batches_wait_on_gpus_only(name, pair, as_on_gpus):
-    """Two per GPU, and steps run on them."""
+    """Two per GPU."""
     program = build(name, pair)
 
     assert 2 == device_inputs.NUM_PREFETCHED == prefetched(program)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "d4pg",
+        pytest.param("resnet50", marks=pytest.mark.full),
+        pytest.param("sngan", marks=pytest.mark.full),
+    ],
+)
+def test_steps_run_on_batches_that_wait(name, pair, as_on_gpus):
+    """All workloads get them from one iterator; the full run has a step of each."""
+    program = build(name, pair)
+
+    assert 2 == prefetched(program)
     assert np.isfinite(program.run())
 
 
@@ -84,9 +99,14 @@ def test_a_pipeline_has_its_threads_for_every_gpu(name, pair, as_on_gpus):
     assert 6 == options.threading.private_threadpool_size
 
 
-@pytest.mark.parametrize("name", ["resnet50", "sngan"])
+@pytest.mark.parametrize(
+    "name", ["resnet50", pytest.param("sngan", marks=pytest.mark.full)]
+)
 def test_training_on_bytes_starts_with_the_same_loss(name, pair):
-    """Pixels are only rounded, by at most 0.2 % of their scale."""
+    """Pixels are only rounded, by at most 0.2 % of their scale.
+
+    The full run adds sngan, whose pixels are normalised by the same function.
+    """
     losses = []
     for dtype in ("float32", "uint8"):
         tf.keras.utils.set_random_seed(3)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-import multiprocessing
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import tensorflow_datasets as tfds
 from sklearn.datasets import load_digits
 
+from workloads import child_process
 from workloads.data import images, sources
 from workloads.data.digits import digits_dataset_builder
 
@@ -55,21 +57,35 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(
     assert expected == collections.Counter(i.tobytes() for i in ink)
 
 
-def test_digits_are_prepared_once_by_many_processes(tmp_path: pathlib.Path) -> None:
+_PREPARE = """
+import os
+from workloads.data import sources
+print(*sorted(os.listdir(sources.prepare_digits())))
+"""
+
+
+@pytest.mark.processes
+def test_digits_are_prepared_once_by_many_processes(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two processes that prepare at once both get the same complete set."""
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(2) as pool:
-        found = pool.map(_prepare_and_count, [str(tmp_path)] * 2, chunksize=1)
+    monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", _PREPARE],
+            stdout=subprocess.PIPE,
+            env=child_process.environment(),
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    found = [process.communicate()[0].split() for process in started]
+    complete = sorted(path.name for path in (tmp_path / "digits/1.0.0").iterdir())
+    source = sources.open_source("digits")
 
-    assert found == [(1438, 359)] * 2
+    assert [complete] * 2 == found
+    assert (1438, 359) == (source.num_train_examples, source.num_evaluation_examples)
     assert [path.name for path in (tmp_path / "digits").iterdir()] == ["1.0.0"]
-
-
-def _prepare_and_count(root: str) -> tuple[int, int]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REPLICATOR_DATA_DIR", root)
-        source = sources.open_source("digits")
-    return source.num_train_examples, source.num_evaluation_examples
 
 
 def test_unwritable_cache_says_what_to_set(

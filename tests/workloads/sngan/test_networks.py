@@ -29,6 +29,14 @@ def test_the_generator_at_128_px_has_the_published_size():
     )
 
 
+def test_both_networks_at_128_px_have_their_size():
+    """Generator and discriminator of the preset paper."""
+    paper = config.PRESETS["paper"]
+    networks = Generator(paper, seed=0), Discriminator(paper, seed=1)
+
+    assert 72_038_788 == sum(map(num_parameters, networks))
+
+
 @pytest.mark.parametrize(
     ("preset", "channels"),
     [

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+import small_programs
 import tensorflow as tf
 
 import replicator
@@ -24,6 +25,10 @@ def build(backend="single", num_replicas=1, per_replica_batch_size=8, **options)
         seed=1,
         options=options,
     )
+
+
+# One doubling, and two blocks of the discriminator.
+SMALL = small_programs.OPTIONS["sngan"]
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +67,7 @@ def test_measured_windows_hold_both_kinds_of_steps_alike():
 
 def test_the_generator_is_updated_in_every_nth_step_and_its_average_with_it():
     """First, then the discriminator alone; average += (1 - decay) * (weights - it)."""
-    made = build(num_discriminator_steps=3, ema_decay=0.75)
+    made = build(num_discriminator_steps=3, ema_decay=0.75, **SMALL)
     average = made._averages[0].numpy()
     changes = []
     for _ in range(4):
@@ -136,7 +141,7 @@ def test_samples_are_a_grid_of_classes(program):
 
 def test_sanity_passes_over_more_than_an_epoch():
     """Batches that reach into the next epoch may hold an example twice."""
-    made = build(per_replica_batch_size=512)
+    made = build(per_replica_batch_size=512, **SMALL)
     losses = [made.run() for _ in range(4)]
 
     assert all(np.isfinite(losses))
@@ -145,7 +150,7 @@ def test_sanity_passes_over_more_than_an_epoch():
 
 def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
     """Different latents, equal weights, spectral vectors and averages."""
-    made = build("in_graph", num_replicas=2, batch_norm="cross_replica")
+    made = build("in_graph", 2, batch_norm="cross_replica", **SMALL)
     made.run()
     outputs = made._repl.run(made._discriminator_step, made._inputs)
     first, second = (float(value) for value in outputs["loss"])
@@ -161,8 +166,12 @@ def test_a_data_set_with_more_classes_is_refused():
         build(num_classes=4)
 
 
+@pytest.mark.full
 def test_the_paper_preset_takes_a_step_at_full_size():
     """128 pixels, 1024 channels, 1000 classes: both updates on two random images.
+
+    For the full run: test_networks.py has the published sizes of both networks, and the
+    tests above take steps of a smaller one with the same layout.
 
     The hinge loss of an untrained discriminator is 2, less what its first logits add.
     """
@@ -186,7 +195,7 @@ def test_sixteen_bits_train_on_two_replicas():
     losses = {}
     for dtype in config.COMPUTE_DTYPES:
         tf.keras.utils.set_random_seed(3)
-        program = build("in_graph", 2, compute_dtype=dtype)
+        program = build("in_graph", 2, compute_dtype=dtype, **SMALL)
         losses[dtype] = [program.run() for _ in range(2)]
         assert all(check.is_passed for check in program.sanity())
 
