@@ -154,11 +154,21 @@ def write_legacy_weights(path: pathlib.Path, model: Any) -> None:
                 group[name] = weight.numpy()
 
 
-@pytest.mark.parametrize("name", ["inception_v3_weights.h5", "model.keras"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "inception_v3_weights.h5",
+        pytest.param("model.keras", marks=pytest.mark.full),
+    ],
+)
 def test_keras_files_give_features_and_logits(
     tmp_path: pathlib.Path, images: np.ndarray, keras_model: Any, name: str
 ) -> None:
-    """Weights as published, and whole models: the pooled values, logits not softmax."""
+    """Weights as published, and whole models: the pooled values, logits not softmax.
+
+    Only reading the file differs, which the next test does with a whole model as well;
+    the full run does it with all of Inception.
+    """
     path = tmp_path / name
     if path.suffix == ".h5":
         write_legacy_weights(path, keras_model)
