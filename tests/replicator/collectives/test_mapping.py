@@ -117,10 +117,13 @@ def test_gradients_are_those_of_one_device(repl_once):
             np.testing.assert_allclose(expected, grad, rtol=1e-5)
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("which", ["reduce", "gather"])
-def test_each_item_runs_on_one_replica_only(repl_once, which):
-    """Item i counts on replica i % num_replicas; the counters outside say so."""
-    repl = repl_once
+def test_each_item_runs_on_one_replica_only(repl, which):
+    """Item i counts on replica i % num_replicas; the counters outside say so.
+
+    Every backend, and each of both; the full run has every pair.
+    """
     with repl.context():
         counts = [
             tf.Variable(
