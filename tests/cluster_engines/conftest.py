@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import known_digests
 import pytest
 import slurm_cluster
 
@@ -56,7 +57,7 @@ def harness(slurm: SlurmCluster, shared: Path) -> Any:
             DRIVER,
             *args,
             cwd=shared,
-            env={"PYTHONPATH": PATHS, **variables},
+            env={"PYTHONPATH": PATHS, **known_digests.variables(), **variables},
         )
 
     return run
@@ -110,7 +111,12 @@ def submit(
         *options,
         batch,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": PATHS, **variables},
+        env={
+            **os.environ,
+            "PYTHONPATH": PATHS,
+            **known_digests.variables(),
+            **variables,
+        },
     )
     assert not done.returncode, done.stderr
     return done.stdout.strip()

@@ -19,11 +19,17 @@ TIMEOUT_SEC = 900
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Returns a function that runs ``sweep``; its study is ``runs/s``."""
+    """Returns a function that runs ``sweep``; its study is ``runs/s``.
+
+    Its processes import TensorFlow as those of other tests do, or as users do.
+    """
 
     def run(
-        *options: str, timeout_sec: float = TIMEOUT_SEC
+        *options: str, timeout_sec: float = TIMEOUT_SEC, as_users: bool = False
     ) -> subprocess.CompletedProcess[str]:
+        paths = [str(ROOT)]
+        if not as_users:
+            paths.append(os.environ.get("PYTHONPATH", ""))
         return subprocess.run(
             [
                 sys.executable,
@@ -34,7 +40,7 @@ def sweep(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
                 "--study=s",
                 f"--runs-dir={tmp_path / 'runs'}",
             ],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             cwd=tmp_path,
             capture_output=True,
             text=True,

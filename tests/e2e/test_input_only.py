@@ -21,19 +21,25 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize(
     ("options", "fewest_flops"),
     [
-        # cartpole has a small body; its networks are traced in a second.
-        (("--workload=d4pg", "--data=cartpole:balance"), 10_000),
+        # Without actors, of which each trial would start its own.
+        (("--workload=d4pg", "--data=synthetic"), 10_000),
+        pytest.param(
+            ("--workload=d4pg", "--data=cartpole:balance"),
+            10_000,
+            marks=pytest.mark.full,
+        ),
         pytest.param(("--workload=sngan",), 1_000_000, marks=pytest.mark.full),
     ],
-    ids=["d4pg", "sngan"],
+    ids=["d4pg-synthetic", "d4pg", "sngan"],
 )
 def test_a_relay_measures_the_pipelines_without_the_step(
     options: tuple[str, ...], fewest_flops: int, sweep: Any, tmp_path: Path
 ) -> None:
     """They take turns with the case; the loss is 0, as there is none.
 
-    So do the case and one replica without their update. The full run has a network
-    with images as well.
+    So do the case and one replica without their update. The full run has actors and a
+    network with images as well, whose pipelines ``tests/workloads/test_input_only.py``
+    reads.
 
     Other tests run meanwhile, so turns may be void.
     """

@@ -22,19 +22,27 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    "backend",
-    ["multi_worker", pytest.param("multi_worker_in_graph", marks=pytest.mark.full)],
+    ("backend", "data"),
+    [
+        # Without actors, which would take most of the time.
+        ("multi_worker", "synthetic"),
+        pytest.param("multi_worker", "cartpole:balance", marks=pytest.mark.full),
+        pytest.param(
+            "multi_worker_in_graph", "cartpole:balance", marks=pytest.mark.full
+        ),
+    ],
 )
 def test_two_workers_of_two_replicas_train_as_one_replica(
-    backend: str, sweep: Any, tmp_path: Path
+    backend: str, data: str, sweep: Any, tmp_path: Path
 ) -> None:
     """Four replicas match one before a number counts, as with a worker for each.
 
-    The full run adds workers that serve one client.
+    The full run adds workers that serve one client, and actors of each worker, which
+    ``test_sweep_to_report.py`` has with one.
     """
     done = sweep(
         "--workload=d4pg",
-        "--data=cartpole:balance",
+        f"--data={data}",
         "--preset=smoke",
         f"--backends={backend}",
         "--replicas=4",

@@ -83,7 +83,10 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(
 def test_a_sweep_with_actors_ends_in_learning_curves(
     sweep: Any, tmp_path: Path
 ) -> None:
-    """Two seeds of D4PG: environment steps, counts of the window, returns, profile."""
+    """Two seeds of D4PG: environment steps, counts of the window, returns, profile.
+
+    With the import of TensorFlow that users get, in every process.
+    """
     done = sweep(
         "--workload=d4pg",
         "--preset=smoke",
@@ -98,6 +101,7 @@ def test_a_sweep_with_actors_ends_in_learning_curves(
         "--budget=60steps",
         "--evaluations=2",
         "--quality-repeats=2",
+        as_users=True,
     )
     assert done.returncode == 0, done.stderr
     store = Store.open(tmp_path / "runs" / "s")

@@ -154,7 +154,13 @@ def run_program() -> Any:
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name(name)), *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(
+                    [str(ROOT), os.environ.get("PYTHONPATH", "")]
+                ),
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+            },
             capture_output=True,
             text=True,
             timeout=600,

@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import known_digests
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 from fake_root import FakeRoot
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import gpu_exclusive
 from harness.machine.topology import CpuTopology, LogicalCpu
@@ -39,7 +40,15 @@ SMALL = (
 
 _DRIVER = f"""
 import sys
+sys.path.append({str(ROOT / "tests" / "support")!r})
+import known_digests
+known_digests.use()
+from harness.cli import running
 from harness.cli.main import main
+# The page takes longer than the trials; see _without_pages.
+running._conclude = lambda store, *, is_json: running.print_summary(
+    store, is_json=is_json
+)
 overrides = {{
     "worker_command": {FAKE_WORKER!r},
     "canary": lambda core: 0.2,
@@ -74,6 +83,33 @@ def _spec(**fields: Any) -> TrialSpec:
 def make_spec() -> Any:
     """Returns a function that makes a spec from the fields that matter."""
     return _spec
+
+
+@pytest.fixture
+def with_pages() -> None:
+    """Sweeps of the test write their pages; asked for by the mark ``usefixtures``."""
+
+
+@pytest.fixture
+def writes_pages(request: pytest.FixtureRequest) -> bool:
+    """Returns whether sweeps and gates of the test write their pages."""
+    marks = request.node.iter_markers("usefixtures")
+    return any("with_pages" in mark.args for mark in marks)
+
+
+@pytest.fixture(autouse=True)
+def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps print their summaries only: a page takes longer than the trials.
+
+    Pages have tests of their own; what looks at that of a sweep asks for it.
+    """
+    if writes_pages:
+        return
+
+    def print_only(store: Store, *, is_json: bool) -> None:
+        running.print_summary(store, is_json=is_json)
+
+    monkeypatch.setattr(running, "_conclude", print_only)
 
 
 @pytest.fixture
@@ -201,6 +237,7 @@ def start_harness(tmp_path: Path) -> Any:
             cwd=tmp_path,
             env={
                 **os.environ,
+                **known_digests.variables(),
                 "PYTHONPATH": str(ROOT),
                 **{name: str(value) for name, value in variables.items()},
             },

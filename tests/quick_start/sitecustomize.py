@@ -11,7 +11,6 @@ objects, hardly any of which is garbage.
 from __future__ import annotations
 
 import gc
-import importlib.abc
 import importlib.machinery
 import sys
 
@@ -21,7 +20,7 @@ SLOW = frozenset({"keras", "tensorflow"})
 THRESHOLDS = (50_000, 20, 20)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
+class _Finder:  # its base class would be imported in a hundredth of a second
     """Wraps the import of slow packages, and hides optional ones from them."""
 
     depth = 0

@@ -2,7 +2,8 @@
 
 All other tests import it without scikit-learn, Matplotlib and pandas
 (``sitecustomize.py``), as no user does. So these files run once more, in a process of
-their own that hides nothing, and so do the processes that their tests start.
+their own that hides nothing; they are those that need Keras and little time. A whole
+sweep imports as users do in ``tests/e2e/test_sweep_to_report.py``.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_SEC = 600
 FILES = {
-    "replicator": "tests/replicator/contract/test_output_reduction.py",
-    "workloads": "tests/workloads/common/test_conditional_batch_norm.py",
-    "harness": "tests/harness/trial/test_ranks.py",
+    "replicator": "tests/replicator/backends/test_models.py",
+    "workloads": "tests/workloads/common/test_lars.py",
+    "harness": "tests/harness/trial/test_peak.py",
     "results": "tests/results/test_frames.py",
     "reports": "tests/reports/test_axes.py",
 }

@@ -37,6 +37,8 @@ CONTROLLER = "ctl"
 NODES = ("n0", "n1")
 _ADDRESSES = {CONTROLLER: "10.77.0.1", "n0": "10.77.0.10", "n1": "10.77.0.11"}
 _START_SEC = 30.0
+_POLL_SEC = 0.2
+"""Between two looks, each of which may start a command of Slurm."""
 _CONF = """
 ClusterName=test
 SlurmctldHost=ctl(10.77.0.1)
@@ -249,7 +251,7 @@ class SlurmCluster:
         while not is_so():
             if time.monotonic() > deadline:
                 raise AssertionError(f"no {what} in {timeout_sec:g} s\n{self.logs()}")
-            time.sleep(0.05)
+            time.sleep(_POLL_SEC)
 
     def processes(self, node: str, word: str = "") -> dict[int, str]:
         """Returns the processes of jobs on a node: all but Slurm's daemon.

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(
     harness: Any, overrides: Any, tmp_path: Path, small: Any
 ) -> None:

@@ -75,11 +75,30 @@ def studies(tmp_path_factory: Any, overrides: Any) -> Path:
     return root / "runs"
 
 
+# Of these, the full run verifies the other designs as well; in every run, all of them
+# are verified and have each of their digits changed.
+one_design = pytest.mark.parametrize(
+    "study",
+    [
+        "relay",
+        *(pytest.param(n, marks=pytest.mark.full) for n in ("sequential", "one")),
+    ],
+    indirect=True,
+)
+
+
 @pytest.fixture(params=SWEEPS)
 def study(studies: Path, tmp_path: Path, request: Any) -> Path:
     """Returns a copy of one of the studies."""
     shutil.copytree(studies / request.param, tmp_path / "runs" / request.param)
     return tmp_path / "runs" / request.param
+
+
+@pytest.fixture
+def records(study: Path) -> Path:
+    """Returns the copy without its page, which takes most of the time to verify."""
+    (study / "report" / "index.html").unlink()
+    return study
 
 
 def kinds(root: Path) -> dict[str, tuple[int, int, int]]:
@@ -105,9 +124,10 @@ def test_a_study_is_verified(study: Path, harness: Any) -> None:
     assert ("quality runs" in found) == (study.name == "sequential")
 
 
-def test_json_has_the_same(study: Path, harness: Any) -> None:
+@one_design
+def test_json_has_the_same(records: Path, harness: Any) -> None:
     """For scripts."""
-    code, out, _ = harness("verify", str(study), "--json")
+    code, out, _ = harness("verify", str(records), "--json")
     data = json.loads(out)
 
     assert exit_codes.OK == code
@@ -186,14 +206,17 @@ def test_a_turn_that_should_be_void_is_found(studies: Path, tmp_path: Path) -> N
     assert found
 
 
-def test_a_difference_is_named_and_has_its_exit_code(study: Path, harness: Any) -> None:
+@one_design
+def test_a_difference_is_named_and_has_its_exit_code(
+    records: Path, harness: Any
+) -> None:
     """The file, the field, both values, and the figures that follow from it."""
-    path = min(study.glob("trials/*/result.json"))
+    path = min(records.glob("trials/*/result.json"))
     fields = json.loads(path.read_text())
     before = fields["ranks"][0]["step_time_sec"][1]
     fields["ranks"][0]["step_time_sec"][1] = before * 2
     path.write_text(json.dumps(fields))
-    code, out, _ = harness("verify", str(study))
+    code, out, _ = harness("verify", str(records))
 
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert (
@@ -203,6 +226,7 @@ def test_a_difference_is_named_and_has_its_exit_code(study: Path, harness: Any) 
     assert re.fullmatch(r"not verified: [\d,]+ figures? differs?", out.split("\n")[-2])
 
 
+@one_design
 def test_a_changed_page_is_found(study: Path, harness: Any) -> None:
     """A figure on the page that the records do not have."""
     page = study / "report" / "index.html"
@@ -218,15 +242,16 @@ def test_a_changed_page_is_found(study: Path, harness: Any) -> None:
     assert "differs: report/index.html number " in out
 
 
+@one_design
 def test_missing_raw_files_are_never_counted_as_verified(
-    study: Path, harness: Any
+    records: Path, harness: Any
 ) -> None:
     """One trial first, then all of them."""
-    paths = sorted(study.glob("trials/*/rank_0.jsonl"))
-    whole = kinds(study)
+    paths = sorted(records.glob("trials/*/rank_0.jsonl"))
+    whole = kinds(records)
     paths[0].unlink()
-    code, out, _ = harness("verify", str(study))
-    found = kinds(study)
+    code, out, _ = harness("verify", str(records))
+    found = kinds(records)
 
     assert exit_codes.SOME_TRIALS_FAILED == code
     assert f"not verified: trials/{paths[0].parent.name}: no rank_0.jsonl" in out
@@ -234,21 +259,20 @@ def test_missing_raw_files_are_never_counted_as_verified(
     assert (whole["trials"][0] - 1, 0, 1) == found["trials"]
     assert 0 == sum(counts[1] for counts in found.values())
 
-    for path in study.rglob("rank_*.jsonl"):
+    for path in records.rglob("rank_*.jsonl"):
         path.unlink()
-    (study / "report" / "index.html").unlink()
-    code, out, _ = harness("verify", str(study))
+    code, out, _ = harness("verify", str(records))
     assert exit_codes.NOTHING_MEASURED == code
     assert "nothing verified: there are no raw observations" == out.split("\n")[-2]
-    assert 0 == sum(counts[0] for counts in kinds(study).values())
+    assert 0 == sum(counts[0] for counts in kinds(records).values())
 
 
-def test_loads_that_were_not_stored_are_said(study: Path, harness: Any) -> None:
+def test_loads_that_were_not_stored_are_said(records: Path, harness: Any) -> None:
     """Of a relay that was measured before turns.jsonl was written."""
-    paths = list(study.glob("trials/*/turns.jsonl"))
+    paths = list(records.glob("trials/*/turns.jsonl"))
     for path in paths:
         path.unlink()
-    code, out, _ = harness("verify", str(study))
+    code, out, _ = harness("verify", str(records))
 
     assert bool(paths) == ("no turns.jsonl" in out)
     assert (exit_codes.SOME_TRIALS_FAILED if paths else exit_codes.OK) == code

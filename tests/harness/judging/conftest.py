@@ -108,10 +108,16 @@ def gate(
     temporary: Path,
     gate_overrides: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
+    writes_pages: bool,
 ) -> Any:
-    """Returns a function that runs a gate with the worker of ``gate_worker.py``."""
+    """Returns a function that runs a gate with the worker of ``gate_worker.py``.
+
+    It writes a page only where the test asks for it, as sweeps do.
+    """
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
+    if not writes_pages:
+        monkeypatch.setattr("reports.build.write_report", lambda *_: None)
 
     def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
         return harness(*of, *arguments, overrides=gate_overrides | replaced)
@@ -128,6 +134,7 @@ def template_of_gates(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
+        patch.setattr("reports.build.write_report", lambda *_: None)
         arguments = (*GATE, "--baseline=same", "--study=stored")
         assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
     return root

@@ -28,6 +28,7 @@ GATE = (
 )
 
 
+@pytest.mark.usefixtures("with_pages")
 def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) -> None:
     """Exit code 1; every seed is trained by both, and nothing is timed."""
     code, out, err = gate(

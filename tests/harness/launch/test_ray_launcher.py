@@ -148,7 +148,8 @@ def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
     """From the command line, with TensorFlow in both workers."""
     code, out, err = harness(
         "sweep",
-        "--workload=resnet50",
+        "--workload=d4pg",
+        "--data=synthetic",
         "--preset=smoke",
         "--backends=multi_worker",
         "--replicas=2",

@@ -117,15 +117,53 @@ def of_backends(*names: str) -> set[tuple[str, str]]:
     return {(workload, backend) for workload, backend in ALL if backend in names}
 
 
-@pytest.mark.parametrize("module", sorted(those_that_count()))
-def test_a_line_of_what_runs_a_trial_changes_every_digest(module: str) -> None:
+@functools.cache
+def modules_of(workload: str, backend: str) -> set[str]:
+    """The modules whose fingerprints are in the digest of a trial."""
+    return set(code_digest.measured_code(workload, backend, SOURCES))
+
+
+def test_what_runs_a_trial_is_in_every_digest() -> None:
     """Placement, threads, processes, timing and the result are the trial's own."""
+    for case in ALL:
+        assert those_that_count() <= modules_of(*case), case
+
+
+def test_what_plans_or_shows_is_in_no_digest() -> None:
+    """A study is not lost because a table has another column."""
+    for case in ALL:
+        assert not those_that_do_not() & modules_of(*case), case
+
+
+def test_a_line_changes_the_fingerprint_of_a_module() -> None:
+    """So that every digest which has the module changes with it."""
+    texts = {module: read(module) + A_LINE for module in those_that_count()}
+    other = Sources(root=ROOT, texts=texts)
+
+    for module in texts:
+        assert SOURCES.code(module).fingerprint != other.code(module).fingerprint
+
+
+def one_of_each_folder(modules: set[str]) -> list[Any]:
+    """Cases of which the full run has all, other runs the first of each folder."""
+    cases, folders = [], set[str]()
+    for module in sorted(modules):
+        folder = module.rpartition(".")[0]
+        marks = [pytest.mark.full] if folder in folders else []
+        folders.add(folder)
+        cases.append(pytest.param(module, marks=marks))
+    return cases
+
+
+@pytest.mark.parametrize("module", one_of_each_folder(those_that_count()))
+def test_a_line_of_what_runs_a_trial_changes_every_digest(module: str) -> None:
+    """The full run tries every module, other runs one of each folder."""
     assert changed_by({module: read(module) + A_LINE}) == ALL
 
 
-@pytest.mark.parametrize("module", sorted(those_that_do_not()))
+@pytest.mark.parametrize("module", one_of_each_folder(those_that_do_not()))
 def test_a_line_of_what_plans_or_shows_changes_no_digest(module: str) -> None:
-    """A study is not lost because a table has another column."""
+    """The full run tries every module, other runs one of each folder."""
     assert changed_by({module: read(module) + A_LINE}) == set()
 
 

@@ -19,6 +19,8 @@ SWEEP = (
     "--mode=weak",
     "--repeats=1",
     "--replicas=1,2",
+    "--order=sequential",
+    "--no-match",
 )
 
 

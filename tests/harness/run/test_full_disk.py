@@ -62,34 +62,46 @@ def fill(folder: Path, free_kib: int) -> Path:
     return filler
 
 
-# At the plan, within the matching, within the trials, at the report.
-@pytest.mark.parametrize(
-    "free_kib",
-    [
-        0,
-        pytest.param(60, marks=pytest.mark.full),
-        160,
-        pytest.param(400, marks=pytest.mark.full),
-    ],
-)
-def test_a_full_disk_is_one_line_and_loses_no_trial(
+@pytest.fixture
+def sweep(
     disk: Path,
-    free_kib: int,
     harness: Any,
     small: tuple[str, ...],
     overrides: Any,
     monkeypatch: pytest.MonkeyPatch,
+) -> Any:
+    """Returns a function that runs a sweep on the disk; each start is counted."""
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(disk.parent / "count"))
+    args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
+    return lambda *more: harness(*args, *more, overrides=overrides)
+
+
+# At the plan, within the matching, within the trials.
+@pytest.mark.parametrize("free_kib", [0, pytest.param(60, marks=pytest.mark.full), 160])
+def test_a_full_disk_is_one_line_and_loses_no_trial(
+    disk: Path, free_kib: int, sweep: Any
 ) -> None:
     """With space again, the same command continues, and repeats nothing.
 
     The full run fills it at two more moments.
     """
-    count = disk.parent / "count"
-    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    check_full(disk, free_kib, sweep)
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("with_pages")
+def test_a_disk_that_is_full_at_the_report_loses_no_trial(
+    disk: Path, sweep: Any
+) -> None:
+    """The last moment of a sweep."""
+    check_full(disk, 400, sweep)
+
+
+def check_full(disk: Path, free_kib: int, sweep: Any) -> None:
+    """Fills the disk, sweeps, makes room, and sweeps again."""
     root = disk / "runs" / "s"
-    args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
     filler = fill(disk, free_kib)
-    code, _, err = harness(*args, overrides=overrides)
+    code, _, err = sweep()
     finished = Store(root).finished_ids() if (root / "plan.json").exists() else set()
     # A trial whose own process had no space has failed.
     failed = {
@@ -99,8 +111,8 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
     }
     filler.unlink()
     mount(disk, "remount", f"size={LARGE_KIB}k")
-    again, _, err_again = harness(*args, "--retry=failed", overrides=overrides)
-    started = collections.Counter(count.read_text().split())
+    again, _, err_again = sweep("--retry=failed")
+    started = collections.Counter((disk.parent / "count").read_text().split())
 
     assert exit_codes.USAGE == code, err
     assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)

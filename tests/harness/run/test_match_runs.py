@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
+ONE_BACKEND = "--backends=in_graph"
 
 
 @pytest.fixture
 def sweep(harness: Any, small: tuple[str, ...], overrides: Any) -> Any:
-    """Returns a function that runs the small sweep with the fake worker."""
+    """Returns a function that runs a sweep of four trials with the fake worker."""
     return lambda *args: harness(
-        "sweep", *small, "--study=s", *args, overrides=overrides
+        "sweep", *small, "--repeats=1", "--study=s", *args, overrides=overrides
     )
 
 
@@ -35,7 +36,7 @@ def test_a_sweep_matches_before_it_measures(sweep: Any, tmp_path: Path) -> None:
 
     assert exit_codes.OK == code, err
     assert 3 == len(list(store.matching.trials()))
-    assert 8 == len(of_trials)
+    assert 4 == len(of_trials)
     assert re.search(
         r"matching replicas with one, untimed: single x1, .*in_graph x2", err
     )
@@ -66,7 +67,7 @@ def test_replicas_that_do_not_match_are_not_sane(
         r" differs by \d+% .*; none of its numbers is used",
         err,
     )
-    assert "2 of 8 trials are not ok" in err
+    assert "1 of 4 trials are not ok" in err
     assert "\nin_graph x2 does not match one replica: " in status
     assert exit_codes.OK == verified
 
@@ -75,7 +76,7 @@ def test_verify_sees_a_match_that_was_changed(
     sweep: Any, harness: Any, tmp_path: Path
 ) -> None:
     """A sketch in the raw observations that the record does not have."""
-    sweep()
+    sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
     (path,) = [
         store.matching.trial_dir(trial.trial_id) / "rank_0.jsonl"
@@ -97,10 +98,10 @@ def test_a_match_that_gives_no_answer_is_a_failure(
 ) -> None:
     """Exit code 4 and a reason; the numbers stay, and repeating runs it again."""
     monkeypatch.setenv("FAKE_MATCH_FAILS", "single:1")
-    code, _, err = sweep()
+    code, _, err = sweep(ONE_BACKEND)
     monkeypatch.delenv("FAKE_MATCH_FAILS")
-    unchanged, _, _ = sweep()
-    repeated, _, again = sweep("--retry=failed")
+    unchanged, _, _ = sweep(ONE_BACKEND)
+    repeated, _, again = sweep(ONE_BACKEND, "--retry=failed")
 
     assert exit_codes.SOME_TRIALS_FAILED == code == unchanged
     assert re.search(
@@ -115,7 +116,7 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
     sweep: Any, harness: Any, tmp_path: Path, overrides: Any
 ) -> None:
     """Nothing that was matched is run again."""
-    sweep()
+    sweep(ONE_BACKEND)
     store = Store.open(tmp_path / "runs" / "s")
     status = {
         trial.spec.backend: store.matching.trial_dir(trial.trial_id) / "status.json"
@@ -132,7 +133,7 @@ def test_what_an_interrupt_left_is_matched_when_the_study_is_resumed(
 
 def test_no_match_says_so(sweep: Any, tmp_path: Path) -> None:
     """The numbers count, and the reason is printed."""
-    code, _, err = sweep("--no-match")
+    code, _, err = sweep(ONE_BACKEND, "--no-match")
 
     assert exit_codes.OK == code
     assert re.search(

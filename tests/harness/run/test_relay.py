@@ -85,6 +85,12 @@ def first_generation(store: Store, **fields: Any) -> Generation:
     return Generation(**(defaults | fields))
 
 
+def those_of_two(store: Store) -> list[PlannedTrial]:
+    """Returns its trials of two replicas: of two backends, and a twin."""
+    trials = first_generation(store).trials
+    return [trial for trial in trials if trial.spec.num_replicas == 2]
+
+
 def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
     """Runs the first generation; returns what the store says of its trials."""
     generation = first_generation(store, **fields)
@@ -164,26 +170,36 @@ def test_a_program_of_solo_that_is_killed_fails_the_control_only(
     assert [] == process_tree.find_tree(marker)
 
 
+@dataclasses.dataclass
+class Waiting:
+    """A trial that takes every turn at once, without a process."""
+
+    trial_id: str
+    is_alive: bool = True
+    busy_sec: float = 0.0
+
+
 def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
-    relay_store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
+    relay_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same seed gives the same order, which differs between rounds."""
-    orders: list[list[str]] = []
-    take = relay._take_turn
+    orders: list[list[tuple[int, str]]] = []
 
-    def spy(resident: Any, round_index: int, void_reason: Any) -> None:
-        orders[-1].append(f"{round_index} {resident.prepared.trial.trial_id}")
-        take(resident, round_index, void_reason)
+    def note(resident: Any, round_index: int, _void_reason: Any) -> None:
+        orders[-1].append((round_index, resident.trial_id))
 
-    monkeypatch.setattr(relay, "_take_turn", spy)
+    monkeypatch.setattr(relay, "_take_turn", note)
     for seed in (7, 7, 8):
         orders.append([])
-        run(relay_store, settings, seed=seed)
+        generation = first_generation(relay_store, seed=seed)
+        waiting: Any = [Waiting(trial.trial_id) for trial in generation.trials]
+        relay._take_rounds(waiting, generation, None, lambda *_: None, lambda *_: "")
     rounds = [
-        [turn.split()[1] for turn in block]
+        [trial_id for _, trial_id in block]
         for _, block in itertools.groupby(orders[0], key=lambda turn: turn[0])
     ]
 
+    assert ROUNDS == len(rounds)
     assert orders[0] == orders[1] != orders[2]
     assert 1 < len(set(map(tuple, rounds)))
     assert 1 == len({tuple(sorted(block)) for block in rounds})
@@ -251,11 +267,12 @@ def test_one_failure_does_not_end_the_generation(
 ) -> None:
     """It is recorded with its phase, and the others finish all rounds."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"tf_mirrored:2:{behavior}")
-    trials = run(relay_store, settings)
+    trials = run(relay_store, settings, trials=those_of_two(relay_store))
     bad = [t for t in trials if t.status.status is not TrialStatus.OK]
 
     assert [("tf_mirrored", 2)] == [(t.spec.backend, t.spec.num_replicas) for t in bad]
     assert (status, phase) == (bad[0].status.status, bad[0].status.failure.phase.value)
+    assert 2 == len(trials) - len(bad)
     assert all(ROUNDS == len(t.result.rates) for t in trials if t not in bad)
 
 
@@ -264,7 +281,8 @@ def test_a_turn_without_an_end_is_a_timeout(
 ) -> None:
     """The time limit holds for each turn; nothing of the trial remains."""
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:hang")
-    trials = run(relay_store, dataclasses.replace(settings, timeout_sec=6.0))
+    settings = dataclasses.replace(settings, timeout_sec=6.0)
+    trials = run(relay_store, settings, trials=those_of_two(relay_store))
     by_name = {(t.spec.backend, t.spec.num_replicas, t.spec.control): t for t in trials}
     hung = by_name["tf_mirrored", 2, Control.NONE]
 

@@ -224,6 +224,8 @@ QUALITY_SWEEP = (
     "--replicas=1,2",
     "--mode=weak",
     "--repeats=1",
+    "--order=sequential",
+    "--no-match",
     "--budget=20steps",
     "--evaluations=2",
     "--study=s",
@@ -327,7 +329,12 @@ def test_trials_look_for_data_where_the_sweep_says(overrides, tmp_path):
     code = "import os, sys; open(sys.argv[1], 'a').write(os.environ['TFDS_DATA_DIR'])"
     command = (sys.executable, "-c", code, str(seen))
     overrides = {**overrides, "worker_command": command}
-    arguments = (f"--runs-dir={tmp_path}", "--budget=none", "--replicas=1")
+    arguments = (
+        f"--runs-dir={tmp_path}",
+        "--budget=none",
+        "--replicas=1",
+        "--order=relay",
+    )
     cli.main(
         (*QUALITY_SWEEP, *arguments, f"--data-dir={tmp_path / 'sets'}"),
         run_overrides=overrides,
