@@ -19,27 +19,37 @@ pytestmark = pytest.mark.processes
 
 
 @pytest.mark.parametrize(
-    ("options", "fewest_flops"),
+    ("options", "controls", "fewest_flops"),
     [
         # Without actors, of which each trial would start its own.
-        (("--workload=d4pg", "--data=synthetic"), 10_000),
+        (("--workload=d4pg", "--data=synthetic"), "input_only", 10_000),
         pytest.param(
             ("--workload=d4pg", "--data=cartpole:balance"),
+            "input_only,no_update",
             10_000,
             marks=pytest.mark.full,
         ),
-        pytest.param(("--workload=sngan",), 1_000_000, marks=pytest.mark.full),
+        pytest.param(
+            ("--workload=sngan",),
+            "input_only,no_update",
+            1_000_000,
+            marks=pytest.mark.full,
+        ),
     ],
     ids=["d4pg-synthetic", "d4pg", "sngan"],
 )
 def test_a_relay_measures_the_pipelines_without_the_step(
-    options: tuple[str, ...], fewest_flops: int, sweep: Any, tmp_path: Path
+    options: tuple[str, ...],
+    controls: str,
+    fewest_flops: int,
+    sweep: Any,
+    tmp_path: Path,
 ) -> None:
     """They take turns with the case; the loss is 0, as there is none.
 
-    So do the case and one replica without their update. The full run has actors and a
-    network with images as well, whose pipelines ``tests/workloads/test_input_only.py``
-    reads.
+    The full run has actors and a network with images as well, whose pipelines
+    ``tests/workloads/test_input_only.py`` reads, and in the same rounds the case and
+    one replica without their update, as ``tests/workloads/test_no_update.py`` makes it.
 
     Other tests run meanwhile, so turns may be void.
     """
@@ -53,7 +63,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
         "--repeats=1",
         "--rounds=2",
         "--budget=none",
-        "--controls=input_only,no_update",
+        f"--controls={controls}",
         "--json",
     )
     allowed = (
@@ -86,8 +96,10 @@ def test_a_relay_measures_the_pipelines_without_the_step(
         for check in result.sanity
         if check.name != "every_loss_is_finite"
     ]
-    assert [1, 2] == sorted(t.spec.num_replicas for t in without_update), done.stderr
-    assert "controls input_only, no_update: of in_graph x2, weak sca" in done.stderr
+    expected = [1, 2] if "no_update" in controls else []
+    assert expected == sorted(t.spec.num_replicas for t in without_update), done.stderr
+    named = controls.replace(",", ", ")
+    assert f"controls {named}: of in_graph x2, weak sca" in done.stderr
     summary = json.loads(done.stdout)
-    assert summary["coverage"]["planned"] == 6
+    assert summary["coverage"]["planned"] == 4 + len(expected)
     assert ["matches"] == [match["outcome"] for match in summary["matches"]]

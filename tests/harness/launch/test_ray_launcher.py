@@ -130,8 +130,12 @@ def test_a_gang_is_spread_over_the_nodes(store, planned, on_ray):
 
 @needs_ray
 @pytest.mark.processes
+@pytest.mark.full
 def test_trials_of_two_workers_are_measured(store, planned, on_ray):
-    """With the harness's own measuring loop."""
+    """With the harness's own measuring loop.
+
+    Without the full run, ``test_a_sweep_that_is_stopped_continues`` has such trials.
+    """
     trial = planned(seed=100)
     status = run_trial(store, trial, on_ray)
     stored = store.read_trial(trial.trial_id)
@@ -205,14 +209,17 @@ def test_a_second_gang_waits_and_then_runs(store, planned, on_ray):
     [
         # As on one host: nothing else sends this signal to a trial.
         ("sigkill", TrialStatus.OUT_OF_MEMORY, r"out-of-memory kill"),
-        ("segv", TrialStatus.FAILED, r"SIGSEGV"),
+        pytest.param("segv", TrialStatus.FAILED, r"SIGSEGV", marks=pytest.mark.full),
         ("exit3", TrialStatus.FAILED, r"exit code 3"),
     ],
 )
 def test_a_killed_rank_is_the_cause(
     store, planned, on_ray, monkeypatch, behavior, expected, reason
 ):
-    """The failure says how rank 1 ended, within the time, and nothing is left."""
+    """The failure says how rank 1 ended, within the time, and nothing is left.
+
+    The full run has another signal, which ``test_ranks.py`` has on one host.
+    """
     monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
     trial = planned(seed=30)
     start = time.monotonic()
@@ -302,6 +309,8 @@ def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tm
     assert exit_codes.INTERRUPTED == stopped.returncode
     assert [] == marked(trial_dir)
     assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
+    (trial,) = Store.open(tmp_path / "runs" / "s").trials()
+    assert [0, 1] == [rank.rank for rank in trial.result.ranks]
 
 
 @needs_ray
