@@ -121,7 +121,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     variables = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
     try:
         done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],  # noqa: S607 - the user's own git
+            # Without locks, which an interrupt would leave in the user's repository.
+            ["git", "--no-optional-locks", "-C", str(folder), *arguments],  # noqa: S607
             capture_output=True,
             check=True,
             text=True,
