@@ -56,7 +56,7 @@ class Outcome:
 
 
 def main() -> int:
-    """Runs one sweep, prints what became of each of its trials."""
+    """Runs one sweep, prints the result of each of its trials."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("launcher", choices=engines.NAMES)
     parser.add_argument("trials", type=int)

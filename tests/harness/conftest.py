@@ -87,7 +87,7 @@ def make_spec() -> Any:
 
 @pytest.fixture
 def with_pages() -> None:
-    """Sweeps of the test write their pages; asked for by the mark ``usefixtures``."""
+    """Sweeps of the test write their pages; requested by the mark ``usefixtures``."""
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def writes_pages(request: pytest.FixtureRequest) -> bool:
 def _without_pages(writes_pages: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweeps print their summaries only: a page takes longer than the trials.
 
-    Pages have tests of their own; what looks at that of a sweep asks for it.
+    Pages have tests of their own; what looks at that of a sweep requests it.
     """
     if writes_pages:
         return

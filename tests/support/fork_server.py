@@ -140,7 +140,7 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def main() -> None:
-    """Serves until its parent ends; in a forked process, runs what was asked for."""
+    """Serves until its parent ends; in a forked process, runs what was requested."""
     from replicator.cluster import die_with_parent
 
     parent, fileno = map(int, sys.argv[1:])

@@ -82,7 +82,7 @@ def test_it_is_as_fresh_as_one_that_has_just_imported_tensorflow(start, tmp_path
 
 
 def test_two_of_them_draw_different_numbers(start, tmp_path):
-    """Of Python, NumPy and TensorFlow; servers are told apart by the last ones."""
+    """Of Python, NumPy and TensorFlow; the last ones distinguish servers."""
     drawn = []
     for log in ("first", "second"):
         start(log=log).wait(WAIT_SEC)

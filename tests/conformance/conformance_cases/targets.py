@@ -183,9 +183,9 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     """The targets that each case runs on in ``make test``; the full run has them all.
 
     One target of each backend, in turn from case to case, so that every target has its
-    share of cases. Two backends that are alike share the cases of each set of
-    capabilities that has several. An heir has one of three of these, and each heir
-    others, because the backend that it inherits from has all of them in this process.
+    share of cases. Two backends that call a strategy in the same way share the cases
+    of each set of capabilities that has several. An heir has one of three of these, and
+    each heir others, because the backend that it inherits from has all of them in this process.
     ``in_graph`` runs at two and at four replicas, or at one of them while
     ``multi_worker`` runs at the other.
 

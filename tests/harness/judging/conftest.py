@@ -112,7 +112,7 @@ def gate(
 ) -> Any:
     """Returns a function that runs a gate with the worker of ``gate_worker.py``.
 
-    It writes a page only where the test asks for it, as sweeps do.
+    It writes a page only where the test requests it, as sweeps do.
     """
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)

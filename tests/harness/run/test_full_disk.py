@@ -93,7 +93,7 @@ def test_a_full_disk_is_one_line_and_loses_no_trial(
 def test_a_disk_that_is_full_at_the_report_loses_no_trial(
     disk: Path, sweep: Any
 ) -> None:
-    """The last moment of a sweep."""
+    """The last moment of a sweep, which only the full run has."""
     check_full(disk, 400, sweep)
 
 
