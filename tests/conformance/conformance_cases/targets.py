@@ -185,7 +185,8 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
     One target of each backend, in turn from case to case, so that every target has its
     share of cases. Two backends that call a strategy in the same way share the cases
     of each set of capabilities that has several. An heir has one of three of these, and
-    each heir others, because the backend that it inherits from has all of them in this process.
+    each heir others, because the backend that it inherits from has all of them in this
+    process.
     ``in_graph`` runs at two and at four replicas, or at one of them while
     ``multi_worker`` runs at the other.
 
