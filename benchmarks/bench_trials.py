@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import pathlib
-import shlex
 import statistics
 import subprocess
 import sys
@@ -116,9 +115,8 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
         statuses = {trial.status.status for trial in store.trials() if trial.status}
         if statuses != {TrialStatus.OK}:
             raise runner.BenchmarkError(f"trials ended as {statuses}")
-    times = listener.times
     return {
-        "trials": [after - before for before, after in itertools.pairwise(times)],
+        "trials": _differences(listener.times),
         "engine": _steps_of_slurm(NUM_STEPS) if launcher == "slurm" else [],
     }
 
@@ -130,6 +128,10 @@ def _steps_of_slurm(number: int) -> list[float]:
     for _ in range(number):
         subprocess.run([*srun.on_every_node(2), "/bin/true"], check=True)
         times.append(time.perf_counter())
+    return _differences(times)
+
+
+def _differences(times: list[float]) -> list[float]:
     return [after - before for before, after in itertools.pairwise(times)]
 
 
@@ -150,11 +152,8 @@ def measure_in_job(num_trials: int) -> dict[str, list[float]]:
             arguments={"num_trials": num_trials, "launcher": "slurm"},
             cores=(),
         )
-        batch = pathlib.Path(folder, "job.sh")
-        batch.write_text(f"#!/bin/bash\nexec {shlex.join(process.argv(str(result)))}\n")
-        words = ("sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}")
         subprocess.run(
-            cluster.command(*words, batch, cwd=runner.ROOT),
+            cluster.job(process.argv(str(result)), log=log, cwd=runner.ROOT),
             check=False,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": str(runner.ROOT)},

@@ -20,8 +20,8 @@ FAKE_WORKER = Path(__file__).resolve().parents[1] / "harness" / "fake_worker.py"
 
 if __name__ == "__main__":
     launching.HARNESS_COMMAND = (sys.executable, str(Path(__file__).resolve()))
-    # The report of a study has tests of its own, and takes longer than these trials.
     known_digests.use()
+    # The report of a study has tests of its own, and takes longer than these trials.
     running._conclude = lambda _store, *, is_json: None
     overrides: dict[str, object] = {"canary": lambda _core: 0.2}
     if not os.environ.get("HARNESS_REAL_WORKER"):

@@ -45,19 +45,13 @@ def main() -> None:
                 "--num-measured-steps=20", "--launcher=slurm", "--no-match",
                 "--budget=none", f"--study=rate-{rate}", f"--runs-dir={runs_dir}",
             )  # fmt: skip
-            batch = Path(folder) / "sweep.sh"
-            batch.write_text("#!/bin/bash\nexec " + " ".join(sweep) + "\n")
-            command = ("sbatch", "--wait", "--nodes=2", "--exclusive",
-                       f"--output={folder}/%j.log", batch)  # fmt: skip
+            log = Path(folder) / "sweep.log"
             subprocess.run(
-                cluster.command(*command, cwd=ROOT),
+                cluster.job(sweep, log=log, cwd=ROOT),
                 check=False,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
-            for log in Path(folder).glob("*.log"):
-                if log.stem.isdigit():
-                    sys.stdout.write(log.read_text())
-                    log.unlink()
+            sys.stdout.write(log.read_text())
 
 
 if __name__ == "__main__":

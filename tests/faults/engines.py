@@ -92,14 +92,8 @@ def _slurm(
         tempfile.TemporaryDirectory(prefix="slurm-") as folder,
         slurm_cluster.running(Path(folder)) as cluster,
     ):
-        batch = Path(folder) / "sweep.sh"
-        words = " ".join(f"'{word}'" for word in [*_command(sweep), "--launcher=slurm"])
-        batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
-        submit = (
-            "sbatch", "--wait", "--nodes=2", "--exclusive", f"--output={log}", batch,
-        )  # fmt: skip
         yield subprocess.Popen(
-            cluster.command(*submit, cwd=ROOT),
+            cluster.job([*_command(sweep), "--launcher=slurm"], log=log, cwd=ROOT),
             stdout=subprocess.DEVNULL,
             env=variables,
         )

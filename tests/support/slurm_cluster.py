@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 PROGRAMS = (
     "setpriv",
@@ -208,6 +209,20 @@ class SlurmCluster:
             f"SLURM_CONF={self.folder}/slurm.conf",
             *map(str, words),
         ]
+
+    def job(self, command: Sequence[object], *, log: Path, cwd: Path) -> list[str]:
+        """Returns what submits a command as a job of both nodes, and ends with it.
+
+        Args:
+          command: What the job runs, on the first node.
+          log: Receives what it prints.
+          cwd: Where it runs.
+        """
+        batch = self.folder / "job.sh"
+        words = shlex.join(map(str, command))
+        batch.write_text(f"#!/bin/bash\nexec {words}\n", encoding="utf-8")
+        submit = ("sbatch", "--wait", f"--nodes={len(NODES)}", "--exclusive")
+        return self.command(*submit, f"--output={log}", batch, cwd=cwd)
 
     def run(
         self,

@@ -9,11 +9,11 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from loads import BUSY, QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import disturbance
-from harness.machine.disturbance import Disturbance
 from results.errors import NewerSchemaError
 from results.store import Store
 from results.verify import verify
@@ -24,24 +24,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 
-QUIET = Disturbance(
-    foreign_cpu_fraction=0.012345678,
-    foreign_resolution=0.031,
-    stolen_cpu_fraction=0.001234567,
-    stolen_resolution=0.031,
-    run_delay_sec=0.012345678,
-    num_throttled=0,
-    throttled_sec=0.0,
-)
-BUSY = Disturbance(
-    foreign_cpu_fraction=0.312345678,
-    foreign_resolution=0.031,
-    stolen_cpu_fraction=0.001234567,
-    stolen_resolution=0.031,
-    run_delay_sec=0.112345678,
-    num_throttled=0,
-    throttled_sec=0.0,
-)
 OPTIONS = ("--workload=resnet50", "--preset=smoke", "--replicas=1,2", "--mode=weak")
 SWEEPS = {
     "sequential": (*OPTIONS, "--order=sequential", "--repeats=2", "--budget=8steps"),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loads import QUIET
 
 from harness.cli import exit_codes
 from harness.judging import revisions
@@ -33,15 +34,6 @@ GATE = (
     "--replicas=1",
     "--mode=weak",
     "--repeats=3",
-)
-QUIET = disturbance.Disturbance(
-    foreign_cpu_fraction=0.0,
-    foreign_resolution=0.031,
-    stolen_cpu_fraction=0.0,
-    stolen_resolution=0.031,
-    run_delay_sec=0.0,
-    num_throttled=0,
-    throttled_sec=0.0,
 )
 DRIVER = f"""
 import pathlib, sys
