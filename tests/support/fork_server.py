@@ -103,6 +103,7 @@ class ForkServer:
           env: All environment variables.
           log: What its output is appended to.
         """
+        log.touch()  # as Popen does: it can be read before the fork has come to it
         request = {
             "argv": list(argv),
             "env": dict(env),

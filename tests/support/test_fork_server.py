@@ -67,6 +67,13 @@ def start(tmp_path):
         process.wait(WAIT_SEC)
 
 
+def test_the_log_of_a_process_that_has_not_begun_is_empty(start, tmp_path):
+    """Whoever waits for a line of it can read it from the start."""
+    process = start("wait")
+    assert (tmp_path / "log").is_file()
+    assert process.poll() is None
+
+
 def test_it_is_as_fresh_as_one_that_has_just_imported_tensorflow(start, tmp_path):
     """With arguments, folders, variables, a session and a log of its own."""
     process = start("a b", OF_THE_FORK="here")
