@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from replicator._tf import gradients as _tf_gradients
+from replicator.collectives import vectorized
 from replicator.collectives.buckets import positions_by_dtype
 from replicator.errors import CollectiveControlFlowError
 from replicator.step import context, logical
@@ -30,6 +31,7 @@ class StrategyReplicaContext(context.ReplicaContext):
 
     def __init__(self, num_replicas: int) -> None:
         self.num_replicas = self.num_replicas_in_sync = num_replicas
+        vectorized.register()
 
     @property
     def replica_id(self) -> tf.Tensor:

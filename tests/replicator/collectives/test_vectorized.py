@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
+import case_cluster
+import fork_server
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -12,6 +17,22 @@ from replicator.errors import CollectiveControlFlowError
 
 ROWS = [np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]), 10.0 * np.ones((3, 2))]
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
+FIRST_SEC = 60.0
+FIRST_OF_A_PROCESS = """
+import tensorflow as tf
+import replicator
+
+cpu = tf.config.list_physical_devices("CPU")[0]
+tf.config.set_logical_device_configuration(
+    cpu, [tf.config.LogicalDeviceConfiguration()] * 2
+)
+repl = replicator.create("tf_mirrored", num_replicas=2, devices=["CPU:0", "CPU:1"])
+rows = replicator.PerReplica([tf.ones([3, 2]), tf.ones([3, 2])])
+try:
+    repl.run(lambda x: tf.vectorized_map(replicator.all_sum, x), rows)
+except replicator.errors.CollectiveControlFlowError as error:
+    print(type(error).__name__)
+"""
 
 
 def _run(repl, step, values=ROWS):
@@ -39,9 +60,13 @@ LOOP_BODIES = {
 }
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", LOOP_BODIES)
 def test_a_vectorized_map_communicates_as_a_python_loop_does(in_graph, name):
-    """Every iteration sees the other replicas' values of the same iteration."""
+    """Every iteration sees the other replicas' values of the same iteration.
+
+    Each body and each placement; the full run has every pair.
+    """
     body = LOOP_BODIES[name]
 
     def step(x):
@@ -153,6 +178,22 @@ def test_a_stock_strategy_refuses_collectives_in_vectorized_loops(transform):
         match=r"inside tf\.vectorized_map.*experimental_use_pfor=False.*in_graph",
     ):
         _run(repl, transform)
+
+
+@pytest.mark.processes
+def test_a_stock_strategy_refuses_them_as_the_first_of_a_process(tmp_path):
+    """Whatever ran before: without a refusal its collectives wait for each other."""
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(FIRST_OF_A_PROCESS, encoding="utf-8")
+    process = fork_server.server(**case_cluster.ENV).start(
+        [str(program)], env={**os.environ, **case_cluster.ENV}, log=log
+    )
+    try:
+        process.wait(FIRST_SEC)
+    finally:
+        process.send_signal(signal.SIGKILL)
+
+    assert "CollectiveControlFlowError" == log.read_text().splitlines()[-1]
 
 
 def test_one_replica_needs_no_communication():
