@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
+from harness.lookup import look_up
 from replicator.catalog import (
     BACKENDS,
     ONE_PROCESS,
@@ -44,32 +44,10 @@ __all__ = [
     "workload",
 ]
 
-_T = TypeVar("_T")
-
 JIT_OFF = "off"
 JIT_STEP = "step"
 NEEDED_BY_JIT = {"compute": "compiled_functions", JIT_STEP: "compiled_steps"}
 """The capability that a backend needs for a value of the option ``jit``."""
-
-
-def look_up(table: Mapping[str, _T], name: str, *, what: str) -> _T:
-    """Returns an entry of a catalogue.
-
-    Raises:
-      PlanError: Unknown name; the message lists the known ones.
-    """
-    try:
-        return table[name]
-    except KeyError:
-        close = difflib.get_close_matches(name, table, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise PlanError(
-            f"unknown {what} {name!r}; known are {_join(table)}{hint}"
-        ) from None
-
-
-def _join(names: Iterable[str]) -> str:
-    return ", ".join(names)
 
 
 def workload(name: str) -> WorkloadInfo:

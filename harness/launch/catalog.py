@@ -6,7 +6,7 @@ import dataclasses
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from harness.catalog import look_up
+from harness.lookup import look_up
 
 if TYPE_CHECKING:
     from harness.launch.contract import Launcher

@@ -9,6 +9,7 @@ import socket
 from typing import Any
 
 from harness.launch import channel
+from harness.launch.received import Received
 
 
 class MemberExits:
@@ -33,7 +34,7 @@ class MemberExits:
         self._selector = selectors.DefaultSelector()
         self._listener = socket.create_server(("", 0))
         self._places: dict[socket.socket, int] = {}
-        self._received: dict[socket.socket, channel.Received] = {}
+        self._received: dict[socket.socket, Received] = {}
 
     def __enter__(self) -> MemberExits:  # noqa: PYI034 (Self needs Python 3.11)
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -62,7 +63,7 @@ class MemberExits:
             if source is self._listener:
                 connection, _ = self._listener.accept()
                 channel.keep_alive(connection)
-                self._received[connection] = channel.Received(self.secret)
+                self._received[connection] = Received(self.secret)
                 self._selector.register(connection, selectors.EVENT_READ)
             else:
                 self._take(source)

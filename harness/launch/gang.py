@@ -24,13 +24,11 @@ from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
 from harness.trial import die_with_parent, first_exit
 from harness.trial.ending import GRACE_SEC, cause_of, end_like
 from harness.trial.first_exit import FirstExit
-from replicator.cluster.environment import roles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.launch.remote import Engine
-    from harness.placement.processes import Member
 
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
@@ -59,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
                 **os.environ,
                 channel.ADDRESS_VARIABLE: exits.address,
                 channel.SECRET_VARIABLE: exits.secret,
-                **_roles(plan.members),
+                **plan.variables,
             },
         )
         try:
@@ -76,13 +74,6 @@ def main(argv: Sequence[str]) -> int:
         finally:
             exits.close()  # members end
             engine.cancel()
-
-
-def _roles(members: Sequence[Member]) -> dict[str, str]:
-    """Tells members that only have a rank what they are."""
-    kinds = [kind for kind, _ in members]
-    counts = [f"{kind}:{kinds.count(kind)}" for kind in dict.fromkeys(kinds)]
-    return {roles.VARIABLE: ",".join(counts)}
 
 
 def _refuse(trial_dir: Path, reason: str) -> int:

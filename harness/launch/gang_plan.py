@@ -27,12 +27,15 @@ class GangPlan:
       cpusets: The cores of each, on its host.
       num_ranks: How many of them are measured: the first ones.
       members_per_host: The first so many are on the first host, and so on.
+      variables: Environment variables that say to members what they are, where their
+        engine only numbers them.
     """
 
     members: tuple[Member, ...]
     cpusets: tuple[tuple[int, ...], ...]
     num_ranks: int
     members_per_host: int
+    variables: dict[str, str]
 
     def write(self, trial_dir: Path) -> None:
         """Writes the file."""
@@ -52,4 +55,5 @@ class GangPlan:
             cpusets=tuple(map(tuple, fields["cpusets"])),
             num_ranks=fields["num_ranks"],
             members_per_host=fields["members_per_host"],
+            variables=fields["variables"],
         )

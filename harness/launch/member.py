@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +27,7 @@ from harness.trial.ending import LOGS
 from replicator.cluster import environment
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from harness.placement.processes import Member
 
@@ -57,7 +55,23 @@ def main(argv: Sequence[str]) -> int:
     channel.send(connection, member=member, place=place, host=socket.gethostname())
     log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
     log_path.parent.mkdir(exist_ok=True)
-    temporary = _temporary_folder(f"{config.kind}_{config.index}")
+    with _temporary_folder(f"{config.kind}_{config.index}") as temporary:
+        code = _run(argv, cores, log_path, temporary, connection)
+    with contextlib.suppress(OSError):
+        channel.send(
+            connection, member=member, exit_code=code, tail=_tail(log_path) * bool(code)
+        )
+    return code if code >= 0 else 128 - code
+
+
+def _run(
+    argv: Sequence[str],
+    cores: Sequence[int],
+    log_path: Path,
+    temporary: Path,
+    connection: socket.socket,
+) -> int:
+    """Runs the process of this member to its end; returns its exit code."""
     with log_path.open("ab") as log:
         process = subprocess.Popen(
             # As a local cluster does: tied to this process, then pinned.
@@ -81,23 +95,24 @@ def main(argv: Sequence[str]) -> int:
     # Not yet reaped, it still reserves the id of its group.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     _kill_group(process)
-    code = process.wait()
-    shutil.rmtree(temporary, ignore_errors=True)
-    with contextlib.suppress(OSError):
-        channel.send(
-            connection, member=member, exit_code=code, tail=_tail(log_path) * bool(code)
-        )
-    return code if code >= 0 else 128 - code
+    return process.wait()
 
 
-def _temporary_folder(name: str) -> Path:
+@contextlib.contextmanager
+def _temporary_folder(name: str) -> Iterator[Path]:
     """Makes one on this host; that of the first process need not exist here."""
     given = os.environ.get("TMPDIR")
     if given and Path(given).is_dir():  # the harness removes it, whatever happens here
         folder = Path(given, name)
         folder.mkdir(exist_ok=True)
-        return folder
-    return Path(tempfile.mkdtemp(prefix="replicator-member-"))
+        yield folder
+        return
+    import tempfile  # slow, and rarely needed
+
+    with tempfile.TemporaryDirectory(
+        prefix="replicator-member-", ignore_cleanup_errors=True
+    ) as own:
+        yield Path(own)
 
 
 def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:

@@ -92,6 +92,7 @@ class RemoteLauncher(Launcher):
         """Writes what the processes of the gang read."""
         # Not at the top, since the gang imports this module, and the records take long.
         from harness.placement import hosts
+        from replicator.cluster.environment import roles
 
         members = processes.members or (("worker", 0),)
         GangPlan(
@@ -99,6 +100,7 @@ class RemoteLauncher(Launcher):
             cpusets=placement.cpusets,
             num_ranks=processes.num_ranks,
             members_per_host=hosts.members_per_host(len(members), self.num_hosts),
+            variables={roles.VARIABLE: roles.text_of(members)},
         ).write(trial_dir)
 
     def command(

@@ -7,8 +7,8 @@ import importlib
 import re
 from typing import TYPE_CHECKING, cast
 
-from harness.catalog import look_up
 from harness.errors import PlanError
+from harness.lookup import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from harness.machine.gpus import NO_GPU
 from harness.placement import gpu_threads
 from harness.run import process_tree, scratch
+from harness.trial import waiting
 from harness.trial.turns import ADDRESS_VARIABLE
 from results.records import Allocator
 
@@ -272,7 +273,7 @@ def run_tree(
     with ProcessTree(trial_dir, variables, command, end_elsewhere) as tree:
         is_timed_out = False
         try:
-            tree.process.wait(timeout=timeout_sec)
+            waiting.wait(tree.process, timeout_sec)
         except subprocess.TimeoutExpired:
             is_timed_out = True
         return tree.end(timeout_sec=timeout_sec, is_timed_out=is_timed_out)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from harness.errors import LaunchError, PlanError
 from harness.launch.local import LocalLauncher
 from harness.launch.remote import Engine, RemoteLauncher
+from harness.trial import waiting
 from harness.trial.ending import LOGS
 
 if TYPE_CHECKING:
@@ -234,7 +235,7 @@ class Step(Engine):
             if end is not None:
                 end()
             try:
-                self._process.wait(timeout_sec)
+                waiting.wait(self._process, timeout_sec)
             except subprocess.TimeoutExpired:
                 continue
             return

@@ -8,7 +8,7 @@ from replicator.cluster.configuration import KINDS
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 VARIABLE = "REPLICATOR_ROLES"
 """How many tasks of each kind, in the order of their ranks: ``worker:4,ps:1``."""
@@ -42,6 +42,12 @@ def of_tasks(environ: Mapping[str, str], num_tasks: int) -> tuple[tuple[str, int
             f" {num_tasks} tasks; start as many tasks as there are processes"
         )
     return tuple(found)
+
+
+def text_of(members: Sequence[tuple[str, int]]) -> str:
+    """Returns the value of ``VARIABLE`` for processes in the order of their ranks."""
+    kinds = [kind for kind, _ in members]
+    return ",".join(f"{kind}:{kinds.count(kind)}" for kind in dict.fromkeys(kinds))
 
 
 def addresses(

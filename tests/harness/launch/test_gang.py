@@ -140,6 +140,7 @@ def trial_dir(tmp_path: Path) -> Path:
         cpusets=((core,), (4095,)),
         num_ranks=2,
         members_per_host=1,
+        variables={},
     ).write(tmp_path)
     return tmp_path
 

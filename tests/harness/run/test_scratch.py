@@ -86,11 +86,14 @@ def test_what_is_in_the_way_is_named(tmp_path: Path) -> None:
 def test_members_of_one_host_have_a_folder_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first that ends removes its own; on another host, one is made there."""
+    """The harness removes it with its own; on another host, the member does."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    assert tmp_path / "tmp" / "worker_1" == member._temporary_folder("worker_1")
+    with member._temporary_folder("worker_1") as shared:
+        assert tmp_path / "tmp" / "worker_1" == shared
     monkeypatch.setenv("TMPDIR", str(tmp_path / "not here"))
-    elsewhere = member._temporary_folder("worker_1")
+    with member._temporary_folder("worker_1") as elsewhere:
+        assert elsewhere.is_dir()
+        assert elsewhere.parent == tmp_path / "tmp"
 
-    assert elsewhere.is_dir()
-    assert elsewhere.parent == tmp_path / "tmp"
+    assert shared.is_dir()
+    assert not elsewhere.exists()

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from replicator.cluster import environment
-from replicator.cluster.environment import slurm, slurm_lists
+from replicator.cluster.environment import roles, slurm, slurm_lists
 from replicator.errors import ClusterConfigError
 
 
@@ -75,6 +75,15 @@ def test_roles_make_servers_of_the_last_tasks():
         kind: len(of_kind) for kind, of_kind in config.addresses.items()
     }
     assert "n1" == config.addresses["ps"][0].split(":")[0]
+
+
+def test_roles_are_written_as_they_are_read():
+    """What a harness starts in the order of ranks, an engine numbers."""
+    members = (("chief", 0), ("worker", 0), ("worker", 1), ("ps", 0))
+    text = roles.text_of(members)
+
+    assert "chief:1,worker:2,ps:1" == text
+    assert members == roles.of_tasks({roles.VARIABLE: text}, len(members))
 
 
 def test_reserved_ports_are_used():
