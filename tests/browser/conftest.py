@@ -66,9 +66,9 @@ def shapes(synthetic: Any) -> dict[str, Any]:
             backends=("single", "in_graph", "tf_mirrored", "multi_worker"),
             replicas=LARGE_SIZES,
             baseline_batch_size=64,
-            repeats=5,
+            repeats=3,
             budget=synthetic.LEARNING,
-            num_learning_runs=5,
+            num_learning_runs=3,
             has_actors=True,
         ),
         "many trials": shape(
@@ -80,8 +80,9 @@ def shapes(synthetic: Any) -> dict[str, Any]:
         "broken": dataclasses.replace(
             synthetic.BROKEN, budget=synthetic.LEARNING, num_learning_runs=3
         ),
-        "single N": shape(replicas=(1,)),
-        "single repetition": shape(repeats=1),
+        # A panel of each mode is drawn by the same code.
+        "single N": shape(replicas=(1,), modes=(synthetic.STRONG,)),
+        "single repetition": shape(repeats=1, modes=(synthetic.WEAK,)),
         "all failed": shape(statuses=every_failure),
     }
 

@@ -6,20 +6,22 @@ from typing import Any
 
 import pytest
 
-RUN = """async () => (await axe.run(document)).violations.map(
+# Nothing is written down of what passed, which nobody reads.
+RUN = """async () =>
+    (await axe.run(document, {resultTypes: ["violations"]})).violations.map(
     (found) => `${found.id}: ${found.nodes[0].html.slice(0, 200)}`)"""
 
 
 CASES = [
-    ("default", "light", 1280),
     ("default", "dark", 360),
     ("broken", "light", 390),
-    ("all failed", "dark", 390),
+    ("all failed", "dark", 1280),
     ("controls", "light", 768),
 ]
 REST = [
-    *(("default", "light", width) for width in (360, 390, 768)),
+    *(("default", "light", width) for width in (360, 390, 768, 1280)),
     *(("default", "dark", width) for width in (390, 768, 1280)),
+    ("all failed", "dark", 390),
     ("controls", "light", 390),
 ]
 

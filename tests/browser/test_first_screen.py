@@ -30,14 +30,10 @@ def _text(page: Any, selector: str) -> str:
     return " ".join(page.locator(selector).inner_text().split())
 
 
-@pytest.mark.parametrize(("width", "height"), [DESKTOP, PHONE])
 @pytest.mark.parametrize("name", ["default", "controls"])
-def test_five_facts_are_within_the_first_screen(
-    open_page: Any, name: str, width: int, height: int
-) -> None:
+def test_five_facts_are_within_the_first_screen(open_page: Any, name: str) -> None:
     """In the words of the verdict; with how sure that is, and what to do next."""
-    page = open_page(name, width)
-    page.set_viewport_size({"width": width, "height": height})
+    page = open_page(name, DESKTOP[0])
     verdict = _text(page, ".brief")
 
     for fact, pattern in FACTS.items():
@@ -46,8 +42,10 @@ def test_five_facts_are_within_the_first_screen(
     assert re.match(r"Next: \S.*\.$", _text(page, ".brief .next"))
     assert re.search(r"n = \d", _text(page, ".basis"))
     assert 6 == page.locator(".trust li").count()
-    for selector in ("h1", ".brief", ".basis", ".trust li"):
-        assert page.evaluate(LOWEST, selector) <= height, selector
+    for width, height in (DESKTOP, PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        for selector in ("h1", ".brief", ".basis", ".trust li"):
+            assert page.evaluate(LOWEST, selector) <= height, selector
 
 
 @pytest.mark.parametrize("name", ["default", "controls", "large", "broken"])
@@ -60,18 +58,16 @@ def test_the_figure_is_within_the_first_screen_of_a_desktop(
     assert page.evaluate(LOWEST, ".hero") <= DESKTOP[1]
 
 
-@pytest.mark.parametrize(("width", "height"), [DESKTOP, PHONE])
-def test_if_all_failed_the_first_screen_says_why_and_what_to_do(
-    open_page: Any, width: int, height: int
-) -> None:
+def test_if_all_failed_the_first_screen_says_why_and_what_to_do(open_page: Any) -> None:
     """The reason, how often, and the verb that continues."""
-    page = open_page("all failed", width)
-    page.set_viewport_size({"width": width, "height": height})
+    page = open_page("all failed", DESKTOP[0])
     verdict = _text(page, ".brief")
 
     assert re.match(
         r"Nothing was measured: .+ \(\d+ of \d+ planned trials\)\.", verdict
     )
     assert re.match(r"Next: .*resume --retry failed", _text(page, ".brief .next"))
-    assert page.evaluate(LOWEST, ".brief") <= height
-    assert page.evaluate(LOWEST, ".trust li") <= height
+    for width, height in (DESKTOP, PHONE):
+        page.set_viewport_size({"width": width, "height": height})
+        assert page.evaluate(LOWEST, ".brief") <= height
+        assert page.evaluate(LOWEST, ".trust li") <= height

@@ -27,11 +27,13 @@ def _download(page: Any, press: Callable[[], None]) -> bytes:
     return pathlib.Path(waiting.value.path()).read_bytes()
 
 
-@pytest.mark.parametrize("is_scripted", [True, False])
+@pytest.mark.parametrize(
+    "is_scripted", [pytest.param(True, marks=pytest.mark.full), False]
+)
 def test_the_switch_shows_one_quantity_at_a_time(
     open_page: Any, *, is_scripted: bool
 ) -> None:
-    """It is made of style sheets only."""
+    """It is made of style sheets only; the full run has scripts as well."""
     page = open_page("default", is_scripted=is_scripted)
     page.locator("label[for=show-throughput]").click()
     page.locator("label[for=show-log]").click()
@@ -40,11 +42,16 @@ def test_the_switch_shows_one_quantity_at_a_time(
     assert 1 == page.locator(".switch > .panels:visible").count()
 
 
-@pytest.mark.parametrize("is_scripted", [True, False])
+@pytest.mark.parametrize(
+    "is_scripted", [True, pytest.param(False, marks=pytest.mark.full)]
+)
 def test_the_downloaded_data_are_those_of_the_frame(
     open_page: Any, stores: Callable[[str], Store], *, is_scripted: bool
 ) -> None:
-    """Every row of the figure, with all digits; a link that needs no script."""
+    """Every row of the figure, with all digits.
+
+    A link that needs no script: the full run follows it without.
+    """
     page = open_page("default", is_scripted=is_scripted)
     link = page.locator("a[download='scaling.csv']")
     found = pd.read_csv(io.BytesIO(_download(page, link.click)))
@@ -118,6 +125,7 @@ def test_hostile_text_is_shown_and_never_run(
     shape = synthetic.Shape(
         name=HOSTILE,
         backends=("in_graph", HOSTILE),
+        modes=(synthetic.WEAK,),
         replicas=(1, 2),
         statuses={("in_graph", synthetic.WEAK, 2, 0): TrialStatus.FAILED},
     )

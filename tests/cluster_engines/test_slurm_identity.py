@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[2]
+# With what makes the import of TensorFlow quick in processes of tests.
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+SUM = ROOT / "tests" / "harness" / "launch" / "gang_sum.py"
 SAY = """
 import json, socket
 from replicator.cluster import environment
@@ -46,6 +50,22 @@ def test_two_tasks_on_two_nodes_know_each_other(tell: Any) -> None:
     assert [1, 0, False, "n1"] == [*second[:2], *second[3:]]
     assert first[2] == second[2]
     assert ["n0", "n1"] == [address.split(":")[0] for address in first[2]]
+
+
+def test_tensorflow_sums_over_the_network(slurm: SlurmCluster) -> None:
+    """Its servers find each other by the names of the nodes, as a step is started."""
+    done = slurm.run(
+        "srun",
+        "--nodes=2",
+        "--ntasks=2",
+        sys.executable,
+        SUM,
+        env={"PYTHONPATH": PATHS},
+    )
+
+    assert ["sum 3 on worker 0", "sum 3 on worker 1"] == sorted(
+        done.stdout.splitlines()
+    ), done.stderr
 
 
 @pytest.mark.parametrize("distribution", ["block", "cyclic", "plane=2"])

@@ -53,8 +53,13 @@ def test_a_trial_of_two_workers_runs_on_two_nodes(in_job: Any, shared: Path) -> 
     assert "2" == trial.spec.variables["REPLICATOR_HARNESS_HOSTS"]
 
 
+@pytest.mark.full
 def test_the_true_worker_trains_over_the_network(in_job: Any, shared: Path) -> None:
-    """TensorFlow's servers find each other by the names of the nodes."""
+    """TensorFlow's servers find each other by the names of the nodes.
+
+    In the full run; otherwise ``test_slurm_identity.py`` has a sum of TensorFlow over
+    this network, and the other tests here have the harness with another worker.
+    """
     sweep = (*SWEEP, "--workload=d4pg", "--data=synthetic")  # traced in seconds
     output, state = in_job(*sweep, HARNESS_REAL_WORKER="1")
     trial = only_trial(shared)
@@ -83,10 +88,15 @@ def test_a_rank_that_dies_is_the_cause(
     assert reason in failure.reason
 
 
+@pytest.mark.full
 def test_a_step_that_is_killed_is_a_failure_of_its_rank(
     slurm: SlurmCluster, start_job: Any, shared: Path
 ) -> None:
-    """Slurm's own process on the other node dies: rank 1 is named, in bounded time."""
+    """Slurm's own process on the other node dies: rank 1 is named, in bounded time.
+
+    In the full run: it takes Slurm twenty seconds. Otherwise ranks die, and
+    ``test_slurm_requests.py`` has a step that Slurm takes for running.
+    """
     job = start_job(*SWEEP, FAKE_BEHAVIOR="*:*:rank1_hang")
     wait_for_members(slurm)
     slurm.wait_for(lambda: not members_on(slurm, "n0"), "end of rank 0, which lost 1")

@@ -21,15 +21,14 @@ TIMEOUT_SEC = 600
 pytestmark = pytest.mark.processes
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("backend", "data"),
     [
         # Without actors, which would take most of the time.
         ("multi_worker", "synthetic"),
-        pytest.param("multi_worker", "cartpole:balance", marks=pytest.mark.full),
-        pytest.param(
-            "multi_worker_in_graph", "cartpole:balance", marks=pytest.mark.full
-        ),
+        ("multi_worker", "cartpole:balance"),
+        ("multi_worker_in_graph", "cartpole:balance"),
     ],
 )
 def test_two_workers_of_two_replicas_train_as_one_replica(
@@ -37,8 +36,10 @@ def test_two_workers_of_two_replicas_train_as_one_replica(
 ) -> None:
     """Four replicas match one before a number counts, as with a worker for each.
 
-    The full run adds workers that serve one client, and actors of each worker, which
-    ``test_sweep_to_report.py`` has with one.
+    In the full run, also with workers that serve one client, and with actors of each
+    worker. Otherwise ``tests/conformance`` has two workers of two replicas,
+    ``tests/harness/placement`` what a trial says of them, and a guide
+    (``tests/howto``) measures d4pg in two workers.
     """
     done = sweep(
         "--workload=d4pg",

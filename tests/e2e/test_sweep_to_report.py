@@ -80,12 +80,15 @@ def test_a_smoke_sweep_of_the_real_network_ends_in_a_report(
     assert "http://" not in page.replace("http://www.w3.org/", "")
 
 
+@pytest.mark.full
 def test_a_sweep_with_actors_ends_in_learning_curves(
     sweep: Any, tmp_path: Path
 ) -> None:
     """Two seeds of D4PG: environment steps, counts of the window, returns, profile.
 
-    With the import of TensorFlow that users get, in every process.
+    With the import of TensorFlow that users get, in every process. In the full run;
+    otherwise ``tests/workloads/d4pg`` has actors and evaluation, ``tests/harness`` the
+    budget of a quality run, and ``tests/reports/test_learning.py`` the curves.
     """
     done = sweep(
         "--workload=d4pg",

@@ -10,12 +10,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import re
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import case_cluster
+import covering
+import fork_server
 import pytest
 
 from harness.machine import gpu_choice
@@ -25,6 +29,9 @@ from results.store import Store, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600
+PROGRAM_TIMEOUT_SEC = 600
+# Of TensorFlow, in the output of a forked process.
+LOG_LINE = re.compile(r"^[EIW]\d{4} .*\n", re.MULTILINE)
 REHEARSAL = "test_rehearsal.py"
 COMMON = (
     "--workload=resnet50",
@@ -147,6 +154,12 @@ def options_of_sweeps() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.fixture
+def read_as_swept() -> Any:
+    """Returns a function that reads any study as the tests read their sweeps."""
+    return lambda store: Swept(store=store, output="")
+
+
+@pytest.fixture
 def run_program() -> Any:
     """Returns a function that runs a program of this folder and returns its output."""
 
@@ -163,10 +176,35 @@ def run_program() -> Any:
             },
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=PROGRAM_TIMEOUT_SEC,
             check=False,
         )
         assert 0 == done.returncode, done.stdout + done.stderr
         return done.stdout
+
+    return run
+
+
+@pytest.fixture
+def rehearse(run_program: Any, tmp_path: Path) -> Any:
+    """Returns a function that runs a program on the CPU and returns its output.
+
+    In a fork of a process that has imported TensorFlow; in the full run as on GPUs.
+    """
+
+    def run(name: str, *arguments: str) -> str:
+        if covering.is_full():
+            return run_program(name, *arguments)
+        log = tmp_path / "output"
+        log.unlink(missing_ok=True)
+        process = fork_server.server(**case_cluster.ENV).start(
+            [str(Path(__file__).with_name(name)), *arguments],
+            env={**os.environ, **case_cluster.ENV},
+            log=log,
+        )
+        code = process.wait(PROGRAM_TIMEOUT_SEC)
+        text = log.read_text()
+        assert 0 == code, text
+        return LOG_LINE.sub("", text)
 
     return run

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import synthetic
 from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
+from results.records import ScalingMode, TrialStatus
 from workloads import options
 
 FOLDER = Path(__file__).parent
@@ -27,10 +29,10 @@ LOSS_TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
 
 
 @pytest.mark.processes
-def test_two_replicas_on_one_cpu_train_as_one(run_program: Any) -> None:
+def test_two_replicas_on_one_cpu_train_as_one(rehearse: Any) -> None:
     """The program of the test on one GPU, on two virtual CPUs."""
     one, two = (
-        [float(line) for line in run_program("two_on_one.py", "cpu", count).split()]
+        [float(line) for line in rehearse("two_on_one.py", "cpu", count).split()]
         for count in ("1", "2")
     )
 
@@ -40,9 +42,9 @@ def test_two_replicas_on_one_cpu_train_as_one(run_program: Any) -> None:
 
 
 @pytest.mark.processes
-def test_the_program_that_counts_kernels_finds_none_on_a_cpu(run_program: Any) -> None:
+def test_the_program_that_counts_kernels_finds_none_on_a_cpu(rehearse: Any) -> None:
     """It builds, steps, profiles and reads the trace; a CPU starts no kernels."""
-    printed = run_program("count_kernels.py", "in_graph", "smoke", "4")
+    printed = rehearse("count_kernels.py", "in_graph", "smoke", "4")
 
     assert {"kernels": 0, "copies": 0} == json.loads(printed.splitlines()[-1])
 
@@ -77,9 +79,33 @@ def test_kernels_and_copies_of_the_first_gpu_are_counted(tmp_path: Path) -> None
     }
 
 
+def test_a_study_is_read_by_case(read_as_swept: Any, tmp_path: Path) -> None:
+    """The median of its repetitions; a failure or a case that is not there is seen."""
+    backends = ("single", "in_graph")
+    shape = synthetic.Shape(
+        backends=backends,
+        replicas=(1, 8),
+        statuses={("in_graph", ScalingMode.WEAK, 8, 1): TrialStatus.FAILED},
+    )
+    swept = read_as_swept(synthetic.make_store(tmp_path / "s", shape))
+
+    for backend in backends:
+        rates = [t.result.examples_per_sec for t in swept.trials(backend, 1)]
+        assert 3 == len(rates)
+        assert sorted(rates)[1] == swept.images_per_sec(backend, 1)
+    with pytest.raises(AssertionError, match="FAILED"):
+        swept.images_per_sec("in_graph", 8)
+    with pytest.raises(AssertionError):
+        swept.trials("single", 8)
+
+
+@pytest.mark.full
 @pytest.mark.processes
 def test_the_sweep_with_one_replica_is_read_as_on_a_gpu(sweep: Any) -> None:
-    """Real trials on the CPU, through the same functions."""
+    """Real trials on the CPU, through the same functions.
+
+    Only in the full run: others make such sweeps, read studies and plan these options.
+    """
     swept = sweep(
         "one replica",
         "--preset=smoke",

@@ -1,10 +1,14 @@
-"""Programs of tutorials give on replicas what they give on one device."""
+"""Programs of tutorials give on replicas what they give on one device.
+
+Replicas are in this process, or in a real cluster of two processes.
+"""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
 
+import case_cluster
 import numpy as np
 import pytest
 from tutorials import targets
@@ -45,6 +49,11 @@ PAIRS = [
 ]
 
 
+# Sparse rows of different numbers, state per replica, and work that is dealt out: what
+# a worker sees of others. The collectives of the other programs are conformance cases.
+OFTEN_ON_WORKERS = ("evolution", "keras_metrics", "mixed_lengths")
+
+
 @functools.cache
 def _on_one_device(name):
     return targets.run_on(name, "single")
@@ -55,12 +64,47 @@ def _on_one_device(name):
 def test_a_program_trains_like_one_device(name, target):
     """Losses, weights and state, on two replicas with half of each batch.
 
-    Each program on one target here, and on workers of a cluster; the full run has all
-    pairs.
+    Each program on one target; the full run has all pairs.
     """
     expected = _on_one_device(name)
 
     targets.compare(name, expected, targets.run_on(name, target))
+
+
+@pytest.fixture(scope="module")
+def workers(request, tmp_path_factory):
+    """Two workers that ran the programs which are compared; one cluster runs all."""
+    names = [
+        item.callspec.params["name"]
+        for item in request.session.items
+        if item.path == request.path and "workers" in item.fixturenames
+    ]
+    return case_cluster.ran(
+        "program_cases",
+        tmp_path_factory.mktemp("programs"),
+        path=Path(__file__).parent,
+        cases=names,
+        num_workers=2,
+    )
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[] if name in OFTEN_ON_WORKERS else pytest.mark.full)
+        for name in targets.ON_WORKERS
+    ],
+)
+def test_a_program_on_workers_trains_like_one_device(workers, name):
+    """Each worker has one replica and half of each batch.
+
+    Three programs; the full run has all that replicas of one device can run.
+    """
+    expected = _on_one_device(name)
+
+    for outcome in workers.values(name):
+        targets.compare(name, expected, outcome)
 
 
 @pytest.mark.parametrize("name", targets.PROGRAMS)

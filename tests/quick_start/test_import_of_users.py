@@ -2,8 +2,8 @@
 
 All other tests import it without scikit-learn, Matplotlib and pandas
 (``sitecustomize.py``), as no user does. So these files run once more, in a process of
-their own that hides nothing; they are those that need Keras and little time. A whole
-sweep imports as users do in ``tests/e2e/test_sweep_to_report.py``.
+their own that hides nothing; they are those that need Keras and little time. In the
+full run a sweep imports as users do (``tests/e2e/test_sweep_to_report.py``).
 """
 
 from __future__ import annotations

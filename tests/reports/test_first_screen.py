@@ -12,6 +12,7 @@ import pytest
 from reports import brief, build, formats, names, next_step
 from reports.figures import hero
 from reports.marks import Level
+from reports.sections import verdict
 from reports.view import view_store
 from results.records import ScalingMode, TrialStatus
 
@@ -33,8 +34,7 @@ def _text(view: View) -> str:
 
 
 def _first_screen(store: Store) -> str:
-    page = build.build_report(store)
-    return page.partition('<section id="verdict"')[2].partition("</section>")[0]
+    return str(verdict.render(view_store(store)))
 
 
 def test_the_verdict_says_how_well_at_which_number_weak_and_strong(
@@ -193,7 +193,9 @@ def test_sections_without_content_vanish(
     tmp_path: pathlib.Path, synthetic: Any
 ) -> None:
     """No heading stands above a sentence that there is nothing."""
-    shape = synthetic.Shape(backends=("in_graph",), is_evaluated=False)
+    shape = synthetic.Shape(
+        backends=("in_graph",), modes=(STRONG,), repeats=2, is_evaluated=False
+    )
     page = build.build_report(synthetic.make_store(tmp_path, shape))
     sections = set(re.findall(r'<section id="([\w-]+)"', page))
 

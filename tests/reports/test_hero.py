@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build
 from reports.figures import hero, labels
+from reports.sections import verdict
 from reports.view import view_store
 from results.records import ScalingMode
 
@@ -22,8 +22,7 @@ WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 
 
 def _first_screen(store: Store) -> str:
-    page = build.build_report(store)
-    return page.partition('<section id="verdict"')[2].partition("</section>")[0]
+    return str(verdict.render(view_store(store)))
 
 
 def test_the_figure_is_linear_from_zero_and_labels_its_lines(relay: View) -> None:

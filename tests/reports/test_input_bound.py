@@ -11,7 +11,7 @@ import pytest
 import rich.console
 from relay_study import ALL, Lost, RelayShape, make_store
 
-from reports import build, text, verdict
+from reports import text, verdict
 from reports.sections import lost_time
 from reports.view import view_store
 from results import summary
@@ -68,7 +68,7 @@ def test_the_section_and_the_terminal_say_what_the_pipelines_take(
     bound: Store,
 ) -> None:
     """With the interval, in the unit of the parts."""
-    page = build.build_report(bound)
+    section = lost_time.render(view_store(bound))
     stream = io.StringIO()
     text.print_summary(bound, rich.console.Console(file=stream, width=300))
     line = lost_time.lines(view_store(bound))[-1]
@@ -79,7 +79,7 @@ def test_the_section_and_the_terminal_say_what_the_pipelines_take(
         line,
     )
     assert line in stream.getvalue()
-    assert "Input-bound: the input pipelines alone take" in page
+    assert "Input-bound: the input pipelines alone take" in section
 
 
 def test_a_case_that_is_not_input_bound_is_not_called_so(not_bound: Store) -> None:

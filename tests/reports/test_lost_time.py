@@ -108,7 +108,7 @@ def test_programs_that_never_communicate_are_the_ceiling_of_the_throughput(
 def test_cases_that_cannot_be_compared_say_so(tmp_path: pathlib.Path) -> None:
     """In place of the figure."""
     shape = RelayShape(is_without_common_round=True, generations=2)
-    shown = build.build_report(make_store(tmp_path, shape))
+    shown = lost_time.render(view_store(make_store(tmp_path, shape)))
 
     assert "Not compared: no round of any generation has a valid turn of" in shown
 

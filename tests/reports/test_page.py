@@ -14,9 +14,12 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import matplotlib as mpl
 import pytest
 
 from reports import build, svg
+from reports.sections import verdict
+from reports.view import view_store
 from results import errors
 
 if TYPE_CHECKING:
@@ -87,11 +90,14 @@ def outline(page: str) -> Outline:
     return parsed
 
 
+@pytest.mark.full
 @pytest.mark.processes
 def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
     """With another hash seed, another time zone and another place of the store.
 
-    Also under the reader's own matplotlib settings, which stay as they were.
+    Also under the reader's own matplotlib settings, which stay as they were. Only in
+    the full run: ``make test`` builds a published page again, which another process
+    wrote with another hash seed (``site/test_published.py``).
     """
     environment = {
         **os.environ,
@@ -108,6 +114,17 @@ def test_another_process_gives_the_same_bytes(store: Store, page: str) -> None:
     )
 
     assert page == completed.stdout.decode()
+
+
+def test_the_settings_of_the_reader_change_nothing(store: Store, page: str) -> None:
+    """Those of matplotlib, which stay as they were."""
+    with mpl.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"}):
+        before = dict(mpl.rcParams)
+        drawn = verdict.render(view_store(store))
+
+        assert before == dict(mpl.rcParams)
+    assert "<svg" in drawn
+    assert drawn in page
 
 
 def test_page_reaches_for_nothing_outside(page: str, outline: Outline) -> None:

@@ -11,6 +11,8 @@ import pytest
 from reports import build, reference_points
 from reports.figures import references
 from reports.reference_points import ReferencesError
+from reports.sections import scaling
+from reports.view import view_store
 from results.records import ScalingMode
 
 if TYPE_CHECKING:
@@ -228,8 +230,9 @@ def test_the_figure_of_efficiency_has_marks_and_the_table_says_what_differs(
     tmp_path: pathlib.Path, synthetic: Any, write: Any
 ) -> None:
     """In the panel of their mode only; other figures stay as they were."""
-    store = synthetic.make_store(tmp_path / "s")
-    plain = build.build_report(store)
+    shape = synthetic.Shape(backends=("in_graph",), repeats=2)
+    store = synthetic.make_store(tmp_path / "s", shape)
+    plain = scaling.render(view_store(store))
     page = build.build_report(store, ["mlperf", write()])
     figures = dict(
         re.findall(r'<desc id="([a-z]+-(?:weak|strong))-desc">(.*?)</desc>', page)

@@ -19,7 +19,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
     ("least_trials", "most_bytes", "settings"),
     [
         (95, 700_000, {"replicas": (1, 2, 4, 8), "repeats": 7}),
-        (
+        pytest.param(
             300,
             1_500_000,
             {
@@ -29,6 +29,7 @@ BACKENDS = ("single", "in_graph", "tf_mirrored", "multi_worker")
                 "repeats": 5,
                 "num_learning_runs": 5,
             },
+            marks=pytest.mark.full,
         ),
     ],
     ids=["100 trials", "310 trials"],
@@ -40,7 +41,7 @@ def test_a_page_stays_small(
     most_bytes: int,
     settings: dict[str, Any],
 ) -> None:
-    """A page that is sent by mail or opened on a phone."""
+    """A page that is sent by mail or opened on a phone; the full run has a larger."""
     budget = synthetic.LEARNING if "num_learning_runs" in settings else None
     store = synthetic.make_store(tmp_path, synthetic.Shape(budget=budget, **settings))
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from relay_study import RelayShape, make_store
 
-from reports import build, utilisation
+from reports import utilisation
+from reports.sections import lost_time
 from reports.view import view_store
 from results import scaling, summary
 from results.study import load_study
@@ -37,7 +38,7 @@ def test_it_is_the_rate_of_the_model_over_all_peaks(tmp_path: pathlib.Path) -> N
             assert found[name] == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_page_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
+def test_the_section_of_lost_time_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
     """Every case with its interval and n, and the peak per replica."""
     store = make_store(tmp_path, RelayShape(num_ranks=2, peak_flops_per_sec=PEAK))
     line = utilisation.line(view_store(store))
@@ -45,7 +46,7 @@ def test_the_page_says_it_in_one_line(tmp_path: pathlib.Path) -> None:
     assert "on the same devices (2.00 GFLOP/s per replica)" in line
     assert re.search(r"in_graph x1 with 8 per replica \d\.\d.% \(95.%.CI ", line)
     assert 2 == line.count("n = 4")
-    assert line in build.build_report(store).replace("&#39;", "'")
+    assert line in lost_time.render(view_store(store)).replace("&#39;", "'")
 
 
 def test_nothing_is_said_where_a_peak_is_missing(tmp_path: pathlib.Path) -> None:

@@ -55,12 +55,20 @@ def test_paired_ratio_covers_as_stated_under_drift(n: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_first", "num_second", "sigma_first", "sigma_second"),
-    [(3, 3, 0.03, 0.03), (3, 3, 0.01, 0.03), (5, 3, 0.03, 0.03), (10, 10, 0.01, 0.03)],
+    [
+        pytest.param(3, 3, 0.03, 0.03, marks=pytest.mark.full),
+        (3, 3, 0.01, 0.03),
+        (5, 3, 0.03, 0.03),
+        pytest.param(10, 10, 0.01, 0.03, marks=pytest.mark.full),
+    ],
 )
 def test_unpaired_ratio_covers_as_stated(
     num_first: int, num_second: int, sigma_first: float, sigma_second: float
 ) -> None:
-    """Two groups without pairs, of unequal size and spread too."""
+    """Two groups without pairs, of unequal size and spread too.
+
+    The full run adds groups of equal size and spread, and large ones.
+    """
     generator = np.random.default_rng(1000 * num_first + num_second)
     covered = 0
     for _ in range(NUM_STUDIES):

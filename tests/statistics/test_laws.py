@@ -22,10 +22,17 @@ def _law(n: np.ndarray, sigma: float, kappa: float) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("law", "sigma", "kappa"),
-    [("amdahl", 0.05, 0.0), ("usl", 0.05, 0.002), ("usl", 0.02, 0.005)],
+    [
+        ("amdahl", 0.05, 0.0),
+        ("usl", 0.05, 0.002),
+        pytest.param("usl", 0.02, 0.005, marks=pytest.mark.full),
+    ],
 )
 def test_coverage_is_as_stated(law: str, sigma: float, kappa: float) -> None:
-    """Parameters, band in the middle and at its end, knee, held-out point."""
+    """Parameters, band in the middle and at its end, knee, held-out point.
+
+    The full run has a second curve with a knee.
+    """
     generator = np.random.default_rng(8)
     numbers = np.array(NUMBERS)
     held = dict.fromkeys(("sigma", "kappa", "middle", "end", "knee", "backtest"), 0)

@@ -13,15 +13,20 @@ import pathlib
 import sys
 from typing import Any
 
+import covering
+
 from workloads.catalog import WORKLOADS
 
 FLOAT32 = "float32"
 # By workload, the step functions of its program and the options that make them small.
 STEPS: dict[str, dict[str, dict[str, Any]]] = {
     "resnet50": {"_step": {}},
-    "sngan": {"_both_step": {}, "_discriminator_step": {}},
+    "sngan": {"_both_step": {}},
     "d4pg": {"_step": {}, "_copy": {}, "_step_of_pixels": {"observations": "pixels"}},
 }
+if covering.is_full():
+    # A part of both.
+    STEPS["sngan"]["_discriminator_step"] = {}
 
 
 # Workloads that take ``conv_layout``.

@@ -14,8 +14,11 @@ from short_resnet import short
 
 from workloads import catalog
 
-# One doubling of the generator, two blocks of the discriminator.
-OPTIONS: dict[str, dict[str, Any]] = {"sngan": {"layout": "imagenet", "image_size": 8}}
+# One doubling of the generator, two blocks of the discriminator; one hidden layer.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "d4pg": {"policy_sizes": "16", "critic_sizes": "16"},
+    "sngan": {"layout": "imagenet", "image_size": 8},
+}
 
 
 def build(

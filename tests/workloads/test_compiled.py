@@ -77,20 +77,21 @@ def test_nothing_is_compiled_by_default(both):
 @pytest.mark.parametrize(
     ("name", "backend"),
     [
-        ("d4pg", "single"),
         ("d4pg", "in_graph"),
         *(
             pytest.param(name, backend, marks=pytest.mark.full)
-            for name in ("resnet50", "sngan")
+            for name in sorted(catalog.WORKLOADS)
             for backend in ("single", "in_graph")
+            if (name, backend) != ("d4pg", "in_graph")
         ),
     ],
 )
 def test_a_whole_step_of_one_replica_has_the_same_loss(name, backend):
     """With collectives and updates in one program; also the numbers that it draws.
 
-    Three updates by Adam on each backend. The full run adds the networks with
-    convolutions, whose forward and backward passes the tests above compile.
+    Two updates by Adam. The full run adds the networks with convolutions, whose forward
+    and backward passes the tests above compile, and the backend of one device, whose
+    compiled steps tests/replicator/backends/test_compiled_steps.py compares.
     """
     plain, _ = train(name, backend, 1, jit="off")
     compiled, program = train(name, backend, 1, jit="step")
@@ -120,15 +121,15 @@ def parts_of(program):
 @pytest.mark.parametrize(
     "name",
     [
-        "d4pg",
-        pytest.param("resnet50", marks=pytest.mark.full),
+        "resnet50",
+        pytest.param("d4pg", marks=pytest.mark.full),
         pytest.param("sngan", marks=pytest.mark.full),
     ],
 )
 def test_a_stock_strategy_compiles_the_same_part(name):
     """On virtual devices of one process.
 
-    The full run has the networks with convolutions as well, whose compiled parts the
+    The full run has the workloads with two optimizers as well, whose compiled parts the
     tests above compare.
     """
     plain, compiled = (

@@ -6,6 +6,8 @@ import importlib
 
 import numpy as np
 import pytest
+import short_resnet
+import small_programs
 import tensorflow as tf
 from graph_flops import multiply_adds
 
@@ -15,21 +17,14 @@ from workloads.d4pg import config as d4pg_config
 from workloads.d4pg.acting.policy import PolicySpec
 from workloads.d4pg.learning import flops as d4pg_flops
 from workloads.d4pg.learning.learner import Learner
+from workloads.resnet50 import model as resnet50_model
 from workloads.sngan import config as sngan_config
 from workloads.sngan import flops as sngan_flops
 
 
-def build(name, preset="smoke", **options):
-    """One replica on data that cost nothing."""
-    workload = importlib.import_module(catalog.WORKLOADS[name].module).WORKLOAD
-    return workload.build(
-        replicator.create("single"),
-        preset=preset,
-        data="synthetic",
-        per_replica_batch_size=2,
-        seed=1,
-        options=options,
-    )
+def build(name, **options):
+    """One replica on data that cost nothing, with a small network."""
+    return small_programs.build(name, replicator.create("single"), **options)
 
 
 def per_example(function, make_args):
@@ -53,8 +48,12 @@ def test_resnet50_has_the_published_arithmetic():
     assert 3 * 8.2e9 - 0.24e9 == pytest.approx(counted, rel=0.01)
 
 
-def test_the_step_of_resnet50_does_what_is_counted():
+def test_the_step_of_resnet50_does_what_is_counted(monkeypatch):
     """Convolutions and products that loss and gradients need, at 32 px."""
+    flops = importlib.import_module("workloads.resnet50.flops")
+    with short_resnet.short():
+        for name in ("NUM_BLOCKS", "WIDTHS"):
+            monkeypatch.setattr(flops, name, getattr(resnet50_model, name))
     program = build("resnet50")
 
     def spec(count):
@@ -71,7 +70,7 @@ def test_the_step_of_resnet50_does_what_is_counted():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"layout": "imagenet", "num_discriminator_steps": 4}]
+    "options", [{"layout": "cifar"}, {"num_discriminator_steps": 4}]
 )
 def test_the_steps_of_sngan_do_what_is_counted(options):
     """Of both kinds of steps, the second with its share."""

@@ -134,13 +134,19 @@ MISTAKES = {
 }
 
 
-@pytest.mark.covering(prefer={"name": ["d4pg"]})
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "d4pg",
+        pytest.param("resnet50", marks=pytest.mark.full),
+        pytest.param("sngan", marks=pytest.mark.full),
+    ],
+)
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
     """By a wide margin, in losses or in what the steps change.
 
-    Each mistake, and each workload with one; the full run has every pair.
+    In d4pg, with the tolerances of all; the full run has the other workloads.
     """
     right = one_replica(name)  # before the mistake, which would be in both
     wrong = MISTAKES[mistake](monkeypatch)

@@ -176,7 +176,8 @@ HEIRS = {
     "tf_multi_worker": "tf_mirrored",
     "horovod": "single",
 }
-_ONE_OF = 3
+# Cases of a set of capabilities of which ``multi_worker`` has one.
+_ONE_OF = 5
 
 
 def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
@@ -184,9 +185,9 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
 
     One target of each backend, in turn from case to case, so that every target has its
     share of cases. Two backends that call a strategy in the same way share the cases
-    of each set of capabilities that has several. An heir has one of three of these, and
-    each heir others, because the backend that it inherits from has all of them in this
-    process.
+    of each set of capabilities that has several. An heir has one of these, and no
+    training where there is a shorter case, because the backend that it inherits from
+    has all of them in this process; ``multi_worker`` has one of five.
     ``in_graph`` runs at two and at four replicas, or at one of them while
     ``multi_worker`` runs at the other.
 
@@ -206,10 +207,9 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
         return target is not None and target.why_not(by_name[case_name]) is None
 
     for of_set in sets.values():
-        for number, heir in enumerate(HEIRS):
+        for heir in HEIRS:
             mine = [name for name in of_set if runs(heir, name)]
-            kept = mine[number % _ONE_OF :: _ONE_OF] or mine[:1]
-            for name in set(mine) - set(kept):
+            for name in set(mine) - _kept(heir, [by_name[name] for name in mine]):
                 del found[name][heir]
         for pair in ALIKE:
             both = [name for name in of_set if all(runs(b, name) for b in pair)]
@@ -221,6 +221,13 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
             other = _of_backend("in_graph", case, index ^ 1)
             covered[case.name] |= {other} - {None}
     return covered
+
+
+def _kept(heir: str, cases: Sequence[Case]) -> set[str]:
+    """Which cases of a set an heir has."""
+    few = list(cases)[1::_ONE_OF] if heir == "multi_worker" else []
+    kept = few or sorted(cases, key=lambda case: case.like_single_device)[:1]
+    return {case.name for case in kept}
 
 
 def _of_backend(backend: str, case: Case, index: int) -> str | None:

@@ -136,8 +136,11 @@ class _Training:
             for name, make_optimizer in optimizers.items():
                 # Workers other than 0 start from other weights, and must not notice.
                 keras.utils.set_random_seed(7 + repl.worker_id)
-                self.models[name] = make_model()
-                self.optimizers[name] = repl.wrap_optimizer(make_optimizer(), **options)
+                model = self.models[name] = make_model()
+                optimizer = repl.wrap_optimizer(make_optimizer(), **options)
+                # A step that makes slots is traced twice; other cases have such steps.
+                optimizer.build(model.trainable_variables)
+                self.optimizers[name] = optimizer
 
     def step(self, batch):
         """One step on one device."""

@@ -21,23 +21,30 @@ if TYPE_CHECKING:
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(
-    harness: Any, overrides: Any, tmp_path: Path, small: Any
+    harness: Any,
+    overrides: Any,
+    tmp_path: Path,
+    small: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Stdout has the table, stderr progress; the same command has nothing to do."""
-    args = ("sweep", *small, "--study=s")
+    args = ("sweep", *small, "--repeats=1", "--no-match", "--study=s")
     code, out, err = harness(*args, overrides=overrides)
     report = tmp_path / "runs" / "s" / "report" / "index.html"
+    page = report.read_text()
+    monkeypatch.setattr("reports.build.build_report", lambda *_: "made anew")
     again = harness(*args, "--json", overrides=overrides)
 
     assert exit_codes.OK == code
     assert "images/s" in out
-    assert "[8/8]   ok," in err
+    assert "[4/4]   ok," in err
     assert "\x1b[" not in out + err
     assert "report: runs/s/report/index.html" in err
-    assert "<html" in report.read_text()
+    assert "<html" in page
     assert exit_codes.OK == again[0]
-    assert json.loads(again[1])["coverage"]["ok"] == 8
-    assert "8 trials, 8 already finished" in again[2]
+    assert json.loads(again[1])["coverage"]["ok"] == 4
+    assert "4 trials, 4 already finished" in again[2]
+    assert "made anew" == report.read_text()
 
 
 @pytest.mark.processes
@@ -95,13 +102,14 @@ def test_a_newer_store_is_refused_with_an_instruction(
 
 @pytest.mark.processes
 def test_report_goes_where_it_is_asked_to(
-    finished: None, harness: Any, tmp_path: Path
+    finished: None, harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is data, so it is on stdout."""
+    monkeypatch.setattr("reports.build.build_report", lambda *_: "a page\n")
     code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
 
     assert (exit_codes.OK, "elsewhere/r.html\n") == (code, out)
-    assert (tmp_path / "elsewhere" / "r.html").exists()
+    assert "a page\n" == (tmp_path / "elsewhere" / "r.html").read_text()
 
 
 @pytest.mark.processes
@@ -122,7 +130,7 @@ def test_failures_have_exit_codes_of_their_own(
 ) -> None:
     """Zero trials measured is never success; status lists what failed."""
     monkeypatch.setenv("FAKE_BEHAVIOR", behavior)
-    args = (*small, "--study=s", "--repeats=1")
+    args = (*small, "--study=s", "--repeats=1", "--no-match")
     code, _, err = harness("sweep", *args, overrides=overrides)
     again, _, _ = harness("resume", "s", overrides=overrides)
     _, out, _ = harness("status", "s")
@@ -150,7 +158,8 @@ def test_an_interrupt_exits_130_and_says_how_to_resume(
 ) -> None:
     """Ctrl-C and a polite kill are the same; no process is left."""
     process = start_harness(
-        "sweep", *small, "--study=s", FAKE_BEHAVIOR="in_graph:2:hang"
+        *("sweep", *small, "--backends=in_graph", "--no-match", "--study=s"),
+        FAKE_BEHAVIOR="in_graph:2:hang",
     )
     rank = tmp_path / "runs" / "s" / "trials"
     wait_until(lambda: len(list(rank.glob("*/rank_0.jsonl"))) == 2)
@@ -174,18 +183,18 @@ def wait_until(condition: Any) -> None:
 
 @pytest.mark.processes
 def test_two_harnesses_on_one_study_the_second_is_refused(
-    start_harness: Any, tmp_path: Path, small: Any
+    start_harness: Any, harness: Any, tmp_path: Path, small: Any
 ) -> None:
     """The error names the other process; the first continues undisturbed."""
     gate = tmp_path / "gate"
-    args = ("sweep", *small, "--replicas=1", "--repeats=1", "--study=s")
+    only_one = ("--backends=in_graph", "--replicas=1", "--repeats=1", "--no-match")
+    args = ("sweep", *small, *only_one, "--study=s")
     first = start_harness(*args, FAKE_GATE_FILE=gate)
     wait_until((tmp_path / "runs" / "s" / ".lock-holder").exists)
-    second = start_harness(*args)
-    _, second_err = second.communicate(timeout=120)
+    second, _, err = harness(*args)
     gate.touch()
     first.communicate(timeout=120)
 
-    assert exit_codes.USAGE == second.returncode
-    assert re.search(rf"error: study .* is in use by process {first.pid}", second_err)
+    assert exit_codes.USAGE == second
+    assert re.search(rf"error: study .* is in use by process {first.pid}", err)
     assert exit_codes.OK == first.returncode

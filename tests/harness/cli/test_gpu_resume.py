@@ -51,6 +51,7 @@ def resume(
     else:
         monkeypatch.setenv("FAKE_BEHAVIOR", "*:*:fail")
         options = ("--backends=in_graph", "--replicas=1,2", "--repeats=1")
+        options = (*options, "--budget=none", "--no-match")
         sweep = ("sweep", "--workload=resnet50", "--preset=smoke", "--device=gpu")
         sweep = (*sweep, *options, "--mode=weak", "--study=s")
         code, _, err = harness(*sweep, overrides=gpu_overrides)

@@ -118,9 +118,9 @@ def test_what_cannot_be_judged_is_one_line(
     harness: Any, make_study: Any, arguments: tuple[str, ...], message: str
 ) -> None:
     """Exit code 2, nothing on stdout."""
-    make_study("a")
-    make_study("one", repeats=1)
-    make_study("alone", backends=("in_graph",))
+    studies = {"a": {}, "one": {"repeats": 1}, "alone": {"backends": ("in_graph",)}}
+    for name in {argument.rpartition("=")[2] for argument in arguments} & {*studies}:
+        make_study(name, **studies[name])
     code, out, err = harness(*arguments)
 
     assert (exit_codes.USAGE, "") == (code, out)

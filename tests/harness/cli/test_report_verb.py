@@ -221,7 +221,7 @@ def test_bad_requests_are_one_line(
     message: str,
 ) -> None:
     """Exit code 2, nothing on stdout."""
-    for name in "abc":
+    for name in {*"abc"} & {*arguments}:
         make_study(name)
     (tmp_path / "pipe.html").mkdir()
     (tmp_path / "file").write_text("")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeMig, make_gpus
@@ -12,6 +12,9 @@ from harness.cli import exit_codes
 from harness.doctor import diagnose, gpu_canary
 from harness.errors import DoctorError
 from harness.trial.gpu_probe import TensorFlowGpus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def _probe(ids: Any) -> TensorFlowGpus:
@@ -83,8 +86,23 @@ def test_the_product_runs_on_any_device() -> None:
 
 
 @pytest.mark.processes
+def test_a_product_that_fails_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says which product failed, and the last line says why."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('no libcudart\\n.so')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(
+        DoctorError,
+        match=r"^the matrix product on GPU:0 failed: [^\n]*\.so; see [^\n]*$",
+    ):
+        gpu_canary.multiply(["0"], ["GPU:0"])
+
+
+@pytest.mark.full
+@pytest.mark.processes
 def test_a_device_that_does_not_exist_is_one_line() -> None:
-    """It says which product failed, and why."""
+    """TensorFlow takes no other in its place, which only the full run tries."""
     with pytest.raises(
         DoctorError, match=r"the matrix product on GPU:7 failed: .*;"
     ) as e:

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from loads import QUIET
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
+from harness.machine import disturbance
 from results.records import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -135,6 +137,8 @@ def template_of_gates(
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
         patch.setattr("reports.build.write_report", lambda *_: None)
+        # Verifying applies the rule for turns to the load, which is that of a test.
+        patch.setattr(disturbance, "between", lambda _before, _after: QUIET)
         arguments = (*GATE, "--baseline=same", "--study=stored")
         assert exit_codes.OK == cli.main(arguments, run_overrides=gate_overrides)
     return root

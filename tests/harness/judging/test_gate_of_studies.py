@@ -38,7 +38,7 @@ def test_another_machine_is_refused_before_anything_is_measured(
         record = json.loads(path.read_text())
         path.write_text(json.dumps(record | {"fingerprint": "00" * 10}))
     code, out, err = gate("--baseline=stored", "--study=new")
-    shown = gate("--baseline=stored", "--study=new", "--allow-different")
+    shown = gate("--baseline=stored", "--study=new", "--allow-different", "--repeats=2")
 
     assert (exit_codes.USAGE, "") == (code, out)
     assert re.search(

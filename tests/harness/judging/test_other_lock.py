@@ -190,6 +190,40 @@ def test_both_locks_are_installed_on_gpus(
     assert [str(tmp_path / name) for name in locks] == [c[-1] for c in commands[1:]]
 
 
+@pytest.mark.parametrize(
+    ("ends_at", "said", "message"),
+    [
+        ("venv", "Error: no space\n", "no space"),
+        ("pip", "ERROR: Invalid requirement: 'x y'\nWARNING: x\n", "Invalid requ"),
+    ],
+)
+def test_what_cannot_be_installed_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    ends_at: str,
+    said: str,
+    message: str,
+) -> None:
+    """Neither the environment nor its packages; nothing is tried after that."""
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> Any:
+        commands.append(command)
+        is_last = ends_at in command
+        return subprocess.CompletedProcess(command, is_last, "", said * is_last)
+
+    monkeypatch.setattr(revisions, "_run", run)
+    locks = revisions.locks_of("gpu")
+    for name in locks:
+        (tmp_path / name).write_text("")
+    with pytest.raises(
+        RevisionError, match=rf"^revision 'r' cannot be installed: .*{message}.*; choo"
+    ):
+        revisions._install("r", tmp_path, tmp_path / "env", locks)
+
+    assert ["venv", "pip"].index(ends_at) + 1 == len(commands)
+
+
 def test_what_pip_says_is_one_line() -> None:
     """Its last error, not the advice that follows."""
     said = "ERROR: No matching distribution\nWARNING: x\n\n[notice] a new release\n"

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.cli import exit_codes
+from harness.cli import exit_codes, gating
+from harness.planning.request import SweepRequest
+from results import gate_metrics
+from results.records import Order
 from results.store import Store
 
 if TYPE_CHECKING:
@@ -53,14 +56,28 @@ def test_a_change_that_learns_less_is_a_regression(gate: Any, tmp_path: Path) ->
 
 
 def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
-    """Five seeds, in a study of its own name; the text says what is compared."""
-    code, out, err = gate("--baseline=same", of=GATE)
+    """All seeds, in a study of its own name; the text says what is compared."""
+    code, out, err = gate("--baseline=same", "--quality-repeats=3", of=GATE)
     (study,) = (tmp_path / "runs").glob("gate-quality-*")
 
     assert exit_codes.OK == code, err
-    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +5 +pass", out)
+    assert re.search(r"in_graph x1, weak +\+0\.0 % +\S+ \S+ \S+ \S+ +3 +pass", out)
     assert "the mean over seeds (n) of how much worse quality runs end" in out
-    assert 10 == len(Store.open(study).read_plan().trials)
+    assert 6 == len(Store.open(study).read_plan().trials)
+
+
+@pytest.mark.parametrize(
+    ("metric", "field"), [("peak_memory", "repeats"), ("top_1", "quality_repeats")]
+)
+def test_a_gate_in_sequence_has_five_repetitions(metric: str, field: str) -> None:
+    """Unless another number is given: of processes, or of seeds."""
+    rule = gating.Rule(
+        metric=gate_metrics.metric_of_gate(metric), delta=0.05, alpha=0.05
+    )
+    request = gating._of_gate(SweepRequest(workload="resnet50"), rule, None)
+
+    assert 5 == getattr(request, field)
+    assert Order.SEQUENTIAL is request.order
 
 
 def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:

@@ -9,8 +9,11 @@ import tensorflow as tf
 import replicator
 
 
-def main() -> int:
-    """Prints the sum, which every worker has."""
+def sum_of_ranks() -> tuple[float, int]:
+    """Returns the sum, which every worker has, and which worker this is.
+
+    The ranks count from 1.
+    """
     repl = replicator.create("multi_worker", num_replicas=2, timeout_sec=60.0)
 
     def step(_: object) -> tf.Tensor:
@@ -21,7 +24,13 @@ def main() -> int:
         lambda _: tf.data.Dataset.from_tensors(tf.zeros([1])).repeat()
     )
     result = repl.reduce("mean", repl.run(step, inputs))
-    sys.stdout.write(f"sum {float(result):g} on worker {repl.worker_id}\n")
+    return float(result), repl.worker_id
+
+
+def main() -> int:
+    """Prints the sum."""
+    total, worker_id = sum_of_ranks()
+    sys.stdout.write(f"sum {total:g} on worker {worker_id}\n")
     return 0
 
 

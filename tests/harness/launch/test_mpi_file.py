@@ -108,7 +108,7 @@ def test_the_time_of_a_gang_is_bounded(tmp_path):
     """After its time nothing of it is left."""
     marker = f"marker-{os.getpid()}"
     program = f"import time; '{marker}'; time.sleep(600)"
-    done = run_script(script(sys.executable, "-c", program, time_limit="3"), tmp_path)
+    done = run_script(script(sys.executable, "-c", program, time_limit="2"), tmp_path)
     left = subprocess.run(["pgrep", "-f", marker], capture_output=True, check=False)
 
     assert 124 == done.returncode

@@ -113,19 +113,47 @@ def test_two_nodes_come_up():
 
 @needs_ray
 @pytest.mark.processes
-def test_a_gang_is_spread_over_the_nodes(store, planned, on_ray):
-    """Each worker has a node of its own, a rank, and the addresses of all."""
-    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
-    trial = planned()
-    run_trial(store, trial, probing)
-    trial_dir = store.trial_dir(trial.trial_id)
-    found = [json.loads(path.read_text()) for path in sorted(trial_dir.glob("probe_*"))]
+def test_gangs_are_spread_over_the_nodes_one_after_the_other(store, planned, on_ray):
+    """Each worker has a node of its own, a rank, and the addresses of all.
 
-    assert [0, 1] == [one["index"] for one in found]
-    assert found[0]["workers"] == found[1]["workers"]
-    assert 2 == len(set(found[0]["workers"]))
-    assert 2 == len({one["node_id"] for one in found})
-    assert [] == marked(trial_dir)
+    Two gangs never share a node, and none is refused. One of them sums with TensorFlow
+    between its nodes.
+    """
+    trials = {"sleep": planned(seed=1), "sum": planned(seed=2)}
+    threads = [
+        threading.Thread(
+            target=run_trial,
+            args=(
+                store,
+                trial,
+                dataclasses.replace(
+                    on_ray, worker_command=(sys.executable, str(PROBE), what)
+                ),
+            ),
+        )
+        for what, trial in trials.items()
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LONGEST_SEC)
+    gangs = []
+    for what, trial in trials.items():
+        trial_dir = store.trial_dir(trial.trial_id)
+        found = [json.loads(p.read_text()) for p in sorted(trial_dir.glob("probe_*"))]
+        gangs.append(found)
+
+        assert [0, 1] == [one["index"] for one in found]
+        assert [{"sleep": 0.0, "sum": 3.0}[what]] * 2 == [one["sum"] for one in found]
+        assert found[0]["workers"] == found[1]["workers"]
+        assert 2 == len(set(found[0]["workers"]))
+        assert 2 == len({one["node_id"] for one in found})
+        assert [] == marked(trial_dir)
+    first, second = sorted(gangs, key=lambda found: found[0]["start_sec"])
+
+    assert max(one["end_sec"] for one in first) < min(
+        one["start_sec"] for one in second
+    )
 
 
 @needs_ray
@@ -147,9 +175,14 @@ def test_trials_of_two_workers_are_measured(store, planned, on_ray):
 
 @needs_ray
 @pytest.mark.processes
+@pytest.mark.full
 @pytest.mark.usefixtures("cluster")
 def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
-    """From the command line, with TensorFlow in both workers."""
+    """From the command line, with TensorFlow in both workers.
+
+    In the full run; otherwise ``test_a_sweep_that_is_stopped_continues`` has the
+    command line, and one gang above TensorFlow on two nodes.
+    """
     code, out, err = harness(
         "sweep",
         "--workload=d4pg",
@@ -173,44 +206,15 @@ def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
 
 @needs_ray
 @pytest.mark.processes
-def test_a_second_gang_waits_and_then_runs(store, planned, on_ray):
-    """Two gangs never share a node, and none is refused."""
-    probing = dataclasses.replace(on_ray, worker_command=(sys.executable, str(PROBE)))
-    trials = [planned(seed=seed) for seed in (1, 2)]
-    threads = [
-        threading.Thread(target=run_trial, args=(store, trial, probing))
-        for trial in trials
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LONGEST_SEC)
-    times = sorted(
-        (
-            min(one["start_sec"] for one in found),
-            max(one["end_sec"] for one in found),
-        )
-        for found in (
-            [
-                json.loads(path.read_text())
-                for path in store.trial_dir(trial.trial_id).glob("probe_*")
-            ]
-            for trial in trials
-        )
-    )
-
-    assert times[0][1] < times[1][0]
-
-
-@needs_ray
-@pytest.mark.processes
 @pytest.mark.parametrize(
     ("behavior", "expected", "reason"),
     [
         # As on one host: nothing else sends this signal to a trial.
         ("sigkill", TrialStatus.OUT_OF_MEMORY, r"out-of-memory kill"),
         pytest.param("segv", TrialStatus.FAILED, r"SIGSEGV", marks=pytest.mark.full),
-        ("exit3", TrialStatus.FAILED, r"exit code 3"),
+        pytest.param(
+            "exit3", TrialStatus.FAILED, r"exit code 3", marks=pytest.mark.full
+        ),
     ],
 )
 def test_a_killed_rank_is_the_cause(
@@ -218,7 +222,7 @@ def test_a_killed_rank_is_the_cause(
 ):
     """The failure says how rank 1 ended, within the time, and nothing is left.
 
-    The full run has another signal, which ``test_ranks.py`` has on one host.
+    The full run has another signal and a code, which ``test_ranks.py`` has on one host.
     """
     monkeypatch.setenv("FAKE_BEHAVIOR", f"multi_worker:2:rank1_{behavior}")
     trial = planned(seed=30)
@@ -233,8 +237,13 @@ def test_a_killed_rank_is_the_cause(
 
 @needs_ray
 @pytest.mark.processes
+@pytest.mark.full
 def test_a_gang_that_hangs_is_ended_in_time(store, planned, on_ray, monkeypatch):
-    """And gives its nodes back."""
+    """And gives its nodes back.
+
+    In the full run; otherwise the next test ends such a gang in the same way, and
+    ``test_run.py`` has the time limit.
+    """
     monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:hang")
     trial = planned(seed=40)
     status = run_trial(store, trial, dataclasses.replace(on_ray, timeout_sec=12.0))
@@ -311,6 +320,7 @@ def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tm
     assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
+    assert {HOSTS_VARIABLE: "2"}.items() <= trial.spec.variables.items()
 
 
 @needs_ray
@@ -318,7 +328,8 @@ def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tm
 def test_a_cluster_that_does_not_respond_is_named(monkeypatch):
     """With what to start."""
     monkeypatch.setenv(ray_cluster.ADDRESS_VARIABLE, "127.0.0.1:1")
-    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 6.0)
+    # Longer than the import of Ray.
+    monkeypatch.setattr(ray_cluster, "_TIMEOUT_SEC", 3.0)
 
     with pytest.raises(
         LaunchError,

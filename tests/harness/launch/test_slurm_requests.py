@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness.launch.slurm import srun
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -163,3 +165,24 @@ def test_shards_are_the_whole_sweep(harness: Any, small: Any) -> None:
     assert trials[0] == trials[1] | trials[2]
     assert not trials[1] & trials[2]
     assert len(trials[1]) == len(trials[2])
+
+
+def test_a_step_that_slurm_takes_for_running_does_not_hold_up_the_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is cancelled once; then what is left of the trial is ended on every node."""
+    ran: list[tuple[str, ...]] = []
+
+    def run(*command: str) -> str:
+        ran.append(command)
+        return f"42.0 other\n42.1 {tmp_path.name}\n" if "squeue" in command else ""
+
+    monkeypatch.setenv(srun.JOB_VARIABLE, "42")
+    monkeypatch.setattr(srun, "_run", run)
+    monkeypatch.setattr(srun, "_END_BY_ITSELF_SEC", 0.1)
+    srun.end_steps(tmp_path, 2)
+    cancelled, ended = [command for command in ran if command[0] != "squeue"]
+
+    assert ("scancel", "42.1") == cancelled
+    assert {"srun", "--nodes=2", "harness.run.process_tree"} <= set(ended)
+    assert str(tmp_path) == ended[-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import importlib.metadata
 import json
 import shutil
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 from harness.errors import PlanError
 from harness.planning import code_digest
-from harness.planning.code_digest import Sources
+from harness.planning.code_digest import DISTRIBUTIONS, Sources
 from harness.run.trial_runner import RunSettings, run_trial
 from results import identity
 from results.records import PlannedTrial, ScalingMode, TrialStatus
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from results.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
-SOURCES = Sources(root=ROOT)
+# Finding the versions takes longer than all else, and each digest would do it anew.
+VERSIONS = {name: importlib.metadata.version(name) for name in DISTRIBUTIONS}
+SOURCES = Sources(root=ROOT, versions=VERSIONS)
 WORKLOADS = ("resnet50", "sngan", "d4pg")
 BACKENDS = ("in_graph", "multi_worker", "tf_mirrored", "horovod")
 A_LINE = "\nCHANGED = True\n"
@@ -95,7 +98,7 @@ def before(workload: str, backend: str) -> str:
 def changed_by(texts: dict[str, str]) -> set[tuple[str, str]]:
     """The workloads and backends whose digest is another with these texts."""
     unchanged = {module: read(module) for module in SOURCES.paths}
-    other = Sources(root=ROOT, texts=unchanged | texts)
+    other = Sources(root=ROOT, texts=unchanged | texts, versions=VERSIONS)
     return {
         (workload, backend)
         for workload in WORKLOADS

@@ -18,8 +18,8 @@ SWEEP = (
     "--backends=in_graph",
     "--mode=weak",
     "--repeats=1",
-    "--replicas=1,2",
     "--order=sequential",
+    "--budget=none",
     "--no-match",
 )
 
@@ -40,6 +40,7 @@ def sweep(
             *SWEEP,
             f"--per-replica-batch-size={size}",
             f"--study={study}",
+            "--replicas=1",
             *options,
             overrides=gpu_overrides,
         )
@@ -84,7 +85,7 @@ def test_what_may_fit_is_run(sweep: Any) -> None:
 
 def test_memory_that_two_gpus_lack_says_nothing_of_one(sweep: Any) -> None:
     """Collectives need buffers: only as many GPUs or more are refused."""
-    sweep(64, "big", behavior="*:2:oom")
-    _, _, err = sweep(64, "again")
+    sweep(64, "big", "--replicas=1,2", behavior="*:2:oom")
+    _, _, err = sweep(64, "again", "--replicas=1,2")
 
     assert err.startswith("error: 2 x 64 examples do not fit")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import os
 import re
+import shutil
 import subprocess
 from typing import TYPE_CHECKING, Any
 
@@ -72,20 +73,28 @@ def sweep(
 ) -> Any:
     """Returns a function that runs a sweep on the disk; each start is counted."""
     monkeypatch.setenv("FAKE_COUNT_FILE", str(disk.parent / "count"))
+    small = (*small, "--repeats=1")
     args = ("sweep", *small, f"--runs-dir={disk / 'runs'}", "--study=s")
     return lambda *more: harness(*args, *more, overrides=overrides)
 
 
-# At the plan, within the matching, within the trials.
-@pytest.mark.parametrize("free_kib", [0, pytest.param(60, marks=pytest.mark.full), 160])
+# At the plan, within the trials, within the matching.
+@pytest.mark.parametrize(
+    ("free_kib", "options"),
+    [
+        (0, ("--no-match",)),
+        (60, ("--no-match",)),
+        pytest.param(60, (), marks=pytest.mark.full),
+    ],
+)
 def test_a_full_disk_is_one_line_and_loses_no_trial(
-    disk: Path, free_kib: int, sweep: Any
+    disk: Path, free_kib: int, options: tuple[str, ...], sweep: Any
 ) -> None:
     """With space again, the same command continues, and repeats nothing.
 
     The full run fills it at two more moments.
     """
-    check_full(disk, free_kib, sweep)
+    check_full(disk, free_kib, lambda *more: sweep(*options, *more))
 
 
 @pytest.mark.full
@@ -94,10 +103,10 @@ def test_a_disk_that_is_full_at_the_report_loses_no_trial(
     disk: Path, sweep: Any
 ) -> None:
     """The last moment of a sweep, which only the full run has."""
-    check_full(disk, 400, sweep)
+    check_full(disk, 400, lambda *more: sweep("--repeats=2", *more), num_trials=8)
 
 
-def check_full(disk: Path, free_kib: int, sweep: Any) -> None:
+def check_full(disk: Path, free_kib: int, sweep: Any, num_trials: int = 4) -> None:
     """Fills the disk, sweeps, makes room, and sweeps again."""
     root = disk / "runs" / "s"
     filler = fill(disk, free_kib)
@@ -118,22 +127,21 @@ def check_full(disk: Path, free_kib: int, sweep: Any) -> None:
     assert re.search(r"^error: cannot .*No space left on device", err, re.MULTILINE)
     assert "Traceback" not in err
     assert exit_codes.OK == again, err_again
-    assert 8 == len(Store(root).finished_ids())
+    assert num_trials == len(Store(root).finished_ids())
     assert all(1 == started[trial_id] for trial_id in finished - failed)
 
 
 def test_a_study_that_cannot_be_written_can_be_read(
     disk: Path,
     harness: Any,
-    small: tuple[str, ...],
+    template: Path,
     overrides: Any,
     tmp_path: Path,
 ) -> None:
     """Its tables and its page; what would write into it is refused in one line."""
     mount(disk, "remount", f"size={LARGE_KIB}k")
     runs = f"--runs-dir={disk / 'runs'}"
-    args = ("sweep", *small, runs, "--study=s")
-    assert exit_codes.OK == harness(*args, overrides=overrides)[0]
+    shutil.copytree(template / "runs", disk / "runs")
     mount(disk, "remount", "ro")
     status, _, _ = harness("status", "s", runs)
     verified, _, _ = harness("verify", "s", runs)

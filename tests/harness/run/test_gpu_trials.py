@@ -27,6 +27,8 @@ SWEEP = (
     "--device=gpu",
     "--mode=weak",
     "--repeats=1",
+    "--budget=none",
+    "--no-match",
     "--study=s",
 )
 STRANGERS = [1]

@@ -15,13 +15,14 @@ import covering
 import psutil
 import pytest
 
+from harness.cli import exit_codes
 from harness.run.process_tree import MARKER
 from results.records import TrialStatus
 from results.store import Store
 
 pytestmark = pytest.mark.processes
 
-NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "6" if covering.is_full() else "4"))
+NUM_KILLS = int(os.environ.get("HARNESS_KILLS", "8" if covering.is_full() else "3"))
 # Of one study, so that each order has its share.
 MOST_KILLS = max(2, NUM_KILLS // 4)
 SEED = 20261122
@@ -80,21 +81,30 @@ def held(path: Path) -> bool:
     return False
 
 
+@pytest.fixture
+def whole(harness: Any, overrides: Any, tables: Any, tmp_path: Path) -> Any:
+    """Returns the tables of a study that nobody disturbed, in sequence."""
+    options = ("--order=sequential", f"--runs-dir={tmp_path / 'whole'}")
+    assert exit_codes.OK == harness(*SWEEP, *options, overrides=overrides)[0]
+    return tables(Store.open(tmp_path / "whole" / "s"))
+
+
 def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
-    start_harness: Any, tmp_path: Path
+    start_harness: Any, tables: Any, whole: Any, tmp_path: Path
 ) -> None:
     """SIGKILL, SIGTERM, SIGINT: no process, no memory, no trial lost or run twice.
 
-    The full run kills more often.
+    And its tables are those of a study that nobody disturbed. The full run kills more
+    often.
     """
     memory_before = set(SHARED_MEMORY.iterdir())
     chance = random.Random(SEED)
     num_kills = num_studies = 0
     # How long an undisturbed start takes here and now, for moments that hit it all.
-    duration = 3.0
+    duration = 2.0
     while num_kills < NUM_KILLS:
         num_studies += 1
-        order = ("relay", "sequential")[num_studies % 2]
+        order = ("sequential", "relay")[num_studies % 2]
         runs, count = tmp_path / f"runs{num_studies}", tmp_path / f"count{num_studies}"
         num_kills_here, finished = 0, frozenset[str]()
         while True:
@@ -140,6 +150,8 @@ def test_kills_at_random_moments_leave_nothing_and_lose_nothing(
         assert 0 == process.returncode
         assert NUM_TRIALS[order] == len(starts) == len(statuses)
         assert {TrialStatus.OK} == {status.status for status in statuses}
+        if order == "sequential":  # loads within turns are of this machine
+            assert whole == tables(Store.open(runs / "s"))
         # A kill costs at most the trials that it hit, which then run once more.
         most = NUM_TRIALS[order] + num_kills_here * HIT_BY_A_KILL[order]
         assert sum(starts.values()) <= most

@@ -7,14 +7,12 @@ import random
 import time
 from typing import TYPE_CHECKING, Any
 
-import covering
 import psutil
 import pytest
 
+from harness.cli import exit_codes
 from harness.run.process_tree import find_tree
-from results.frame import steps_frame, trials_frame
 from results.store import Store
-from results.summary import summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,31 +31,18 @@ SWEEP = (
 )
 # Of one backend: two replica counts, two repetitions.
 NUM_TRIALS = 4
-NUM_KILLS = 6 if covering.is_full() else 3
+NUM_KILLS = 6
 SEED = 20190201
 
 
-def tables(store: Store) -> Any:
-    """Returns everything a report is made of, but how long the harness took."""
-    trials = trials_frame(store)
-    clocks = [
-        name
-        for name in trials.columns
-        if name.startswith(("started", "ended", "duration"))
-    ]
-    return (
-        trials.drop(columns=clocks).to_csv(),
-        steps_frame(store).to_csv(),
-        summary(store),
-    )
-
-
+@pytest.mark.full
 def test_killed_at_random_points_it_resumes_to_the_same_tables(
-    start_harness: Any, tmp_path: Path
+    start_harness: Any, tmp_path: Path, tables: Any
 ) -> None:
     """Kill -9 at random moments: no trial is lost, none runs twice to its end.
 
-    The full run kills twice as often.
+    Only the full run kills one study six times; every run kills others twice each
+    (``test_kill_and_leave_nothing.py``).
     """
     runs = {name: tmp_path / name for name in ("whole", "killed")}
     counts = {name: tmp_path / f"{name}.count" for name in runs}
@@ -106,7 +91,7 @@ def test_a_killed_harness_takes_its_trial_along(
     start_harness: Any, tmp_path: Path
 ) -> None:
     """Kill -9 of the parent ends the worker too, with nobody there to do it."""
-    process = start_harness(*SWEEP, FAKE_BEHAVIOR="*:*:hang")
+    process = start_harness(*SWEEP, "--no-match", FAKE_BEHAVIOR="*:*:hang")
     trials = tmp_path / "runs" / "s" / "trials"
     workers: list[psutil.Process] = []
     deadline = time.monotonic() + 120
@@ -124,7 +109,12 @@ def test_a_killed_harness_takes_its_trial_along(
 
 
 def test_resume_runs_what_is_missing_and_only_that(
-    finished: None, start_harness: Any, tmp_path: Path
+    finished: None,
+    harness: Any,
+    overrides: Any,
+    tables: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A removed trial is missing; the others are kept as they are."""
     store = Store.open(tmp_path / "runs" / "s")
@@ -132,23 +122,27 @@ def test_resume_runs_what_is_missing_and_only_that(
     trial_id = store.trial_ids()[3]
     (store.trial_dir(trial_id) / "status.json").unlink()
     count = tmp_path / "count"
-    resumed = start_harness("resume", "s", FAKE_COUNT_FILE=count)
-    _, err = resumed.communicate(timeout=120)
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    code, _, err = harness("resume", "s", overrides=overrides)
 
-    assert resumed.returncode == 0
+    assert exit_codes.OK == code
     assert [trial_id] == count.read_text().split()
     assert "8 trials, 7 already finished" in err
     assert before == tables(store)
 
 
 def test_more_repeats_extend_a_study(
-    finished: None, start_harness: Any, tmp_path: Path
+    finished: None,
+    harness: Any,
+    overrides: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is there is reused; only the new repetition runs."""
     count = tmp_path / "count"
-    more = start_harness(*SWEEP, "--repeats=3", FAKE_COUNT_FILE=count)
-    _, err = more.communicate(timeout=120)
+    monkeypatch.setenv("FAKE_COUNT_FILE", str(count))
+    code, _, err = harness(*SWEEP, "--repeats=3", overrides=overrides)
 
-    assert more.returncode == 0
+    assert exit_codes.OK == code
     assert len(count.read_text().split()) == 4
     assert "study s: extended by 4 trials to 12" in err

@@ -86,9 +86,10 @@ def test_status_without_a_plan_shows_what_ran(
 
 
 def test_a_report_replaces_nothing_but_files(
-    finished: None, harness: Any, tmp_path: Path
+    finished: None, harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root it would put a page in the place of a device."""
+    monkeypatch.setattr("reports.build.build_report", lambda *_: "a page\n")
     os.mkfifo(tmp_path / "pipe")
     code, _, err = harness("report", "s", "-o", "pipe")
 
@@ -205,7 +206,9 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
     shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
     store: Store = synthetic.make_store(tmp_path / "study", shape)
     from reports import axes, build
+    from reports.sections import quality
 
+    monkeypatch.setattr(build, "SECTIONS", (learning, quality))
     for path in store.root.rglob("result.json"):
         result = json.loads(path.read_text())
         for part in (result, *result["curve"]):

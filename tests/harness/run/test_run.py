@@ -185,7 +185,7 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
     """A recorded failure runs again only when asked."""
     monkeypatch.setenv("FAKE_COUNT_FILE", str(tmp_path / "count"))
     monkeypatch.setenv("FAKE_BEHAVIOR", "tf_mirrored:2:build_fail")
-    trials = store.read_plan().trials
+    trials = store.read_plan().trials[:4]
     stream = io.StringIO()
 
     def sweep(retry: bool) -> Any:
@@ -211,9 +211,11 @@ def test_failures_do_not_stop_a_sweep_and_are_finished(
     assert [trial.trial_id for trial in trials] == first
     assert not second
     assert failed == set(third)
-    assert {TrialStatus.OK} == {trial.status.status for trial in store.trials()}
+    assert {TrialStatus.OK} == {
+        store.read_trial(trial.trial_id).status.status for trial in trials
+    }
     assert "failed, took" in stream.getvalue()
-    assert "[8/8]" in stream.getvalue()
+    assert "[4/4]" in stream.getvalue()
 
 
 def test_a_half_written_trial_is_cleaned_with_its_processes(

@@ -233,7 +233,10 @@ QUALITY_SWEEP = (
 
 
 def test_a_quality_run_records_its_curve(overrides, tmp_path):
-    """Beside its throughput; the last point is the quality of the trial."""
+    """Beside its throughput; the last point is the quality of the trial.
+
+    No checkpoint is left, which are as large as the model.
+    """
     code = cli.main((*QUALITY_SWEEP, f"--runs-dir={tmp_path}"), run_overrides=overrides)
     trials = {
         trial.spec.num_replicas: trial
@@ -255,6 +258,7 @@ def test_a_quality_run_records_its_curve(overrides, tmp_path):
         assert ["samples_00000010.png", "samples_00000020.png"] == names
         assert b"picture after 20" == (folder / names[-1]).read_bytes()
         assert 1 - 3 / 20 == result.quality[0].value
+        assert not (folder / "checkpoint").exists()
 
 
 def run_quality_sweep(overrides, tmp_path, *more):
@@ -293,7 +297,7 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
 ):
     """In the step where it appears, with replicas and the checkpoint to use."""
     monkeypatch.setenv("FAKE_BEHAVIOR", f"in_graph:2:{behavior}")
-    code, trials = run_quality_sweep(overrides, tmp_path)
+    code, trials = run_quality_sweep(overrides, tmp_path, "--replicas=2")
     trial, checkpoint = trials[2]
     failure = trial.status.failure
 
@@ -307,15 +311,11 @@ def test_a_value_that_is_no_number_ends_a_quality_run(
         assert "10" == (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
 
 
-def test_a_run_that_ended_well_leaves_a_checkpoint_only_where_asked(
-    overrides, tmp_path
-):
-    """They are as large as the model; the last one is that of the end."""
-    _, plain = run_quality_sweep(overrides, tmp_path / "plain")
-    code, kept = run_quality_sweep(overrides, tmp_path / "kept", "--keep-checkpoints")
+def test_a_run_that_ended_well_leaves_a_checkpoint_where_requested(overrides, tmp_path):
+    """Without the option there is none; the last one is that of the end."""
+    code, kept = run_quality_sweep(overrides, tmp_path, "--keep-checkpoints")
 
     assert exit_codes.OK == code
-    assert not any(checkpoint.exists() for _, checkpoint in plain.values())
     assert {"20"} == {
         (checkpoint / "ckpt-1.index").read_text(encoding="utf-8")
         for _, checkpoint in kept.values()

@@ -14,8 +14,8 @@ import replicator
 from replicator.backends.asynchronous import MultiWorkerAsyncReplicator
 
 NUM_DISPATCHES = 2
-NUM_STEPS = 20
-SAVE_EVERY = 5
+NUM_STEPS = 10
+SAVE_EVERY = 4
 NUM_BIG = 4_000_000
 WORKER_TIMEOUT_SEC = 60.0
 

@@ -163,8 +163,9 @@ def test_explain_says_what_travels(two_servers):
     assert "updates per server: [1, 1]" in text
 
 
+@pytest.mark.full
 def test_one_worker_trains_as_one_device(one_worker):
-    """Every loss, weight and statistic, with real processes too.
+    """Every loss, weight and statistic, with real processes too: only in the full run.
 
     Up to rounding, and other optimizers: as in ``test_steps.py``, in one process.
     """

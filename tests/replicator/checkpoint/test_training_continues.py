@@ -31,9 +31,14 @@ def _mirrored(num_replicas):
     return {"devices": devices, "variable_placement": "mirrored"}
 
 
-@pytest.mark.parametrize("placement", ["shared", "mirrored"])
+@pytest.mark.parametrize(
+    "placement", [pytest.param("shared", marks=pytest.mark.full), "mirrored"]
+)
 def test_four_replicas_continue_bit_for_bit(tmp_path, placement):
-    """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights."""
+    """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights.
+
+    The full run has one copy of variables as well, as the test of restoring in place.
+    """
     options = _mirrored(4) if placement == "mirrored" else {}
     before = _training("in_graph", 4, is_local=True, **options)
     before.run(5)
@@ -51,9 +56,22 @@ def test_four_replicas_continue_bit_for_bit(tmp_path, placement):
     assert "exact, from the state of the iterators" == restored.input_position
 
 
-@pytest.mark.parametrize("mode", [mode.name for mode in InputReplicationMode])
+@pytest.mark.parametrize(
+    "mode",
+    [
+        "PER_REPLICA",
+        *(
+            pytest.param(mode.name, marks=pytest.mark.full)
+            for mode in InputReplicationMode
+            if mode.name != "PER_REPLICA"
+        ),
+    ],
+)
 def test_fewer_replicas_continue_the_same_curve(tmp_path, mode):
-    """Four, then two, then one, then four replicas: the losses of never stopping."""
+    """Four, then two, then one, then four replicas: the losses of never stopping.
+
+    The full run has every mode of inputs, whose positions have tests of their own.
+    """
     whole = _training("in_graph", 4, mode=mode)
     expected = whole.run(16)
 

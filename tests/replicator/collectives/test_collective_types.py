@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import covering
 import hypothesis
 import ml_dtypes  # NumPy's arrays of bfloat16 and 8-bit floats
 import numpy as np
@@ -82,7 +83,7 @@ def _expected(op, xs):
 
 
 @hypothesis.settings(
-    max_examples=12,
+    max_examples=12 if covering.is_full() else 6,
     suppress_health_check=[
         hypothesis.HealthCheck.function_scoped_fixture,
         hypothesis.HealthCheck.too_slow,
@@ -90,7 +91,10 @@ def _expected(op, xs):
 )
 @hypothesis.given(data=st.data())
 def test_collectives_of_any_nest_are_numpys(in_graph, data):
-    """Every type, scalars, empty tensors, empty nests: values, types and structure."""
+    """Every type, scalars, empty tensors, empty nests: values, types and structure.
+
+    The full run tries twice as many nests.
+    """
     nest_of = {op: data.draw(nests(types)) for op, types in MEANINGFUL.items()}
     nest_of["gather"] = data.draw(nests(TYPES))
     nest_of["broadcast"] = data.draw(nests(TYPES))

@@ -58,11 +58,14 @@ def _reference(num_examples):
     return losses, weight
 
 
-@pytest.mark.parametrize("num_examples", [16, 9])
+@pytest.mark.parametrize("num_examples", [pytest.param(16, marks=pytest.mark.full), 9])
 def test_an_epoch_with_a_partial_last_step_equals_the_single_device(
     repl_once, num_examples
 ):
-    """Losses and weights are those of whole global batches, to 1e-6."""
+    """Losses and weights are those of whole global batches, to 1e-6.
+
+    The full run has whole batches only as well, as every other training has.
+    """
     losses, weight = _train(repl_once, num_examples)
     expected_losses, expected_weight = _reference(num_examples)
 
@@ -100,23 +103,23 @@ def test_a_plain_partial_last_batch_runs_on_every_backend(repl):
     assert np.mean(expected) == pytest.approx(float(repl.reduce("mean", means)))
 
 
-def test_a_step_without_any_example_is_zero_and_not_nan(repl):
+def test_a_step_without_any_example_is_zero_and_not_nan(repl_once):
     """All parts empty: nothing to learn from, and nothing broken."""
-    inputs = repl.make_input_iterator(
+    inputs = repl_once.make_input_iterator(
         lambda _: tf.data.Dataset.from_tensors(tf.zeros([0])).repeat()
     )
 
-    out = repl.run(replicator.mean_over_examples, inputs)
+    out = repl_once.run(replicator.mean_over_examples, inputs)
 
-    assert [0.0] * repl.num_replicas == [float(v) for v in out]
+    assert [0.0] * repl_once.num_replicas == [float(v) for v in out]
 
 
-def test_values_must_be_one_per_example(repl):
+def test_values_must_be_one_per_example(repl_once):
     """A reduced loss, or integers, are refused with what they are."""
     with pytest.raises(
         ValueError, match=r"one floating value per example.*got float32 of shape \(\)"
     ):
-        repl.run(lambda: replicator.mean_over_examples(tf.constant(1.0)))
+        repl_once.run(lambda: replicator.mean_over_examples(tf.constant(1.0)))
 
 
 def test_it_belongs_in_a_replica():

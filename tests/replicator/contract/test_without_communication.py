@@ -62,15 +62,22 @@ class _Training:
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_the_first_losses_are_those_of_independent_programs(name):
-    """Each replica's first loss is that of a single device on its batch."""
+    """Each replica's first loss is that of a single device on its batch.
+
+    The description of such a control begins with what it is.
+    """
     batches = [_data(0), _data(1)]
     expected = [
         _Training(replicator.create("single")).losses([batch])[0] for batch in batches
     ]
 
-    losses = _Training(_create(name)).losses(batches)
+    training = _Training(_create(name))
+    losses = training.losses(batches)
 
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
+    assert "measuring control, whose replicas diverge. Nothing is communicated" in (
+        training.repl.explain()
+    )
 
 
 @pytest.mark.parametrize("name", ["in_graph_mirrored", "tf_mirrored"])
@@ -135,10 +142,14 @@ def _compute_nodes(function):
     )
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("name", IN_GRAPH)
 @pytest.mark.parametrize("kind", ["Lion", "Adam"])
 def test_the_control_computes_what_the_step_computes(name, kind, monkeypatch):
-    """The replicas have as many nodes; no node of a collective is left."""
+    """The replicas have as many nodes; no node of a collective is left.
+
+    Each placement and each optimizer; the full run has every pair.
+    """
     make = getattr(keras.optimizers, kind)
     training = _Training(_create(name, is_control=False), make(0.1))
     case, _ = _function(training, monkeypatch)
@@ -220,17 +231,6 @@ def test_sparse_gradients_keep_their_number_of_rows(name):
 
     assert [int(count) for count in counts] == [4, 4]
     np.testing.assert_allclose(table.numpy()[0], [-1.0, -1.0], rtol=TOLERANCE)
-
-
-@pytest.mark.parametrize("name", CONTROLS)
-def test_explain_says_that_nothing_is_communicated(name):
-    """The description begins with what the control is."""
-    training = _Training(_create(name))
-    training.losses([_data(0), _data(1)])
-
-    assert "measuring control, whose replicas diverge. Nothing is communicated" in (
-        training.repl.explain()
-    )
 
 
 @pytest.mark.parametrize("name", CONTROLS)

@@ -1,5 +1,7 @@
 """Replicas that meet in collectives of one process; prints what it saw as JSON.
 
+    python flat_program.py NUM_STEPS
+
 Eight virtual CPU devices are taken for parts of one GPU each, and one thread runs ops.
 """
 
@@ -20,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 from virtual_gpus import take_cpus_for_gpus
 
 NUM_DEVICES = 8
-NUM_REPLICAS = (2, 4, 8)
-NUM_STEPS = 1000
+NUM_REPLICAS = (2, 8)
 STEPS_PER_RUN = 20
 
 
@@ -38,7 +39,7 @@ def per_replica(values):
     return replicator.PerReplica([tf.constant(float(value)) for value in values])
 
 
-def train(num_replicas):
+def train(num_replicas, num_steps):
     """Many steps of two gradients; the sums of all replicas."""
     repl = make(num_replicas)
     with repl.context():
@@ -49,7 +50,7 @@ def train(num_replicas):
         for weight in weights:
             weight.assign_add(replicator.all_sum(tf.ones_like(weight) * x))
 
-    for _ in range(NUM_STEPS // STEPS_PER_RUN):
+    for _ in range(num_steps // STEPS_PER_RUN):
         repl.run(step, num_steps=STEPS_PER_RUN)
     repl.assert_in_sync()
     ends = [float(weight[-1]) for weight in weights]
@@ -144,13 +145,13 @@ def cross_device_edges(num_replicas):
     return {"edges": collections.Counter(crossing.values()), "means": sorted(set(ends))}
 
 
-def main():
+def main(num_steps):
     """Prints one line per fact."""
     tf.config.threading.set_inter_op_parallelism_threads(1)
     devices.split_cpu(NUM_DEVICES)
     take_cpus_for_gpus()
     found = {
-        "train": {n: train(n) for n in NUM_REPLICAS},
+        "train": {n: train(n, num_steps) for n in NUM_REPLICAS},
         "edges": {n: cross_device_edges(n) for n in NUM_REPLICAS},
         "gated": gated(2),
         "fail": fail(),
@@ -160,4 +161,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

@@ -8,12 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import covering
 import pytest
 
 pytestmark = pytest.mark.processes
 
 PROGRAM = Path(__file__).with_name("flat_program.py")
-NUM_STEPS = 1000
+NUM_STEPS = 1000 if covering.is_full() else 200
 # A failure ends all replicas within this time; it takes milliseconds.
 FAILURE_SEC = 30.0
 
@@ -22,7 +23,7 @@ FAILURE_SEC = 30.0
 def found():
     """What the program saw, on eight devices and one thread for ops."""
     done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
+        [sys.executable, str(PROGRAM), str(NUM_STEPS)],
         capture_output=True,
         text=True,
         check=False,
@@ -33,9 +34,9 @@ def found():
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("num_replicas", [2, 4, 8])
-def test_replicas_meet_a_thousand_times_with_one_thread(found, num_replicas):
-    """Each on its own device, in one order everywhere."""
+@pytest.mark.parametrize("num_replicas", [2, 8])
+def test_replicas_meet_many_times_with_one_thread(found, num_replicas):
+    """Each on its own device, in one order everywhere; the full run has 1,000 steps."""
     trained = found["train"][str(num_replicas)]
 
     total = NUM_STEPS * sum(range(num_replicas))
@@ -43,7 +44,7 @@ def test_replicas_meet_a_thousand_times_with_one_thread(found, num_replicas):
     assert trained["algorithm"]
 
 
-@pytest.mark.parametrize("num_replicas", [2, 4, 8])
+@pytest.mark.parametrize("num_replicas", [2, 8])
 def test_publishing_statistics_crosses_devices_once_per_replica_and_type(
     found, num_replicas
 ):

@@ -37,6 +37,7 @@ def join(execute, joining, counts, shape, widths, num_replicas=1):
     return [flat[w * size : (w + 1) * size] for w in range(len(joining))], nodes
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize(
     "counts",
     [(2, 3), (3, 2), (0, 2), (2, 0), (0, 0), (4, 4), (1, 0, 5), (2, 3, 1)],
@@ -44,7 +45,10 @@ def join(execute, joining, counts, shape, widths, num_replicas=1):
 )
 @pytest.mark.parametrize("width", [None, 2])
 def test_rows_are_joined_by_worker_without_padding(execute, workers, counts, width):
-    """The worker with most rows may be any; some or all may have none."""
+    """The worker with most rows may be any; some or all may have none.
+
+    All numbers of rows, and both shapes of a row; the full run has every pair.
+    """
     found, _ = join(execute, workers(len(counts)), counts, None, [width])
 
     expected = np.concatenate([rows(n, w, width) for w, n in enumerate(counts)])

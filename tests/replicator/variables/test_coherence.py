@@ -128,12 +128,20 @@ def test_any_change_outside_reaches_every_copy(before, after):
 
 def test_fingerprints_of_small_integers_do_not_collide():
     """All 4,096 vectors of three digits below 16 have fingerprints of their own."""
-    seen = {
-        int(copy_values.fingerprint(tf.constant([i // 256, i // 16 % 16, i % 16]))[0])
-        for i in range(0, 4096, 3)
-    }
+    numbers = np.arange(0, 4096, 3)
+    vectors = np.stack([numbers // 256, numbers // 16 % 16, numbers % 16], axis=1)
 
-    assert len(range(0, 4096, 3)) == len(seen)
+    @tf.function
+    def fingerprints(all_of_them):
+        return tf.map_fn(
+            lambda one: copy_values.fingerprint(one)[0],
+            all_of_them,
+            fn_output_signature=tf.int64,
+        )
+
+    found = fingerprints(tf.constant(vectors, tf.int32)).numpy()
+
+    assert len(numbers) == len(set(found.tolist()))
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.int32])

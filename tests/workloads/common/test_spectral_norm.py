@@ -163,27 +163,36 @@ def train(repl: Any, x: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]
         optimizer.apply_gradients(zip(gradients, variables, strict=True))
         return [tf.identity(tf.convert_to_tensor(layer.u)) for layer in layers]
 
-    for index in range(NUM_STEPS):
-        parts = np.split(x[index], repl.num_replicas)
+    for examples in x:
+        parts = np.split(examples, repl.num_replicas)
         found = repl.run(step, replicator.PerReplica([tf.constant(p) for p in parts]))
     repl.assert_in_sync()
     state = [np.asarray(v) for layer in layers for v in (layer.kernel, layer.u)]
     return state, [np.stack([np.asarray(u) for u in leaf]) for leaf in found]
 
 
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    """Different examples of each step."""
+    generator = np.random.default_rng(4)
+    return generator.normal(size=(NUM_STEPS, 4, 4, 4, 2)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def of_one_replica(x: np.ndarray) -> list[np.ndarray]:
+    """The state after training on one device, the truth."""
+    return train(replicator.create("single", num_replicas=1), x)[0]
+
+
 def test_replicas_with_different_examples_keep_one_u(
-    one_replica: Any, two_replicas: Any
+    of_one_replica: list[np.ndarray], two_replicas: Any, x: np.ndarray
 ) -> None:
     """Both replicas hold the same bits, and train like one on all examples."""
-    generator = np.random.default_rng(4)
-    x = generator.normal(size=(NUM_STEPS, 4, 4, 4, 2)).astype(np.float32)
-
-    expected, _ = train(one_replica, x)
     found, per_replica = train(two_replicas, x)
 
     for u in per_replica:
         np.testing.assert_array_equal(u[0], u[1])
-    for want, have in zip(expected, found, strict=True):
+    for want, have in zip(of_one_replica, found, strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-4, atol=1e-5)
 
 
@@ -191,7 +200,7 @@ def test_the_engine_proves_that_u_is_mirrored() -> None:
     """Neither u nor anything else of the training is replica-local."""
     repl = replicator.create("in_graph", num_replicas=2)
 
-    train(repl, np.ones((NUM_STEPS, 4, 4, 4, 2), np.float32))
+    train(repl, np.ones((1, 4, 4, 4, 2), np.float32))
 
     held = repl.summary().partition("\nvariables:")[2]
     assert "mirrored" in held

@@ -9,11 +9,17 @@ import pytest
 from workloads.data import audit, pipeline, reading, sources
 
 
-@pytest.mark.parametrize("num_pipelines", [1, 2, 7])
+@pytest.mark.parametrize(
+    "num_pipelines",
+    [pytest.param(count, marks=pytest.mark.full) for count in (1, 2)] + [7],
+)
 def test_shards_cover_the_split_exactly_once(
     digits: sources.Source, num_pipelines: int, contexts: Any
 ) -> None:
-    """Over all pipelines an epoch has every id once, also where shares differ."""
+    """Over all pipelines an epoch has every id once, also where shares differ.
+
+    The full run adds numbers of pipelines whose shares are equal.
+    """
     check = audit.check_shards(digits, contexts(num_pipelines))
 
     assert check.is_passed, check.detail

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from workloads import child_process
 from workloads.data import names
 from workloads.metrics.ends import disjoint_halves, ends_of_scale
 from workloads.metrics.evaluator import METRICS, Evaluator
@@ -43,13 +46,52 @@ def test_the_classifier_knows_held_out_digits(extractor: FeatureExtractor) -> No
     assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
 
 
+# Forks what has imported TensorFlow and run no op: as fresh as one that imports it.
+_TRAIN = """
+import os, sys
+import keras, tensorflow
+from workloads.metrics.extractors import digits_images, digits_training
+digits_training.NUM_EPOCHS = 1
+for path in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        digits_training.main(path)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.processes
+def test_an_epoch_gives_the_same_bits_in_every_process(
+    data_dirs: object, tmp_path: pathlib.Path
+) -> None:
+    """Two processes of one thread make the same weights, which are not the first."""
+    paths = [tmp_path / name for name in ("one.npz", "other.npz")]
+    subprocess.run(
+        [sys.executable, "-c", _TRAIN, *map(str, paths)],
+        check=True,
+        env=child_process.environment(),
+    )
+    one, other = (dict(np.load(path)) for path in paths)
+    first = digits.digits_training.initial_weights()
+
+    assert first.keys() == one.keys() == other.keys()
+    for name, weight in one.items():
+        np.testing.assert_array_equal(weight, other[name])
+        assert not np.array_equal(weight, first[name])
+
+
+@pytest.mark.full
 @pytest.mark.processes
 def test_training_again_gives_the_same_bits(
     extractor: FeatureExtractor,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: pathlib.Path,
 ) -> None:
-    """Another process, where no weights are kept, makes the same digest."""
+    """Another process, where no weights are kept, makes the same digest.
+
+    For the full run: the test above has one epoch of it.
+    """
     shutil.copytree(names.cache_dir() / "digits", tmp_path / "digits")
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
     path = digits.cache_path()

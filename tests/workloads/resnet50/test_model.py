@@ -29,6 +29,13 @@ def model() -> ResNet50:
     return ResNet50(seed=3)
 
 
+@pytest.fixture
+def few_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks are built with one block in each of two stages."""
+    monkeypatch.setattr(model_lib, "NUM_BLOCKS", (1, 1))
+    monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:2])
+
+
 @pytest.mark.parametrize("version", ["v1", "v1.5"])
 def test_parameter_count_is_exact(version: str) -> None:
     """25,557,032 trainable parameters, and a mean and variance for 26,560 channels.
@@ -45,9 +52,10 @@ def test_parameter_count_is_exact(version: str) -> None:
     ("version", "expected"), [("v1", (2, 1, 1)), ("v1.5", (1, 2, 1))]
 )
 def test_stride_stands_where_the_version_says(
-    version: str, expected: tuple[int, ...]
+    version: str, expected: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """v1 strides in the first 1x1 convolution, v1.5 in the 3x3, in groups 1 to 3."""
+    monkeypatch.setattr(model_lib, "WIDTHS", (8, 16, 32, 64))
     made = ResNet50(version=version)
     strides = [tuple(conv.strides for conv in block.convs) for block in made.blocks]
     first_of_group = {3, 7, 13}
@@ -67,6 +75,7 @@ def test_last_gamma_of_each_block_starts_at_zero(model: ResNet50) -> None:
         assert (second == 1.0).all()
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_zero_gamma_can_be_switched_off() -> None:
     """Without the option all gammas start at one."""
     made = ResNet50(zero_gamma=False)
@@ -88,8 +97,12 @@ def test_initial_kernels_have_hes_spread(model: ResNet50) -> None:
     assert pytest.approx(classifier.std(), rel=0.01) == 0.01
 
 
-def test_seed_determines_the_weights(model: ResNet50) -> None:
+def test_seed_determines_the_weights(
+    model: ResNet50, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The same seed gives the same kernels; another seed or layer others."""
+    monkeypatch.setattr(model_lib, "NUM_BLOCKS", (3,))
+    monkeypatch.setattr(model_lib, "WIDTHS", model_lib.WIDTHS[:1])
     same, other = ResNet50(seed=3), ResNet50(seed=4)
     kernel = model.blocks[1].convs[0].kernel.numpy()
 
@@ -196,6 +209,7 @@ def test_gradient_graph_stays_small(model: ResNet50) -> None:
     assert len(traced.graph.get_operations()) < 2_000
 
 
+@pytest.mark.usefixtures("few_blocks")
 def test_mixed_precision_keeps_variables_and_logits_in_float32() -> None:
     """Computation is bfloat16; parameters, statistics and logits are float32."""
     made = ResNet50(compute_dtype="mixed_bfloat16")

@@ -14,7 +14,7 @@ from short_resnet import short
 import replicator
 from workloads import catalog
 from workloads.data import pipeline
-from workloads.resnet50 import config, losses
+from workloads.resnet50 import losses
 from workloads.resnet50.schedule import GoyalSchedule
 from workloads.resnet50.workload import WORKLOAD
 
@@ -213,12 +213,21 @@ def test_many_steps_in_one_call_are_audited(dispatched: Dispatched) -> None:
     assert checks["no_example_twice_in_an_epoch"].is_passed
 
 
+def test_sanity_passes_over_more_than_an_epoch() -> None:
+    """Batches that reach into the next epoch may hold an example twice."""
+    program = _build(per_replica_batch_size=512)
+    losses_of_steps = [program.run() for _ in range(4)]
+
+    assert np.isfinite(losses_of_steps).all()
+    assert all(check.is_passed for check in program.sanity()), program.sanity()
+
+
 def test_same_seed_repeats_the_losses(dispatched: Dispatched) -> None:
     """Weights, order and augmentation come from the seed alone."""
     again = _build()
-    losses = again.run(), again.run(num_steps=2)
+    first, _, third = (again.run() for _ in range(3))
 
-    np.testing.assert_allclose(dispatched.losses, losses, rtol=1e-5)
+    np.testing.assert_allclose(dispatched.losses, (first, third), rtol=1e-5)
 
 
 def test_synthetic_data_has_no_quality_and_no_example_audit() -> None:
@@ -265,27 +274,6 @@ def test_bad_input_is_one_clear_line(arguments: dict[str, Any], message: str) ->
             replicator.create("single", num_replicas=1), **{**good, **arguments}
         )
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("preset", ["smoke", "laptop"])
-def test_cpu_presets_differ_from_the_paper_only_as_documented(preset: str) -> None:
-    """What a laptop runs less of is listed here, so a new difference is noticed."""
-    paper, small = config.PRESETS["paper"], config.PRESETS[preset]
-    differing = {
-        field.name
-        for field in dataclasses.fields(config.ResNet50Config)
-        if getattr(paper, field.name) != getattr(small, field.name)
-    }
-
-    of_laptop = {"learning_rate_per_256", "num_epochs"}
-    of_preset = of_laptop if preset == "laptop" else set()
-    assert differing == of_preset | {
-        "image_size",
-        "weight_decay",
-        "shuffle_buffer_size",
-        "num_input_threads",
-        "evaluation_batch_size",
-    }
 
 
 def test_sanity_fails_when_replicas_differ(
@@ -335,31 +323,3 @@ def test_backends_agree_on_two_replicas() -> None:
     assert facts_ours == facts_stock == (8, [], [359, 359])
     # The first loss is before any update; later ones part by rounding.
     assert losses_stock == pytest.approx(losses_ours, rel=1e-3)
-
-
-def test_paper_preset_is_the_published_recipe() -> None:
-    """Goyal 2017, section 5.1, field by field."""
-    paper = config.PRESETS["paper"]
-    info = {preset.name: preset for preset in catalog.WORKLOADS["resnet50"].presets}
-
-    assert (paper.image_size, paper.version, paper.zero_gamma) == (224, "v1.5", True)
-    assert (paper.momentum, paper.weight_decay) == (0.9, 1e-4)
-    assert (paper.learning_rate_per_256, paper.lr_warmup_epochs) == (0.1, 5.0)
-    assert (info["paper"].data, info["paper"].per_replica_batch_size) == (
-        "imagenet2012",
-        32,
-    )
-
-
-def test_lars_trains_it_and_decays_by_itself() -> None:
-    """The rate of the first step is zero, so the weights move in the second."""
-    program = _build(optimizer="lars", weight_decay=1e-4, data="synthetic")
-    before = program.model.trainable_variables[0].numpy()
-    program.run()
-    after_one = program.model.trainable_variables[0].numpy()
-    program.run()
-    after_two = program.model.trainable_variables[0].numpy()
-
-    np.testing.assert_array_equal(before, after_one)
-    assert not np.array_equal(after_one, after_two)
-    assert math.isfinite(program.run())

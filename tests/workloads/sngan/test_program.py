@@ -33,8 +33,8 @@ SMALL = small_programs.OPTIONS["sngan"]
 
 @pytest.fixture(scope="module")
 def program():
-    """The smoke program after 5 steps."""
-    made = build()
+    """The smoke program after 5 steps, for images of half its height and width."""
+    made = build(image_size=8)
     for _ in range(5):
         made.run()
     return made
@@ -133,19 +133,10 @@ def test_quality_has_scores_and_recognised_digits(program):
 
 
 def test_samples_are_a_grid_of_classes(program):
-    """Six rows of ten images of 16 px, enlarged to 32 with a gap of one pixel."""
+    """Six rows of ten images of 8 px, enlarged to 32 with a gap of one pixel."""
     grid = tf.io.decode_png(program.samples())
 
     assert (6 * 33, 10 * 33, 3) == grid.shape
-
-
-def test_sanity_passes_over_more_than_an_epoch():
-    """Batches that reach into the next epoch may hold an example twice."""
-    made = build(per_replica_batch_size=512, **SMALL)
-    losses = [made.run() for _ in range(4)]
-
-    assert all(np.isfinite(losses))
-    assert all(check.is_passed for check in made.sanity()), made.sanity()
 
 
 def test_two_replicas_differ_in_what_they_draw_and_agree_in_what_they_learn():
@@ -190,12 +181,19 @@ def test_the_paper_preset_takes_a_step_at_full_size():
     assert not np.array_equal(first, made.generator.trainable_variables[0].numpy())
 
 
-def test_sixteen_bits_train_on_two_replicas():
-    """The loss starts where that of float32 does, and stays finite."""
+@pytest.mark.parametrize(
+    ("backend", "num_replicas"),
+    [("single", 1), pytest.param("in_graph", 2, marks=pytest.mark.full)],
+)
+def test_sixteen_bits_train(backend, num_replicas):
+    """The loss starts where that of float32 does, and stays finite.
+
+    The full run adds two replicas, whose gradients and variables have 32 bits.
+    """
     losses = {}
     for dtype in config.COMPUTE_DTYPES:
         tf.keras.utils.set_random_seed(3)
-        program = build("in_graph", 2, compute_dtype=dtype, **SMALL)
+        program = build(backend, num_replicas, compute_dtype=dtype, **SMALL)
         losses[dtype] = [program.run() for _ in range(2)]
         assert all(check.is_passed for check in program.sanity())
 

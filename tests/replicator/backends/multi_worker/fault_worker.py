@@ -14,6 +14,7 @@ import messages
 from tiny_models import Training
 
 import replicator
+from replicator.cluster import diagnosis
 
 FAULT_STEP = 12
 NUM_STEPS = 20
@@ -21,7 +22,7 @@ SAVE_EVERY = 4
 # So long that no worker on a slow machine is taken for lost.
 TIMEOUT_SEC = 60.0
 # Of a wait that is in vain.
-FAULT_TIMEOUT_SEC = 3.0
+FAULT_TIMEOUT_SEC = 1.0
 FOR_EVER_SEC = 600.0
 
 
@@ -70,6 +71,9 @@ def train(repl, folder, mode, victim):
 
 def set_up(folder, *, mode, victim, num_workers):
     """All that the one case needs."""
+    if mode in ("hang", "stopped"):
+        # For the report of a worker that sends none.
+        diagnosis._GRACE_SEC = FAULT_TIMEOUT_SEC
     return folder, mode, victim, num_workers
 
 

@@ -5,6 +5,8 @@ The trainings run on ``single`` in the test's own process too, for comparison.
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import tensorflow as tf
 from tiny_models import Training
@@ -25,15 +27,12 @@ def train(repl, optimizer="adam", **options):
     return training.weights()
 
 
-def equal(repl, folder):
-    """Weights after 20 steps with and without sharding, by optimizer."""
+def equal(optimizer, repl, folder):
+    """Weights after 20 steps with and without sharding."""
     del folder
     return {
-        name: {
-            "unsharded": train(repl, name),
-            "sharded": train(repl, name, sharded_update=True),
-        }
-        for name in OPTIMIZERS
+        "unsharded": train(repl, optimizer),
+        "sharded": train(repl, optimizer, sharded_update=True),
     }
 
 
@@ -155,7 +154,7 @@ def refused(repl, folder):
 
 
 CASES = {
-    "equal": equal,
+    **{f"equal {name}": functools.partial(equal, name) for name in OPTIMIZERS},
     "in turn": in_turn,
     "copies": copies,
     "memory": memory,

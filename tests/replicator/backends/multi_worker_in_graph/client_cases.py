@@ -57,6 +57,11 @@ def wide_training(repl, **options):
     )
 
 
+def split_training(repl):
+    """A net of two layers on two logical devices."""
+    return tiny_models.Training(repl, "split", "momentum", mode="SINGLE")
+
+
 def accumulated_training(repl):
     """Three steps per update, two steps per dispatch."""
     return tiny_models.trajectory(
@@ -77,6 +82,23 @@ def input_modes():
     }
     loop = wide_training(make(4), num_steps_per_run=4)
     return {**modes, "loop": loop}
+
+
+@case
+def split_over_workers():
+    """One replica in two parts: a layer on each worker."""
+    repl = replicator.create(
+        "multi_worker_in_graph",
+        num_replicas=1,
+        logical_devices_per_replica=2,
+        connect_timeout_sec=60,
+    )
+    training = split_training(repl)
+    return {
+        "losses": training.run(NUM_STEPS),
+        "weights": training.weights(),
+        "devices": [weight.value.device for weight in training.model.weights],
+    }
 
 
 @case

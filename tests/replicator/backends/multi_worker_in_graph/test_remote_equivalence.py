@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,21 @@ def test_every_input_mode_feeds_the_same_examples(client, reference, mode):
     actual = client.value("input_modes")[mode]
 
     assert_same(reference, actual)
+
+
+def test_a_replica_that_is_split_over_workers_trains_as_one_device(client, cases):
+    """Each worker has one of two layers, and what lies between them crosses."""
+    alone = cases.split_training(
+        replicator.create(
+            "single", devices=["CPU:0", "CPU:0"], logical_devices_per_replica=2
+        )
+    )
+    expected = {"losses": alone.run(cases.NUM_STEPS), "weights": alone.weights()}
+    actual = client.value("split_over_workers")
+    tasks = [re.search(r"task:(\d)", name)[1] for name in actual["devices"]]
+
+    assert ["0", "0", "1", "1"] == tasks
+    assert_same(expected, actual)
 
 
 def test_accumulated_gradients_cross_in_steps_that_update(client, cases):

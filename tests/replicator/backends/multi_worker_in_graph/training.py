@@ -12,6 +12,7 @@ import time
 import tiny_models
 
 import replicator
+from replicator.cluster import watch
 
 NUM_STEPS = 12
 STEPS_PER_SAVE = 4
@@ -19,7 +20,8 @@ WORKER_TIMEOUT_SEC = 4.0
 
 
 def set_up(folder):
-    """Where it writes."""
+    """Where it writes; a worker that hangs is found out soon after its time is over."""
+    watch._POLL_SEC, watch._ANSWER_SEC = 0.2, 1.0
     return (folder,)
 
 

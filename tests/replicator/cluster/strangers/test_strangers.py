@@ -67,38 +67,67 @@ def own_address():
         return probe.getsockname()[0]
 
 
-@pytest.mark.parametrize(
-    ("backend", "victim", "how"),
-    [
-        ("async", ("chief", 0), "silent"),
-        ("multi_worker_in_graph", ("worker", 0), "garbage"),
-    ],
-)
-def test_servers_end_with_their_client_whoever_takes_its_port(
-    tmp_path, stranger, backend, victim, how
-):
-    """Workers and parameter servers know their own client from an open port."""
-    with started(backend, tmp_path, victim) as cluster:
-        others = [member for member in cluster.members if member != victim]
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """A client, worker 0, and its server; the test that kills it comes last."""
+    victim = ("worker", 0)
+    folder = tmp_path_factory.mktemp("served")
+    with started("multi_worker_in_graph", folder, victim) as cluster:
         wait_until_under_way(cluster, victim)
-        cluster.kill(*victim)
-        start = time.monotonic()
-        stranger(port_of(cluster, victim), how)
-        wait_until(
-            lambda: not any(cluster.is_running(*m) for m in others),
-            cluster,
-            GIVE_UP_SEC,
-        )
-        took_sec = time.monotonic() - start
+        yield cluster
 
-        assert took_sec < END_SEC
-        for member in others:
-            assert 0 == cluster.exit_code(*member)
-            assert re.search(
-                r"replicator.server: the client has exited, and another process "
-                r"listens at its address$",
-                cluster.output(*member).rstrip(),
-            )
+
+def check_servers_end(cluster, client, stranger, how):
+    """Kills the client; its servers must end while another listens at its port."""
+    servers = [member for member in cluster.members if member != client]
+    cluster.kill(*client)
+    start = time.monotonic()
+    stranger(port_of(cluster, client), how)
+    wait_until(
+        lambda: not any(cluster.is_running(*m) for m in servers), cluster, GIVE_UP_SEC
+    )
+    took_sec = time.monotonic() - start
+
+    assert took_sec < END_SEC
+    assert servers
+    for member in servers:
+        assert 0 == cluster.exit_code(*member)
+        assert re.search(
+            r"replicator.server: the client has exited, and another process "
+            r"listens at its address$",
+            cluster.output(*member).rstrip(),
+        )
+
+
+def test_ports_of_a_local_cluster_answer_this_machine_only(served):
+    """The client's and the server's, at every address but those of loopback."""
+    address = own_address()
+    if address is None or address.startswith("127."):
+        pytest.skip("this machine has no address besides loopback to try from")
+    assert 2 == len(served.members)
+    for member in served.members:
+        port = port_of(served, member)
+        with socket.create_connection(("127.0.0.1", port), 5.0):
+            pass
+        with pytest.raises(TimeoutError):
+            socket.create_connection((address, port), 0.5)
+
+
+def test_servers_end_with_their_client_whoever_takes_its_port(served, stranger):
+    """Servers know their own client from an open port."""
+    check_servers_end(served, ("worker", 0), stranger, "garbage")
+
+
+@pytest.mark.full
+def test_parameter_servers_end_with_their_chief_too(tmp_path, stranger):
+    """Only in the full run: they run the same program, and know strangers of any kind.
+
+    ``test_peer.py`` has the kinds.
+    """
+    client = ("chief", 0)
+    with started("async", tmp_path, client) as cluster:
+        wait_until_under_way(cluster, client)
+        check_servers_end(cluster, client, stranger, "silent")
 
 
 def test_workers_know_a_dead_worker_from_a_stranger(tmp_path, stranger):
@@ -117,19 +146,3 @@ def test_workers_know_a_dead_worker_from_a_stranger(tmp_path, stranger):
             r"^WorkerLostError: .*: worker 1 \(localhost:\d+\) has exited; a sync",
             error,
         )
-
-
-def test_ports_of_a_local_cluster_answer_this_machine_only(tmp_path):
-    """The client's and the server's, at every address but those of loopback."""
-    address = own_address()
-    if address is None or address.startswith("127."):
-        pytest.skip("this machine has no address besides loopback to try from")
-    victim = ("worker", 0)
-    with started("multi_worker_in_graph", tmp_path, victim) as cluster:
-        wait_until_under_way(cluster, victim)
-        for member in cluster.members:
-            port = port_of(cluster, member)
-            with socket.create_connection(("127.0.0.1", port), 5.0):
-                pass
-            with pytest.raises(TimeoutError):
-                socket.create_connection((address, port), 0.5)

@@ -246,7 +246,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> Non
             """,
             "RuntimeError: no reward today",
         ),
-        (
+        pytest.param(
             """
             import sys
             sys.modules["workloads.d4pg.acting.actor"] = None
@@ -255,6 +255,7 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> Non
                 "ModuleNotFoundError: import of workloads.d4pg.acting.actor halted; "
                 "None in sys.modules"
             ),
+            marks=pytest.mark.full,
         ),
     ],
     ids=["when they step", "when they start"],
@@ -262,7 +263,11 @@ def test_what_is_not_finite_is_refused_and_counted(tmp_path, monkeypatch) -> Non
 def test_actors_that_always_die_end_the_run_with_their_log(
     tmp_path, monkeypatch, code, expected
 ) -> None:
-    """After as many replacements as are allowed."""
+    """After as many replacements as are allowed.
+
+    The full run has those that die before they have an environment, whose end is seen
+    by the same code.
+    """
     break_cartpole(tmp_path, monkeypatch, code)
     settings = ActorSettings(name=NAME, max_restarts=1)
     with make_streams(settings) as streams, ActorPool(settings, streams) as pool:

@@ -263,9 +263,14 @@ def test_opengl_that_is_turned_off_is_reported() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("renderer", ["egl", "osmesa"])
+@pytest.mark.parametrize(
+    "renderer", ["egl", pytest.param("osmesa", marks=pytest.mark.full)]
+)
 def test_a_renderer_that_is_asked_for_and_missing_is_said(renderer: str) -> None:
-    """MuJoCo reads the variable too; states need no renderer at all."""
+    """MuJoCo reads the variable too; states need no renderer at all.
+
+    The full run has the other renderer, of which the same message says the name.
+    """
     done = python(
         "import ctypes.util\n"
         "ctypes.util.find_library = lambda name: None\n"

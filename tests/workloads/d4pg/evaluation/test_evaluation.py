@@ -42,13 +42,13 @@ def make_policy(observation_shape=(5,), seed=0):
 
 def test_returns_are_those_of_episodes_played_one_by_one():
     """Environments that are stepped together do not disturb each other."""
-    settings = config.make_config("smoke", {"action_repeat": 4})
+    settings = config.make_config("smoke", {"action_repeat": 20})
     evaluator = evaluation.Evaluator(NAME, settings, seed=5)
     actor = make_policy()
     found = evaluator.play(actor, 3)
     expected = []
     for index in range(3):
-        player = Environment(NAME, action_repeat=4, seed=5 + 10_000_019 + index)
+        player = Environment(NAME, action_repeat=20, seed=5 + 10_000_019 + index)
         player.reset()  # an evaluator's environments begin with an episode
         observation, total, is_last = player.reset(), 0.0, False
         while not is_last:
@@ -85,7 +85,7 @@ def test_an_episode_that_breaks_begins_again(monkeypatch):
 
 def make_client(name=NAME, **options):
     """A client whose policy is that of ``make_policy``, and its weights."""
-    options = {"action_repeat": 8, "num_evaluation_episodes": 6, **options}
+    options = {"action_repeat": 20, "num_evaluation_episodes": 4, **options}
     client = EvaluatorClient(name, config.make_config("smoke", options), seed=5)
     spec = make_policy(client.spec.observation_shape).spec
     client.load(spec)
@@ -100,13 +100,13 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     (first,), (second,) = (client.score(weights) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
-        settings = config.make_config("smoke", {"action_repeat": 8})
-        returns = evaluation.Evaluator(NAME, settings, seed=5).play(make_policy(), 6)
+        settings = config.make_config("smoke", {"action_repeat": 20})
+        returns = evaluation.Evaluator(NAME, settings, seed=5).play(make_policy(), 4)
     film = client.film(weights)
     client.close()
 
     assert ((5,), 1) == (client.spec.observation_shape, client.spec.action_size)
-    assert ("episode_return", "return", 6) == (
+    assert ("episode_return", "return", 4) == (
         first.name,
         first.unit,
         first.num_examples,

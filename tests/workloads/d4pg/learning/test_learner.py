@@ -73,11 +73,16 @@ def test_the_paper_copies_every_100_learner_steps(make_learner):
     assert 100 == make_learner()._config.target_update_period
 
 
-@pytest.mark.parametrize("trained", ["critic", "policy"])
+@pytest.mark.parametrize(
+    "trained", [pytest.param("critic", marks=pytest.mark.full), "policy"]
+)
 def test_only_the_critic_trains_the_torso(
     make_learner, make_transitions, feed, trained
 ):
-    """With the other rate at zero, torso and critic move together or not at all."""
+    """With the other rate at zero, torso and critic move together or not at all.
+
+    The full run adds the first: in tests above, torso and critic learn as they should.
+    """
     rates = {f"{n}_learning_rate": 1e-2 * (n == trained) for n in ("critic", "policy")}
     made = make_learner(observations="pixels", **rates)
     before = [weights_of([network]) for network in made._networks]
