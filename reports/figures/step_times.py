@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
-import seaborn as sns
 
 from reports import svg
 from reports.figures import look, rows
@@ -43,6 +42,8 @@ def draw_boxes(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the ``dots`` of each row as a box, with the dots below if they are few."""
+    import seaborn as sns  # with SciPy's statistics: half of what a table in text needs
+
     places = rows.place([row.group for row in items])
     frame = _frame(items)
     is_few = len(frame) <= MOST_DOTS
@@ -97,6 +98,8 @@ def draw_ecdf(
     axes: Axes, items: Sequence[Row], *, axis_label: str, look_: Look
 ) -> None:
     """Draws the share of steps that took at most so long; a line per row."""
+    import seaborn as sns
+
     seen: dict[str, int] = {}
     for row in items:
         number = seen[row.backend] = seen.get(row.backend, -1) + 1

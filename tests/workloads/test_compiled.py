@@ -121,15 +121,15 @@ def parts_of(program):
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet50",
-        pytest.param("d4pg", marks=pytest.mark.full),
+        "d4pg",
+        pytest.param("resnet50", marks=pytest.mark.full),
         pytest.param("sngan", marks=pytest.mark.full),
     ],
 )
 def test_a_stock_strategy_compiles_the_same_part(name):
     """On virtual devices of one process.
 
-    The full run has the workloads with two optimizers as well, whose compiled parts the
+    The full run has the networks with convolutions as well, whose compiled parts the
     tests above compare.
     """
     plain, compiled = (

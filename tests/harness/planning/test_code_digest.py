@@ -45,6 +45,7 @@ MODULES_THAT_COUNT = {
     "harness.launch",
     "harness.launch.contract",
     "harness.launch.local",
+    "harness.lookup",
 }
 # The order in which trials run, what is not timed, and the start of the command line.
 MODULES_THAT_DO_NOT = {
