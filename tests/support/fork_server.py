@@ -73,15 +73,19 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The server, which ends with this process, and all that it forked with it."""
+    """The server, which ends with this process, and all that it forked with it.
+
+    Attributes:
+      env: Its environment variables: those of this process when it was made.
+    """
 
     def __init__(self, env: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
-            self._env = dict(env)
+            self.env = dict(env)
             self._process = subprocess.Popen(
                 [sys.executable, __file__, str(os.getpid()), str(theirs.fileno())],
-                env=self._env,
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
@@ -91,7 +95,7 @@ class ForkServer:
 
     def fits(self, env: Mapping[str, str]) -> bool:
         """Whether a process with these variables would have imported the same."""
-        return _read_at_import(env) == _read_at_import(self._env)
+        return _read_at_import(env) == _read_at_import(self.env)
 
     def start(
         self, argv: Sequence[str], *, env: Mapping[str, str], log: Path

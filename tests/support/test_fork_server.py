@@ -129,6 +129,6 @@ def test_it_can_be_killed_by_its_id(start):
 def test_other_variables_of_an_import_do_not_fit(changes, expected):
     """Their process has to start anew."""
     server = fork_server.server(**case_cluster.ENV)
-    env = {**os.environ, "PYTHONUNBUFFERED": "1", **case_cluster.ENV}
+    env = server.env  # other tests may have changed that of this process since
 
     assert server.fits({**env, **changes}) is expected
