@@ -31,6 +31,14 @@ if TYPE_CHECKING:
 MODULES = ("tensorflow", "keras", "replicator")
 # Starts of names of variables that are read during an import, or may be.
 _READ_AT_IMPORT = ("CUDA", "KERAS", "MKL", "OMP", "PYTHON", "TF_", "XLA")
+# Read later: the cluster; Ray sets the debugger of its drivers, and a stock parameter
+# server strategy what TensorFlow reads when it starts, in the process of the tests.
+_READ_LATER = (
+    "TF_CONFIG",
+    "PYTHONBREAKPOINT",
+    "TF_ENABLE_EAGER_CLIENT_STREAMING_ENQUEUE",
+    "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
+)
 _POLL_SEC = 0.01
 
 
@@ -140,7 +148,7 @@ def _read_at_import(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value
         for name, value in env.items()
-        if name.startswith(_READ_AT_IMPORT) and name != "TF_CONFIG"
+        if name.startswith(_READ_AT_IMPORT) and name not in _READ_LATER
     }
 
 

@@ -122,6 +122,7 @@ def test_it_can_be_killed_by_its_id(start):
     [
         ({}, True),
         ({"TF_CONFIG": "{}", "OF_A_PROGRAM": "1"}, True),
+        ({"PYTHONBREAKPOINT": "ray.util.rpdb._driver_set_trace"}, True),
         ({"TF_XLA_FLAGS": "--tf_xla_cpu_global_jit"}, False),
         ({"PYTHONPATH": "/elsewhere"}, False),
     ],
