@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import case_cluster
 import covering
 import fork_server
 import pytest
@@ -24,7 +25,6 @@ _FOLDERS = ("docs", "harness", "replicator", "reports", "results", "workloads")
 # Runs one document: blocks build on one another, and the first replicator of a document
 # may still split the CPU into virtual devices.
 PROGRAM = Path(__file__).with_name("document_blocks.py")
-ENV = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 pytestmark = pytest.mark.processes
 
@@ -73,20 +73,19 @@ def run_document(
     task.write_text(json.dumps(document))
     argv = [str(PROGRAM), str(task)]
     paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]
-    env = {**os.environ, **ENV, "PYTHONPATH": os.pathsep.join(paths)}
+    env = {**os.environ, **case_cluster.ENV, "PYTHONPATH": os.pathsep.join(paths)}
     if is_forked:
-        process = fork_server.server(**ENV).start(argv, env=env, log=log)
-        code = process.wait(TIMEOUT_SEC)
-    else:
-        with log.open("wb") as output:
-            code = subprocess.run(
-                [sys.executable, *argv],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                check=False,
-                env=env,
-                timeout=TIMEOUT_SEC,
-            ).returncode
+        server = fork_server.server(**case_cluster.ENV)
+        return server.run(argv, env=env, log=log, timeout_sec=TIMEOUT_SEC)
+    with log.open("wb") as output:
+        code = subprocess.run(
+            [sys.executable, *argv],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            env=env,
+            timeout=TIMEOUT_SEC,
+        ).returncode
     return code, log.read_text(encoding="utf-8")
 
 

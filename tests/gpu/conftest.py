@@ -197,13 +197,12 @@ def rehearse(run_program: Any, tmp_path: Path) -> Any:
             return run_program(name, *arguments)
         log = tmp_path / "output"
         log.unlink(missing_ok=True)
-        process = fork_server.server(**case_cluster.ENV).start(
+        code, text = fork_server.server(**case_cluster.ENV).run(
             [str(Path(__file__).with_name(name)), *arguments],
             env={**os.environ, **case_cluster.ENV},
             log=log,
+            timeout_sec=PROGRAM_TIMEOUT_SEC,
         )
-        code = process.wait(PROGRAM_TIMEOUT_SEC)
-        text = log.read_text()
         assert 0 == code, text
         return LOG_LINE.sub("", text)
 

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import runpy
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,7 @@ _READ_LATER = (
     "TF_PS_DISABLE_ASYNC_EXECUTOR_GLOBALLY",
 )
 _POLL_SEC = 0.01
+_KILL_SEC = 10.0
 
 
 class ForkedProcess:
@@ -123,6 +125,33 @@ class ForkServer:
             "folder": str(Path.cwd()),
         }
         return ForkedProcess(self, self.ask(request))
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        log: Path,
+        timeout_sec: float,
+    ) -> tuple[int, str]:
+        """Runs a program to its end; returns its exit code and what the log has.
+
+        Args:
+          argv: As for ``start``, like the others.
+          env: All environment variables.
+          log: What its output is appended to.
+          timeout_sec: The longest that it may take.
+
+        Raises:
+          subprocess.TimeoutExpired: It took longer; it was killed.
+        """
+        process = self.start(argv, env=env, log=log)
+        try:
+            code = process.wait(timeout_sec)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait(_KILL_SEC)
+        return code, log.read_text(encoding="utf-8")
 
     def ask(self, request: Any) -> Any:
         """What the server answers."""

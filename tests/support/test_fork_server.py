@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from pathlib import Path
 
 import case_cluster
 import fork_server
@@ -115,6 +116,24 @@ def test_it_can_be_killed_by_its_id(start):
 
     assert process.wait(WAIT_SEC) == -signal.SIGTERM
     process.send_signal(signal.SIGTERM)  # nobody is left to get it
+
+
+def test_a_program_that_takes_too_long_is_killed(tmp_path):
+    """Nothing of it is left when the time limit is reported."""
+    program, log = tmp_path / "program.py", tmp_path / "log"
+    program.write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n"
+    )
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork_server.server(**case_cluster.ENV).run(
+            [str(program)],
+            env={**os.environ, **case_cluster.ENV},
+            log=log,
+            timeout_sec=1.0,
+        )
+
+    pid = int(log.read_text())
+    assert not Path("/proc", str(pid)).exists()
 
 
 @pytest.mark.parametrize(

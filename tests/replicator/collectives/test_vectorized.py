@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 
 import case_cluster
 import fork_server
@@ -185,15 +184,14 @@ def test_a_stock_strategy_refuses_them_as_the_first_of_a_process(tmp_path):
     """Whatever ran before: without a refusal its collectives wait for each other."""
     program, log = tmp_path / "program.py", tmp_path / "log"
     program.write_text(FIRST_OF_A_PROCESS, encoding="utf-8")
-    process = fork_server.server(**case_cluster.ENV).start(
-        [str(program)], env={**os.environ, **case_cluster.ENV}, log=log
+    _, text = fork_server.server(**case_cluster.ENV).run(
+        [str(program)],
+        env={**os.environ, **case_cluster.ENV},
+        log=log,
+        timeout_sec=FIRST_SEC,
     )
-    try:
-        process.wait(FIRST_SEC)
-    finally:
-        process.send_signal(signal.SIGKILL)
 
-    assert "CollectiveControlFlowError" == log.read_text().splitlines()[-1]
+    assert "CollectiveControlFlowError" == text.splitlines()[-1]
 
 
 def test_one_replica_needs_no_communication():
