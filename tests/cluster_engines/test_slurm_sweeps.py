@@ -22,6 +22,8 @@ SWEEP = (
     "--replicas=2", "--mode=weak", "--launcher=slurm", "--no-match", "--budget=none",
     "--study=s",
 )  # fmt: skip
+NEAR_THE_LIMIT = ("scancel", "--signal=USR1", "--batch")
+PREEMPTED = ("scontrol", "requeue")
 
 
 def finished(folder: Path, study: str = "s") -> list[Any]:
@@ -37,33 +39,33 @@ def log_of(folder: Path, job: str) -> str:
     return "".join(path.read_text() for path in folder.glob(f"s-{job}*.log"))
 
 
+@pytest.mark.parametrize(
+    "commands",
+    [
+        [NEAR_THE_LIMIT],
+        pytest.param([NEAR_THE_LIMIT, PREEMPTED], marks=pytest.mark.full),
+    ],
+)
 def test_a_sweep_continues_in_the_next_run(
-    slurm: SlurmCluster, harness: Any, shared: Path
+    slurm: SlurmCluster, harness: Any, shared: Path, commands: list[tuple[str, ...]]
 ) -> None:
     """What has ended is not measured again; the trial that ran is, and only that.
 
-    First the time limit is near, then the job is requeued, as after preemption.
+    The time limit is near: the job requeues itself. In the full run it is then requeued
+    once more by Slurm, as after preemption.
     """
+    number_of_trials = len(commands) + 1
     counted = shared / "counted"
     done = harness(
         *SWEEP,
         "--nodes=2",
-        "--repeats=3",
+        f"--repeats={number_of_trials}",
         FAKE_STEP_SEC="0.3",
         FAKE_COUNT_FILE=str(counted),
     )
     job = done.stdout.strip()
     assert job.isdigit(), done.stderr
-    for number, (command, note) in enumerate(
-        [
-            (
-                ("scancel", "--signal=USR1", "--batch"),
-                f"job {job} continues in its next run",
-            ),
-            (("scontrol", "requeue"), ""),
-        ],
-        start=1,
-    ):
+    for number, command in enumerate(commands, start=1):
         slurm.wait_for_job(job, "RUNNING", 30)
         slurm.wait_for(
             lambda number=number: len(finished(shared)) >= number, f"trial {number}", 40
@@ -71,8 +73,9 @@ def test_a_sweep_continues_in_the_next_run(
         slurm.run(*command, job)
         slurm.wait_for_job(job, "PENDING", 30)
 
-        assert note in log_of(shared, job)
-        assert number <= len(finished(shared)) < 3
+        if command == NEAR_THE_LIMIT:
+            assert f"job {job} continues in its next run" in log_of(shared, job)
+        assert number <= len(finished(shared)) < number_of_trials
         # Slurm starts a requeued job after two minutes, in which credentials expire;
         # those of the tests do after three seconds.
         time.sleep(5)
@@ -80,10 +83,13 @@ def test_a_sweep_continues_in_the_next_run(
     slurm.wait_for_job(job, "COMPLETED", 60)
     starts = counted.read_text().split()
 
-    assert [TrialStatus.OK] * 3 == [t.status.status for t in finished(shared)]
+    assert [TrialStatus.OK] * number_of_trials == [
+        t.status.status for t in finished(shared)
+    ]
     # Each trial has two processes; at most one trial was interrupted in each run.
-    assert 3 == len(set(starts))
-    assert 6 <= len(starts) <= 10
+    assert number_of_trials == len(set(starts))
+    most = 2 * (number_of_trials + len(commands))
+    assert 2 * number_of_trials <= len(starts) <= most
     slurm.wait_for(
         lambda: not slurm.processes("n0") and not slurm.processes("n1"), "end", 15
     )
@@ -101,13 +107,13 @@ def test_a_job_that_records_nothing_is_not_put_back(
     assert "no trial ended within the time limit: give more" in log_of(shared, job)
 
 
-def test_an_array_of_20_runs_every_shard_once(
+def test_an_array_of_11_runs_every_shard_once(
     slurm: SlurmCluster, harness: Any, shared: Path
 ) -> None:
     """The rendered file, as it is, with a program that says which shard it got."""
     say = "import sys; open('said-' + sys.argv[-1].replace('/', '-'), 'x')"
     rendered = harness(
-        "launch", "render", "--target=slurm", "--array=20", "--",
+        "launch", "render", "--target=slurm", "--array=11", "--",
         sys.executable, "-S", "-c", say,
     )  # fmt: skip
     batch = shared / rendered.stdout.strip()
@@ -116,7 +122,7 @@ def test_an_array_of_20_runs_every_shard_once(
     job = slurm.run("sbatch", "--parsable", batch, cwd=shared).stdout.strip()
     slurm.wait_for_job(job, "COMPLETED", 60)
 
-    assert {f"said-{i}-20" for i in range(1, 21)} == {
+    assert {f"said-{i}-11" for i in range(1, 12)} == {
         path.name for path in shared.glob("said-*")
     }
 

@@ -2,8 +2,9 @@
 
     python document_blocks.py FILE
 
-It has the name of the document, the folder in which it runs, and per block the lines
-before it and its code. A traceback has the document's own line numbers.
+It has the name of the document, the folder in which it runs, whether processes are
+forked, and per block the lines before it and its code. A traceback has the document's
+own line numbers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ import sys
 from pathlib import Path
 
 
+def _fork_clusters(support: Path) -> None:
+    """Makes clusters that the document starts fork their processes."""
+    sys.path.append(str(support))
+    import case_cluster
+
+    from replicator.cluster import local_cluster
+
+    local_cluster.LocalCluster = case_cluster.ForkedCluster  # type: ignore[misc]
+
+
 def main() -> None:
     """Runs them in order; later ones see what earlier ones have defined."""
     document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     os.chdir(document["folder"])
     # Not the folder of this file, but that of the project, as of whoever reads it.
     sys.path[0] = document["root"]
+    if document["is_forked"]:
+        _fork_clusters(Path(document["root"]) / "tests" / "support")
     namespace = {"__name__": "__main__"}
     for number, code in document["blocks"]:
         exec(compile("\n" * number + code, document["name"], "exec"), namespace)

@@ -69,6 +69,7 @@ def run_document(
         "name": name,
         "blocks": python_blocks(text),
         "folder": str(folder),
+        "is_forked": is_forked,
     }
     task.write_text(json.dumps(document))
     argv = [str(PROGRAM), str(task)]
@@ -91,8 +92,9 @@ def run_document(
 
 @pytest.fixture
 def folder_with_study(tmp_path: Path, synthetic: Any) -> Path:
-    """A folder in which ``runs/example`` is a study."""
-    synthetic.make_store(tmp_path / "runs" / EXAMPLE_STUDY)
+    """A folder in which ``runs/example`` is a small study."""
+    shape = synthetic.Shape(modes=(synthetic.WEAK,), repeats=2)
+    synthetic.make_store(tmp_path / "runs" / EXAMPLE_STUDY, shape)
     return tmp_path
 
 
@@ -100,8 +102,9 @@ def folder_with_study(tmp_path: Path, synthetic: Any) -> Path:
 def test_the_code_of_a_document_runs(path: str, folder_with_study: Path) -> None:
     """A failing line is reported with the document's own line number.
 
-    In processes that are forked from one with TensorFlow; in the full run each imports
-    what it needs itself, as that of a reader does.
+    In processes that are forked from one with TensorFlow, as are those of a cluster
+    that a document starts; in the full run each imports what it needs itself, as that
+    of a reader does.
     """
     text = (ROOT / path).read_text(encoding="utf-8")
     code, output = run_document(

@@ -61,7 +61,7 @@ def test_a_relay_measures_the_pipelines_without_the_step(
         "--mode=weak",
         "--order=relay",
         "--repeats=1",
-        "--rounds=2",
+        "--rounds=1",
         "--budget=none",
         f"--controls={controls}",
         "--json",

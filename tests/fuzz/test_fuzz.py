@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from replicator.engine.graph import trace
 
 # `make fuzz` draws thousands; the full run has those of this run and more.
-NUM_PROGRAMS = 100 if covering.is_full() else 20
+NUM_PROGRAMS = 100 if covering.is_full() else 12
 NUM_PROGRAMS_WITH_A_FAULT = 100  # at most: the series ends where the fault is found
 SEED = 2019
 FLOAT3 = syntax.Type(syntax.FLOAT, (3,))

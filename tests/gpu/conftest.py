@@ -198,7 +198,7 @@ def rehearse(run_program: Any, tmp_path: Path) -> Any:
         log = tmp_path / "output"
         log.unlink(missing_ok=True)
         code, text = fork_server.server(**case_cluster.ENV).run(
-            [str(Path(__file__).with_name(name)), *arguments],
+            [str(Path(__file__).parent / name), *arguments],
             env={**os.environ, **case_cluster.ENV},
             log=log,
             timeout_sec=PROGRAM_TIMEOUT_SEC,

@@ -8,8 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import forked_trials
 import known_digests
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
@@ -25,6 +26,9 @@ from harness.run.trial_runner import RunSettings
 from harness.trial.gpu_probe import TensorFlowGpus
 from results.records import Order, Plan, ScalingMode, TrialSpec
 from results.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 # Without ``site`` and as a module: a quarter of the time of a fake trial.
@@ -93,6 +97,13 @@ def make_spec() -> Any:
 def _without_plugins() -> None:
     """Processes that tests start look for no plugins of Pydantic: there are none."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "1")
+
+
+@pytest.fixture(name="forked_trials")
+def _forked_trials() -> Iterator[None]:
+    """Fake trials are forked: for tests that do not look for their processes."""
+    with forked_trials.installed(FAKE_WORKER):
+        yield
 
 
 @pytest.fixture
@@ -290,7 +301,10 @@ def written(tmp_path: Path) -> Any:
 def template(tmp_path_factory: Any, overrides: Any) -> Any:
     """Returns a directory with a finished study, made once."""
     root = tmp_path_factory.mktemp("template")
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        forked_trials.installed(FAKE_WORKER),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.chdir(root)
         code = cli.main(("sweep", *SMALL, "--study=s"), run_overrides=overrides)
     assert exit_codes.OK == code

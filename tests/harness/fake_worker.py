@@ -304,6 +304,8 @@ def rank_of_several() -> int | None:
         return int(json.loads(config)["task"]["index"])
     if os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         return int(os.environ["SLURM_PROCID"])
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        return int(os.environ["RANK"])
     return None
 
 

@@ -19,25 +19,26 @@ ERRORS_OF_USERS = {
     ("make_input_iterator(value)", "a Keras layer"),
     ("audit_inputs(value)", "a Keras layer"),
 }
-# Every other kind of argument: neighbours are of one sort. ``make test`` takes both
-# halves in turn.
-HALVES = [list(kinds.KINDS)[first::2] for first in range(2)]
+# Every third kind of argument: neighbours are of one sort. ``make test`` takes the
+# parts in turn.
+NUM_PARTS = 3
+PARTS = [list(kinds.KINDS)[first::NUM_PARTS] for first in range(NUM_PARTS)]
 CALLS = [
     pytest.param(
         name,
-        half,
-        id=f"{name}-{'odd' if half else 'even'}",
-        marks=[] if half == number % 2 else pytest.mark.full,
+        part,
+        id=f"{name}-{part}",
+        marks=[] if part == number % NUM_PARTS else pytest.mark.full,
     )
     for number, name in enumerate(calls.CALLS)
-    for half in range(2)
+    for part in range(NUM_PARTS)
 ]
 
 
-def _answers(name, half, folder):
+def _answers(name, part, folder):
     """What is wrong with the answer to each kind of argument that is not answered."""
     found = {}
-    for kind in HALVES[half]:
+    for kind in PARTS[part]:
         make = kinds.KINDS[kind]
         repl = replicator.create("in_graph", num_replicas=2)
         place = folder / kind.replace(" ", "_").replace("'", "")
@@ -50,18 +51,18 @@ def _answers(name, half, folder):
     return found
 
 
-@pytest.mark.parametrize(("name", "half"), CALLS)
+@pytest.mark.parametrize(("name", "part"), CALLS)
 def test_any_argument_is_taken_or_refused_by_the_library(
-    name, half, tmp_path, monkeypatch
+    name, part, tmp_path, monkeypatch
 ):
     """A ReplicatorError, TypeError or ValueError of its own, in one line.
 
-    Each function gets half of the kinds of arguments, and each kind half of the
+    Each function gets a third of the kinds of arguments, and each kind a third of the
     functions; the full run has all of both.
     """
     monkeypatch.chdir(tmp_path)  # any string is a valid path
 
-    found = _answers(name, half, tmp_path)
+    found = _answers(name, part, tmp_path)
     replicator.set_determinism(None)
 
     assert not found, "\n".join(f"{kind}: {text}" for kind, text in found.items())

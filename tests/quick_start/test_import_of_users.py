@@ -25,7 +25,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 TIMEOUT_SEC = 600
 FILES = {
-    "replicator": "tests/replicator/backends/test_models.py",
+    "replicator": "tests/replicator/contract/test_summary.py",
     "workloads": "tests/workloads/common/test_lars.py",
     "harness": "tests/harness/trial/test_peak.py",
     "results": "tests/results/test_frames.py",

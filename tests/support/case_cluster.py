@@ -32,7 +32,7 @@ _POLL_SEC = 0.05
 _NUM_LAST_CHARACTERS = 3000
 
 
-class _ForkedCluster(LocalCluster):
+class ForkedCluster(LocalCluster):
     """Its processes are forked from one that has imported TensorFlow."""
 
     def _start(self, member: tuple[str, int]) -> None:
@@ -184,7 +184,7 @@ def started(
     argv = [sys.executable, str(program), json.dumps(plan)]
     is_cold = covering.is_full() or "IMPORT_AS_USERS" in os.environ
     is_cold = is_cold or program != PROGRAM
-    with (LocalCluster if is_cold else _ForkedCluster)(
+    with (LocalCluster if is_cold else ForkedCluster)(
         argv, env=ENV, log_dir=log_dir or folder / "logs", **counts
     ) as cluster:
         results = ResultFolder(folder, len(runners))

@@ -22,11 +22,12 @@ FLOAT32 = "float32"
 STEPS: dict[str, dict[str, dict[str, Any]]] = {
     "resnet50": {"_step": {}},
     "sngan": {"_both_step": {}},
-    "d4pg": {"_step": {}, "_copy": {}, "_step_of_pixels": {"observations": "pixels"}},
+    "d4pg": {name: {"observations": "pixels"} for name in ("_copy", "_step_of_pixels")},
 }
 if covering.is_full():
-    # A part of both.
+    # Parts of those above: of both, and without convolutions.
     STEPS["sngan"]["_discriminator_step"] = {}
+    STEPS["d4pg"]["_step"] = {}
 
 
 # Workloads that take ``conv_layout``.

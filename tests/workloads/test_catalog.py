@@ -6,12 +6,19 @@ import importlib
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
+import case_cluster
+import fork_server
 import pytest
 
-from workloads import catalog
+from workloads import catalog, child_process
 from workloads.resnet50 import config
 
+if TYPE_CHECKING:
+    import pathlib
+
+TIMEOUT_SEC = 300
 _PLANNER_SCRIPT = """
 import json, sys
 from workloads import catalog
@@ -175,9 +182,13 @@ def test_options_override_the_preset() -> None:
     assert made.image_size == config.PRESETS["laptop"].image_size
 
 
-def test_preparing_leaves_room_for_virtual_devices() -> None:
-    """The harness prepares before it makes the replicator; an op would be too early."""
-    code = (
+def test_preparing_leaves_room_for_virtual_devices(tmp_path: pathlib.Path) -> None:
+    """The harness prepares before it makes the replicator; an op would be too early.
+
+    In a process that is forked from one that has imported TensorFlow and run no op.
+    """
+    program = tmp_path / "prepare.py"
+    program.write_text(
         "import importlib, replicator; from workloads import catalog\n"
         "for info in catalog.WORKLOADS.values():\n"
         "    workload = importlib.import_module(info.module).WORKLOAD\n"
@@ -186,9 +197,15 @@ def test_preparing_leaves_room_for_virtual_devices() -> None:
         "print(replicator.create('tf_mirrored', num_replicas=2).num_replicas)"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    code, output = fork_server.server(**case_cluster.ENV).run(
+        [str(program)],
+        env=child_process.environment(case_cluster.ENV),
+        log=tmp_path / "log",
+        timeout_sec=TIMEOUT_SEC,
     )
 
     prepared = [f"prepared {name}" for name in catalog.WORKLOADS]
-    assert [*prepared, "2"] == done.stdout.splitlines(), done.stderr
+    assert 0 == code, output
+    # Without what TensorFlow prints about missing GPUs.
+    lines = [x for x in output.splitlines() if x.isdigit() or x.startswith("prepared ")]
+    assert [*prepared, "2"] == lines, output

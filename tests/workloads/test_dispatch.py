@@ -10,28 +10,35 @@ import replicator
 from workloads import catalog
 
 
-def build(name):
-    """The smoke preset of a workload, on two replicas; draws the same numbers again."""
+def build(name, backend, num_replicas):
+    """The smoke preset of a workload; draws the same numbers again."""
     tf.keras.utils.set_random_seed(1)
-    repl = replicator.create("in_graph", num_replicas=2)
+    repl = replicator.create(backend, num_replicas=num_replicas)
     return build_small(name, repl, data="digits")
 
 
 @pytest.mark.parametrize(
-    "name", ["resnet50", pytest.param("sngan", marks=pytest.mark.full)]
+    "case",
+    [
+        ("resnet50", "single", 1),
+        pytest.param(("resnet50", "in_graph", 2), marks=pytest.mark.full),
+        pytest.param(("sngan", "in_graph", 2), marks=pytest.mark.full),
+    ],
+    ids=lambda case: "-".join(map(str, case)),
 )
-def test_losses_can_be_read_after_later_steps_have_started(name):
+def test_losses_can_be_read_after_later_steps_have_started(case):
     """Equal to the last bit; so are the checks, which count examples.
 
-    The full run adds sngan, which keeps its losses by the same code.
+    The full run adds sngan, which keeps its losses by the same code, and two replicas,
+    whose losses are kept as those of one.
     """
-    queued = build(name)
+    queued = build(*case)
     readers = [queued.dispatch() for _ in range(3)]
     losses, of_replicas = [], []
     for read_loss in readers:
         losses.append(read_loss())
         of_replicas.append(queued.losses_of_replicas())
-    one_by_one = build(name)
+    one_by_one = build(*case)
     expected, expected_of_replicas = [], []
     for _ in range(3):
         expected.append(one_by_one.run())

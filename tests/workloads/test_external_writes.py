@@ -52,16 +52,16 @@ def train(name, policy):
 @pytest.mark.parametrize(
     "name",
     [
-        "resnet50",
-        pytest.param("d4pg", marks=pytest.mark.full),
+        "d4pg",
+        pytest.param("resnet50", marks=pytest.mark.full),
         pytest.param("sngan", marks=pytest.mark.full),
     ],
 )
 def test_the_promise_costs_no_nodes_and_changes_no_number(name, dispatches):
     """Of each dispatch: what is left out is the check, and training is the same.
 
-    The full run adds workloads with several dispatches and optimizers; what is looked
-    at there, tests/replicator/variables/test_outside_writes.py has without a workload.
+    Of the learner and of the copy of its targets. The full run adds the networks with
+    convolutions, whose variables are looked at by the same functions.
     """
     checked_losses = train(name, "detect")
     checked = [*dispatches]

@@ -70,10 +70,17 @@ def test_the_step_of_resnet50_does_what_is_counted(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "options", [{"layout": "cifar"}, {"num_discriminator_steps": 4}]
+    "options",
+    [
+        {"layout": "cifar", "num_discriminator_steps": 4},
+        pytest.param({"layout": "imagenet"}, marks=pytest.mark.full),
+    ],
 )
 def test_the_steps_of_sngan_do_what_is_counted(options):
-    """Of both kinds of steps, the second with its share."""
+    """Of both kinds of steps, the second with its share.
+
+    The full run adds the other layout, whose generator the next test counts by hand.
+    """
     program = build("sngan", **options)
     config = program._config
     size, latent = config.image_size, config.latent_size
@@ -113,10 +120,14 @@ def test_the_generator_at_128_px_counts_its_blocks():
     assert first + blocks + 9 * 64 * 3 * 128**2 == total
 
 
+@pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("observations", ["state", "pixels"])
 @pytest.mark.parametrize("network", ["mlp", "layer_norm_mlp"])
 def test_the_learner_does_what_is_counted(observations, network):
-    """From states and from frames, where the action joins early and late."""
+    """From states and from frames, where the action joins early and late.
+
+    The full run has both networks with both.
+    """
     config = d4pg_config.D4PGConfig(
         observations=observations,
         network=network,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from small_programs import build
@@ -16,13 +17,14 @@ GLOBAL_BATCH_SIZE = 16
 MARGIN = 1.5  # to either side of a tolerance
 # cartpole has a small body, and is not read: the match uses synthetic transitions.
 DATA = {"resnet50": "digits", "sngan": "digits", "d4pg": "cartpole:swingup"}
+CASES = ["resnet50", "d4pg", pytest.param("sngan", marks=pytest.mark.full)]
 
 
-def _run(name, repl):
-    """Returns the losses and changes of a program on a replicator, matched."""
+def _build(name, repl):
+    """Returns a program on a replicator as a match builds it."""
     tf.keras.utils.set_random_seed(3)
     info = catalog.WORKLOADS[name]
-    program = build(
+    return build(
         name,
         matching.MatchingReplicator(repl),
         data=info.matching.data or DATA[name],
@@ -30,9 +32,13 @@ def _run(name, repl):
         seed=3,
         **info.matching.options,
     )
+
+
+def _run(name, repl):
+    """Returns the losses and changes of a program on a replicator, matched."""
     changes = []
     program = matching.MatchedProgram(
-        program, lambda **fields: changes.append(Change(**fields))
+        _build(name, repl), lambda **fields: changes.append(Change(**fields))
     )
     losses = [program.run() for _ in range(matching.NUM_STEPS)]
     return losses, changes, program
@@ -62,17 +68,24 @@ def one_replica():
     return get
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", CASES)
 def test_two_replicas_match_one(name, one_replica):
-    """By a wide margin."""
+    """By a wide margin.
+
+    The full run adds sngan: a test below has its noise, and those of its layers have
+    batch norm and spectral norm over two replicas.
+    """
     repl = replicator.create("in_graph", num_replicas=2)
 
     assert _worst(name, repl, one_replica(name)) < 1 / MARGIN
 
 
-@pytest.mark.parametrize("name", DATA)
+@pytest.mark.parametrize("name", CASES)
 def test_a_match_checks_what_every_trial_checks(name, one_replica):
-    """Examples are read once, and all copies are equal."""
+    """Examples are read once, and all copies are equal.
+
+    The full run adds sngan, which has the checks of resnet50.
+    """
     _, _, program = one_replica(name)
 
     assert all(check.is_passed for check in program.sanity())
@@ -152,6 +165,34 @@ def test_every_mistake_is_found(name, mistake, one_replica, monkeypatch):
     wrong = MISTAKES[mistake](monkeypatch)
 
     assert _worst(name, wrong, right) > MARGIN
+
+
+def test_two_replicas_of_sngan_draw_what_one_draws():
+    """Latents, classes and the noise of pixels, by position in the global batch."""
+    found = []
+    for repl in (
+        replicator.create("single"),
+        replicator.create("in_graph", num_replicas=2),
+    ):
+        program = _build("sngan", repl)
+        count = program.per_replica_batch_size
+
+        def step(program=program, count=count):
+            images = tf.zeros([count, 8, 8, 3])
+            return (
+                *program._draw(count, 1),
+                *program._draw(count, 2),
+                program._draw_noise(images),
+            )
+
+        drawn = program._repl.run(step)
+        found.append([np.concatenate([v.numpy() for v in leaf]) for leaf in drawn])
+
+    of_one, of_two = found
+    assert [GLOBAL_BATCH_SIZE] * 5 == [len(values) for values in of_one]
+    for one, two in zip(of_one, of_two, strict=True):
+        np.testing.assert_array_equal(one, two)
+        assert not np.array_equal(two[: len(two) // 2], two[len(two) // 2 :])
 
 
 def test_replicas_read_different_shares_of_one_batch():

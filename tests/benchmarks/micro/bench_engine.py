@@ -18,17 +18,25 @@ from replicator.placement.topology import make_topology
 from replicator.variables.table import VariableTable
 
 NUM_COLLECTIVES = 500
+NUM_UNTIMED = 20  # of a run that only looks whether the benchmarks work
 NUM_REPLICAS = 8
 
 # Virtual devices must exist before TensorFlow runs its first op.
 devices.split_cpu(NUM_REPLICAS)
 
 
-def _many_collectives() -> Any:
-    """A step of 500 collectives, each of which depends on the one before."""
+@pytest.fixture(scope="module")
+def num_collectives(request: Any) -> int:
+    """500 where something is measured."""
+    is_untimed = request.config.getoption("benchmark_disable")
+    return NUM_UNTIMED if is_untimed else NUM_COLLECTIVES
+
+
+def _many_collectives(number: int) -> Any:
+    """A step of collectives, each of which depends on the one before."""
 
     def step(x: Any) -> Any:
-        for _ in range(NUM_COLLECTIVES):
+        for _ in range(number):
             x = replicator.all_mean(tf.tanh(x))
         return x
 
@@ -42,14 +50,14 @@ def _on_cpus() -> Any:
 
 
 @pytest.fixture(scope="module")
-def traced() -> Any:
+def traced(num_collectives: int) -> Any:
     """A traced step of 500 collectives."""
-    return _many_collectives()
+    return _many_collectives(num_collectives)
 
 
-def test_trace_500_collectives(benchmark: Any) -> None:
+def test_trace_500_collectives(benchmark: Any, num_collectives: int) -> None:
     """Python tracing of the step function."""
-    benchmark.pedantic(_many_collectives, rounds=5, warmup_rounds=1)
+    benchmark.pedantic(_many_collectives, [num_collectives], rounds=5, warmup_rounds=1)
 
 
 def test_optimize_and_read_500_collectives(benchmark: Any, traced: Any) -> None:

@@ -176,8 +176,6 @@ HEIRS = {
     "tf_multi_worker": "tf_mirrored",
     "horovod": "single",
 }
-# Cases of a set of capabilities of which ``multi_worker`` has one.
-_ONE_OF = 5
 
 
 def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
@@ -185,49 +183,66 @@ def covering_targets(cases: Sequence[Case]) -> dict[str, set[str]]:
 
     One target of each backend, in turn from case to case, so that every target has its
     share of cases. Two backends that call a strategy in the same way share the cases
-    of each set of capabilities that has several. An heir has one of these, and no
-    training where there is a shorter case, because the backend that it inherits from
-    has all of them in this process; ``multi_worker`` has one of five.
-    ``in_graph`` runs at two and at four replicas, or at one of them while
-    ``multi_worker`` runs at the other.
+    of which an heir has few. An heir has as many as name each of its capabilities, and
+    no training where there is a shorter case, because the backend that it inherits from
+    has all of them in this process. ``in_graph`` runs at two and at four replicas, or
+    at one of them while another backend runs at the other.
 
     Args:
       cases: All cases.
     """
     found: dict[str, dict[str, str]] = {}
-    sets: dict[frozenset[str], list[str]] = {}
     for index, case in enumerate(cases):
         names = {backend: _of_backend(backend, case, index) for backend in BACKENDS}
         found[case.name] = {b: name for b, name in names.items() if name is not None}
-        sets.setdefault(case.needs, []).append(case.name)
-    by_name = {case.name: case for case in cases}
 
-    def runs(backend: str, case_name: str) -> bool:
-        target = TARGETS.get(found[case_name].get(backend, ""))
-        return target is not None and target.why_not(by_name[case_name]) is None
+    def run_by(*backends: str) -> list[Case]:
+        return [
+            case for case in cases if set(backends) <= _runs(case, found[case.name])
+        ]
 
-    for of_set in sets.values():
-        for heir in HEIRS:
-            mine = [name for name in of_set if runs(heir, name)]
-            for name in set(mine) - _kept(heir, [by_name[name] for name in mine]):
-                del found[name][heir]
-        for pair in ALIKE:
-            both = [name for name in of_set if all(runs(b, name) for b in pair)]
-            for turn, name in enumerate(both if len(both) > 1 else []):
-                del found[name][pair[turn % len(pair)]]
+    for heir, ancestor in HEIRS.items():
+        mine = run_by(heir)
+        few = [case.name for case in _fewest(mine)]
+        for case in mine:
+            if case.name not in few and ancestor in found[case.name]:
+                del found[case.name][heir]
+    for pair in ALIKE:
+        both = run_by(*pair)
+        few = [case.name for case in _fewest(both)]
+        for turn, case in enumerate(case for case in both if case.name not in few):
+            del found[case.name][pair[turn % len(pair)]]
     covered = {name: set(targets.values()) for name, targets in found.items()}
     for index, case in enumerate(cases):
-        if "multi_worker" not in found[case.name]:
+        targets = found[case.name]
+        counts = {TARGETS[targets[b]].num_replicas for b in _runs(case, targets)}
+        if not {2, 4} <= counts:
             other = _of_backend("in_graph", case, index ^ 1)
             covered[case.name] |= {other} - {None}
     return covered
 
 
-def _kept(heir: str, cases: Sequence[Case]) -> set[str]:
-    """Which cases of a set an heir has."""
-    few = list(cases)[1::_ONE_OF] if heir == "multi_worker" else []
-    kept = few or sorted(cases, key=lambda case: case.like_single_device)[:1]
-    return {case.name for case in kept}
+def _runs(case: Case, targets: Mapping[str, str]) -> set[str]:
+    """The backends, of some targets by backend, that do not skip a case."""
+    return {b for b, name in targets.items() if TARGETS[name].why_not(case) is None}
+
+
+def _fewest(cases: Sequence[Case]) -> list[Case]:
+    """Cases that name every capability that all of them name; trainings at last."""
+    left = set().union(*(case.needs for case in cases))
+    kept = []
+    while left:
+        best = max(
+            cases,
+            key=lambda c: (
+                bool(c.needs & left),
+                not c.like_single_device,
+                len(c.needs & left),
+            ),
+        )
+        kept.append(best)
+        left -= best.needs
+    return kept
 
 
 def _of_backend(backend: str, case: Case, index: int) -> str | None:

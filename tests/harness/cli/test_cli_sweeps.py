@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
+
 @pytest.mark.processes
 @pytest.mark.usefixtures("with_pages")
 def test_a_sweep_ends_with_table_and_report(

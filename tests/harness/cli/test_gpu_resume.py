@@ -16,6 +16,8 @@ from harness.trial.gpu_probe import TensorFlowGpus
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 MIG = [FakeGpu(mig=[FakeMig(uuid="MIG-1"), FakeMig(uuid="MIG-2")])]
 MIXED = [FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2", name="NVIDIA A100")]
 BUSY = [FakeGpu(uuid="GPU-1"), FakeGpu(uuid="GPU-2", users=[1])]

@@ -12,6 +12,8 @@ from harness.run import starting
 from results.records import Order, TrialStatus
 from results.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 SWEEP = (
     "sweep", "--workload=resnet50", "--preset=smoke", "--backends=in_graph",
     "--replicas=1,2", "--mode=weak", "--repeats=1", "--budget=none", "--no-match",

@@ -9,6 +9,7 @@ import shutil
 from typing import TYPE_CHECKING, Any
 
 import covering
+import forked_trials
 import pytest
 from loads import BUSY, QUIET
 
@@ -44,7 +45,10 @@ def studies(tmp_path_factory: Any, overrides: Any) -> Path:
     root = tmp_path_factory.mktemp("verified")
     number = iter(range(10**6))
     real_rule = overrides | {"void_reason": disturbance.void_reason}
-    with pytest.MonkeyPatch.context() as patch:
+    with (
+        forked_trials.installed(overrides["worker_command"]),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.chdir(root)
         patch.setattr(running, "_conclude", lambda _store, *, is_json: None)
         # Every seventh turn is void.

@@ -44,6 +44,11 @@ class Program(fake_worker.Program):
         return [dataclasses.replace(metric, value=metric.value * factor)]
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Runs one trial."""
     fake_worker.Program = Program
-    sys.exit(fake_worker.main())
+    return fake_worker.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -20,6 +20,8 @@ from results.store import Store
 
 pytestmark = pytest.mark.processes
 OTHER_VERSION = "0.0.1"
+# With ``site``, which finds what was installed.
+WORKER = (sys.executable, str(Path(__file__).with_name("gate_worker.py")))
 
 
 def _wheel(folder: Path, name: str, files: dict[str, str]) -> tuple[Path, str]:
@@ -95,7 +97,9 @@ def test_a_gate_installs_the_other_lock_and_measures_with_it(
     gate: Any, tmp_path: Path, temporary: Path, other_lock: str
 ) -> None:
     """A verdict; the records have its packages, and its environment is removed."""
-    code, out, err = gate(f"--baseline={other_lock}", "--repeats=2", "--study=s")
+    code, out, err = gate(
+        f"--baseline={other_lock}", "--repeats=2", "--study=s", worker_command=WORKER
+    )
     assert code in (exit_codes.OK, exit_codes.INCONCLUSIVE), (out, err)
     trials = list(Store.open(tmp_path / "runs" / "s").trials())
     versions = {

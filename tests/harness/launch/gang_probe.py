@@ -1,18 +1,46 @@
 """A process of a trial that writes who it is, where, and when it ran.
 
-    python gang_probe.py sleep|sum <trial directory>
+    python gang_probe.py meet|sum <trial directory>
 
-With ``sum`` it sums the ranks of its workers in TensorFlow, otherwise it only takes a
-moment.
+It sums the ranks of its workers, which count from 1: in TensorFlow, or in a moment by
+connections between the addresses that the workers were given.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import time
 from pathlib import Path
+
+_LONGEST_SEC = 60.0
+_HOLDS_SEC = 1.5
+"""So long that a gang on the same nodes would be seen."""
+
+
+def met(addresses: list[str], index: int) -> float:
+    """Returns the sum of the ranks of two workers, each of which hears the other's."""
+    places = [
+        (host, int(port)) for host, _, port in (a.rpartition(":") for a in addresses)
+    ]
+    deadline = time.monotonic() + _LONGEST_SEC
+    with socket.create_server(places[index]) as server:
+        server.settimeout(_LONGEST_SEC)
+        while True:
+            try:
+                said = socket.create_connection(places[1 - index], timeout=1.0)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+        with said:
+            said.sendall(bytes([index + 1]))
+            heard, _ = server.accept()
+            with heard:
+                return float(index + 1 + heard.recv(1)[0])
 
 
 def main() -> int:
@@ -20,13 +48,14 @@ def main() -> int:
     what, directory = sys.argv[1:]
     config = json.loads(os.environ["TF_CONFIG"])
     start_sec = time.monotonic()
-    total = 0.0
     if what == "sum":
         from gang_sum import sum_of_ranks
 
         total, _ = sum_of_ranks()
     else:
-        time.sleep(1.5)
+        index = config["task"]["index"]
+        total = met(config["cluster"]["worker"], index)
+        time.sleep(_HOLDS_SEC)
     answer = {
         "index": config["task"]["index"],
         "workers": config["cluster"]["worker"],

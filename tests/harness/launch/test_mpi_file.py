@@ -80,8 +80,13 @@ def test_mpirun_tells_every_process_who_it_is(tmp_path):
 
 @needs_mpirun
 @pytest.mark.processes
+@pytest.mark.full
 def test_workers_of_mpirun_train_together(tmp_path):
-    """The backend finds its cluster without TF_CONFIG; both workers have the sum."""
+    """The backend finds its cluster without TF_CONFIG; both workers have the sum.
+
+    In the full run; otherwise the test above has the ranks and addresses that they
+    find, and ``test_slurm_identity.py`` a sum of workers without TF_CONFIG.
+    """
     (port,) = local_cluster.free_ports(1)
     done = run_script(script(sys.executable, str(SUM)), tmp_path, MASTER_PORT=str(port))
     lines = sorted(line for line in done.stdout.splitlines() if line.startswith("sum"))

@@ -113,13 +113,18 @@ def test_two_nodes_come_up():
 
 @needs_ray
 @pytest.mark.processes
-def test_gangs_are_spread_over_the_nodes_one_after_the_other(store, planned, on_ray):
+@pytest.mark.parametrize(
+    "second", ["meet", pytest.param("sum", marks=pytest.mark.full)]
+)
+def test_gangs_are_spread_over_the_nodes_one_after_the_other(
+    store, planned, on_ray, second
+):
     """Each worker has a node of its own, a rank, and the addresses of all.
 
-    Two gangs never share a node, and none is refused. One of them sums with TensorFlow
-    between its nodes.
+    Two gangs never share a node, and none is refused. The workers of each meet at their
+    addresses; in the full run one gang sums with TensorFlow between its nodes.
     """
-    trials = {"sleep": planned(seed=1), "sum": planned(seed=2)}
+    trials = [("meet", planned(seed=1)), (second, planned(seed=2))]
     threads = [
         threading.Thread(
             target=run_trial,
@@ -131,20 +136,20 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(store, planned, on_
                 ),
             ),
         )
-        for what, trial in trials.items()
+        for what, trial in trials
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(LONGEST_SEC)
     gangs = []
-    for what, trial in trials.items():
+    for _, trial in trials:
         trial_dir = store.trial_dir(trial.trial_id)
         found = [json.loads(p.read_text()) for p in sorted(trial_dir.glob("probe_*"))]
         gangs.append(found)
 
         assert [0, 1] == [one["index"] for one in found]
-        assert [{"sleep": 0.0, "sum": 3.0}[what]] * 2 == [one["sum"] for one in found]
+        assert [3.0] * 2 == [one["sum"] for one in found]
         assert found[0]["workers"] == found[1]["workers"]
         assert 2 == len(set(found[0]["workers"]))
         assert 2 == len({one["node_id"] for one in found})
@@ -162,7 +167,7 @@ def test_gangs_are_spread_over_the_nodes_one_after_the_other(store, planned, on_
 def test_trials_of_two_workers_are_measured(store, planned, on_ray):
     """With the harness's own measuring loop.
 
-    Without the full run, ``test_a_sweep_that_is_stopped_continues`` has such trials.
+    Without the full run, ``test_a_sweep_that_ends_early_continues`` has such trials.
     """
     trial = planned(seed=100)
     status = run_trial(store, trial, on_ray)
@@ -180,8 +185,8 @@ def test_trials_of_two_workers_are_measured(store, planned, on_ray):
 def test_a_sweep_trains_on_two_nodes(harness, tmp_path):
     """From the command line, with TensorFlow in both workers.
 
-    In the full run; otherwise ``test_a_sweep_that_is_stopped_continues`` has the
-    command line, and one gang above TensorFlow on two nodes.
+    In the full run; otherwise ``test_a_sweep_that_ends_early_continues`` has the
+    command line, and ``test_slurm_identity.py`` TensorFlow on two nodes.
     """
     code, out, err = harness(
         "sweep",
@@ -256,46 +261,18 @@ def test_a_gang_that_hangs_is_ended_in_time(store, planned, on_ray, monkeypatch)
 
 @needs_ray
 @pytest.mark.processes
-def test_nothing_is_left_when_the_harness_is_killed(
-    store, planned, on_ray, monkeypatch
-):
-    """The members end with the first process, and that with the harness."""
-    monkeypatch.setenv("FAKE_BEHAVIOR", "multi_worker:2:hang")
-    trial = planned(seed=50)
-    trial_dir = store.trial_dir(trial.trial_id)
-    command = (
-        "import sys, pathlib, dataclasses; from harness.run import trial_runner;"
-        "from harness.launch.ray_launcher import RayLauncher;"
-        "from results.records import PlannedTrial; from results.store import Store;"
-        "settings = trial_runner.RunSettings(timeout_sec=90.0,"
-        "launcher=RayLauncher(), worker_command=tuple(sys.argv[3:]),"
-        "canary=lambda core: 0.2);"
-        "trial_runner.run_trial(Store.open(pathlib.Path(sys.argv[1])),"
-        "PlannedTrial.model_validate_json(sys.argv[2]), settings)"
-    )
-    harness = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            command,
-            str(store.root),
-            trial.model_dump_json(),
-            *on_ray.worker_command,
-        ]
-    )
-    wait_until(lambda: list(trial_dir.glob("rank_1.jsonl")), "both ranks run")
-    harness.send_signal(signal.SIGKILL)
-    harness.wait()
-
-    wait_until(lambda: not marked(trial_dir), "all processes of the trial end")
-    wait_until(all_is_free, "the cores are given back")
-
-
-@needs_ray
-@pytest.mark.processes
 @pytest.mark.usefixtures("cluster")
-def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tmp_path):
-    """SIGTERM ends it with code 130 and leaves nothing; the same command resumes."""
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
+def test_a_sweep_that_ends_early_continues(
+    start_harness, harness, overrides, tmp_path, number
+):
+    """Nothing is left, not even if it is killed; the same command resumes.
+
+    The members end with the first process, and that with the harness. The full run also
+    ends it by SIGTERM, which ``test_cli_sweeps.py`` has on one host.
+    """
     sweep = (
         "sweep",
         "--workload=resnet50",
@@ -309,14 +286,17 @@ def test_a_sweep_that_is_stopped_continues(start_harness, harness, overrides, tm
         "--study=s",
     )
     trials = tmp_path / "runs" / "s" / "trials"
-    stopped = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
+    ended = start_harness(*sweep, FAKE_BEHAVIOR="multi_worker:2:hang")
     wait_until(lambda: list(trials.glob("*/rank_1.jsonl")), "both ranks run")
     (trial_dir,) = trials.iterdir()
-    stopped.terminate()
-    stopped.communicate(timeout=LONGEST_SEC)
+    ended.send_signal(number)
+    ended.communicate(timeout=LONGEST_SEC)
 
-    assert exit_codes.INTERRUPTED == stopped.returncode
-    assert [] == marked(trial_dir)
+    if number == signal.SIGTERM:
+        assert exit_codes.INTERRUPTED == ended.returncode
+        assert [] == marked(trial_dir)
+    wait_until(lambda: not marked(trial_dir), "all processes of the trial end")
+    # It gets both nodes, so they were given back.
     assert exit_codes.OK == harness(*sweep, overrides=overrides)[0]
     (trial,) = Store.open(tmp_path / "runs" / "s").trials()
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]

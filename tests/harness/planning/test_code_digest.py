@@ -325,8 +325,11 @@ def test_every_module_of_ours_that_a_trial_loads_counts(
     spec = make_spec(
         workload="d4pg",
         data="synthetic",
+        num_replicas=1,
         per_replica_batch_size=8,
-        global_batch_size=16,
+        global_batch_size=8,
+        num_warmup_steps=1,
+        num_measured_steps=1,
         is_evaluated=False,
     )
     trial_id, case_id = identity.ids(spec)

@@ -10,6 +10,8 @@ from fake_nvml import make_gpus
 
 from harness.cli import exit_codes
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 SWEEP = (
     "sweep",
     "--workload=resnet50",

@@ -57,6 +57,7 @@ def test_one_module_reads_the_clock_of_the_wall() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forked_trials")
 @pytest.mark.parametrize(
     "order",
     [

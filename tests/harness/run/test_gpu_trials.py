@@ -20,6 +20,8 @@ from results.gpu_record import GpuUse
 from results.records import Environment, Phase, TrialStatus, Turn
 from results.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 SWEEP = (
     "sweep",
     "--workload=resnet50",

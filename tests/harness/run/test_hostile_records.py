@@ -29,7 +29,7 @@ from results.records import TrialSpec
 if TYPE_CHECKING:
     import pathlib
 
-DRAWN_HERE = "24" if covering.is_full() else "10"
+DRAWN_HERE = "24" if covering.is_full() else "6"
 NUM_CASES = int(os.environ.get("HOSTILE_RECORDS", DRAWN_HERE))
 LONGEST_SEC = 30.0
 CODES = {

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.processes
+forked = pytest.mark.usefixtures("forked_trials")
 
 SWEEP = (
     "sweep",
@@ -108,6 +109,7 @@ def test_a_killed_harness_takes_its_trial_along(
         time.sleep(0.05)
 
 
+@forked
 def test_resume_runs_what_is_missing_and_only_that(
     finished: None,
     harness: Any,
@@ -131,6 +133,7 @@ def test_resume_runs_what_is_missing_and_only_that(
     assert before == tables(store)
 
 
+@forked
 def test_more_repeats_extend_a_study(
     finished: None,
     harness: Any,

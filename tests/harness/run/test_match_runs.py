@@ -15,7 +15,7 @@ from results.store import Store
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("forked_trials")]
 ONE_BACKEND = "--backends=in_graph"
 
 

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from harness.run.trial_runner import RunSettings
 
 pytestmark = pytest.mark.processes
+forked = pytest.mark.usefixtures("forked_trials")
 ROUNDS = 3
 
 
@@ -98,6 +99,7 @@ def run(store: Store, settings: RunSettings, **fields: Any) -> Sequence[Any]:
     return [store.read_trial(trial.trial_id) for trial in generation.trials]
 
 
+@forked
 def test_every_case_takes_one_turn_per_round(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -136,6 +138,7 @@ def solo_trial(relay_plan: Plan) -> PlannedTrial:
     )
 
 
+@forked
 def test_the_programs_of_solo_take_each_turn_together(
     relay_store: Store, settings: RunSettings, solo_trial: PlannedTrial
 ) -> None:
@@ -205,6 +208,7 @@ def test_the_order_of_turns_is_drawn_from_the_seed_in_every_round(
     assert 1 == len({tuple(sorted(block)) for block in rounds})
 
 
+@forked
 def test_a_void_turn_is_kept_and_repeated_up_to_twice(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -232,6 +236,7 @@ def test_a_void_turn_is_kept_and_repeated_up_to_twice(
     assert trial.status.status is TrialStatus.OK
 
 
+@forked
 def test_a_trial_whose_turns_are_all_void_gives_no_number(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -247,6 +252,7 @@ def test_a_trial_whose_turns_are_all_void_gives_no_number(
     assert 3 == len(trial.result.turns)
 
 
+@forked
 @pytest.mark.parametrize(
     ("behavior", "status", "phase"),
     [
@@ -315,6 +321,7 @@ def test_processes_that_do_not_fit_into_memory_are_refused_with_numbers(
         assert [] == process_tree.find_tree(marker)
 
 
+@forked
 def test_little_time_still_gives_the_fewest_rounds(
     relay_store: Store, settings: RunSettings
 ) -> None:
@@ -344,6 +351,7 @@ def test_a_plan_of_a_relay_names_twin_and_primary_contrast(relay_plan: Plan) -> 
     assert "in_graph / tf_mirrored, weak scaling, x2" == measuring.primary.text
 
 
+@forked
 @pytest.mark.skipif(
     len(os.sched_getaffinity(0)) < 2,
     reason="needs two cores: with one, processes start one at a time",

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from results.store import Store
 
 pytestmark = pytest.mark.processes
+forked = pytest.mark.usefixtures("forked_trials")
 
 
 def run_one(store: Store, settings: RunSettings, index: Any = 0) -> Any:
@@ -64,6 +65,7 @@ def test_an_ok_trial_has_everything(store: Store, settings: RunSettings) -> None
     assert not trial.env.placement.is_oversubscribed
 
 
+@forked
 @pytest.mark.parametrize(
     ("behavior", "status", "phase", "reason"),
     [
@@ -98,6 +100,7 @@ def test_each_way_to_fail_is_recorded(
     assert (status == "insane") == (trial.result is not None)
 
 
+@forked
 def test_a_failure_keeps_type_and_traceback(
     store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +113,7 @@ def test_a_failure_keeps_type_and_traceback(
     assert "second line" in failure.traceback
 
 
+@forked
 def test_a_crash_keeps_the_tail_of_stderr(
     store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +123,7 @@ def test_a_crash_keeps_the_tail_of_stderr(
     assert "libfoo" in run_one(store, settings).status.failure.traceback
 
 
+@forked
 def test_a_nan_loss_ends_the_recorded_losses(
     store: Store, settings: RunSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +181,7 @@ def test_a_timeout_kills_grandchildren_that_left_the_session(
     assert not is_running(int(pid_file.read_text()))
 
 
+@forked
 def test_failures_do_not_stop_a_sweep_and_are_finished(
     store: Store,
     settings: RunSettings,

@@ -17,6 +17,8 @@ from harness.trial import training
 from results.records import Budget, BudgetUnit, ScalingMode
 from results.store import Store
 
+pytestmark = pytest.mark.usefixtures("forked_trials")
+
 TWO_CORES = cases.Machine(num_available_cores=2)
 
 

@@ -71,9 +71,14 @@ def train(backend, wrap):
     )
 
 
-@pytest.mark.parametrize("backend", ["single", "in_graph"])
+@pytest.mark.parametrize(
+    "backend", [pytest.param("single", marks=pytest.mark.full), "in_graph"]
+)
 def test_a_compiled_step_trains_as_without_xla(backend):
-    """Losses, weights, statistics, and the numbers that it draws."""
+    """Losses, weights, statistics, and the numbers that it draws.
+
+    The full run has ``single``, too, which runs a conformance case of compiled steps.
+    """
     losses, weights = train(backend, lambda step: step)
     compiled_losses, compiled_weights = train(backend, replicator.CompiledStep)
 

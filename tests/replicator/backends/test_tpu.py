@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import types
 from unittest import mock
 
+import case_cluster
+import fork_server
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,7 +17,7 @@ from replicator import errors
 from replicator.backends import tpu
 from replicator.cluster import local_cluster, tpu_system
 
-CHILD_TIMEOUT_SEC = 120
+CHILD_TIMEOUT_SEC = 120.0
 
 
 @pytest.fixture
@@ -76,20 +77,20 @@ except errors.DeviceError as error:
 
 
 @pytest.mark.processes
-def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said():
+def test_a_server_without_a_tpu_is_refused_with_what_tensorflow_said(tmp_path):
     """A real connection: the resolver, the cluster, and TensorFlow's own answer."""
-    done = subprocess.run(
-        [sys.executable, "-c", _NO_TPU_BEHIND],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=CHILD_TIMEOUT_SEC,
+    program = tmp_path / "program.py"
+    program.write_text(_NO_TPU_BEHIND, encoding="utf-8")
+    _, text = fork_server.server(**case_cluster.ENV).run(
+        [str(program)],
+        env={**os.environ, **case_cluster.ENV},
+        log=tmp_path / "log",
+        timeout_sec=CHILD_TIMEOUT_SEC,
     )
+    said = text.partition("SAID ")[2]
 
-    assert "SAID TPU 'grpc://there' could not be initialised: " in done.stdout, (
-        done.stderr
-    )
-    assert "check that it runs" in done.stdout
+    assert said.startswith("TPU 'grpc://there' could not be initialised: "), text
+    assert "check that it runs" in said
 
 
 @pytest.mark.parametrize(

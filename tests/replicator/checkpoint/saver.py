@@ -1,15 +1,9 @@
-"""Processes that train and save without end, to be killed at any moment.
-
-One process imports TensorFlow and runs nothing; each line it reads makes it fork a
-child that trains, so that many children start in the time of one.
-"""
+"""A process that trains and saves without end, to be killed at any moment."""
 
 from __future__ import annotations
 
-import os
 import pathlib
 import sys
-import traceback
 
 import tensorflow as tf
 
@@ -58,20 +52,5 @@ def train(directory):
         temporary.rename(done)
 
 
-def main(directory):
-    """Forks a child for every line of input and waits for its end."""
-    for _ in sys.stdin:
-        child = os.fork()
-        if not child:
-            try:
-                train(directory)
-            finally:
-                traceback.print_exc()
-                os._exit(1)
-        sys.stdout.write(f"{child}\n")
-        sys.stdout.flush()
-        os.waitpid(child, 0)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    train(sys.argv[1])

@@ -2,49 +2,45 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
+import case_cluster
 import covering
+import fork_server
 import pytest
 
 SAVER = pathlib.Path(__file__).with_name("saver.py")
 NUM_KILLS = 8 if covering.is_full() else 3
 PROGRESS_SEC = 120.0
+KILL_SEC = 30.0
 
 
 @pytest.fixture
-def saver(tmp_path):
-    """The process that forks trainers; it and its last child end with the test."""
-    errors = (tmp_path / "stderr").open("w", encoding="utf-8")
-    process = subprocess.Popen(
-        [sys.executable, str(SAVER), str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-    )
-    yield process
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # the session of our own child
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
-    errors.close()
+def start(tmp_path):
+    """Starts a process that trains; the last one ends with the test."""
+    started = []
+
+    def start():
+        process = fork_server.server(**case_cluster.ENV).start(
+            [str(SAVER), str(tmp_path)],
+            env={**os.environ, **case_cluster.ENV},
+            log=tmp_path / "stderr",
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        _kill(process)
 
 
-def _start(saver):
-    saver.stdin.write("\n")
-    saver.stdin.flush()
-    return int(saver.stdout.readline())
+def _kill(process):
+    process.send_signal(signal.SIGKILL)
+    process.wait(KILL_SEC)
 
 
 def _completed(directory):
@@ -70,7 +66,7 @@ def _wait_for_saves(directory, number):
 
 
 @pytest.mark.processes
-def test_killed_savers_lose_nothing_that_was_saved(saver, tmp_path):
+def test_killed_savers_lose_nothing_that_was_saved(start, tmp_path):
     """Three kills -9; each next process restores bit for bit, and continues.
 
     The full run kills eight.
@@ -79,7 +75,7 @@ def test_killed_savers_lose_nothing_that_was_saved(saver, tmp_path):
     previous = 0
 
     for number in range(NUM_KILLS):
-        child = _start(saver)
+        child = start()
         # Two more saves: the child has restored, compared everything, and gone on.
         _wait_for_saves(tmp_path, previous + 2)
         if number % 2:
@@ -87,13 +83,13 @@ def test_killed_savers_lose_nothing_that_was_saved(saver, tmp_path):
             time.sleep(rng.uniform(0, 0.01))
         else:
             time.sleep(rng.uniform(0, 0.2))
-        os.kill(child, signal.SIGKILL)
+        _kill(child)
         before, previous = previous, _completed(tmp_path)
 
         assert previous >= before + 2
 
-    child = _start(saver)
+    child = start()
     _wait_for_saves(tmp_path, previous + 1)
-    os.kill(child, signal.SIGKILL)
+    _kill(child)
 
     assert "" == _failures(tmp_path)

@@ -34,18 +34,18 @@ def _mirrored(num_replicas):
 @pytest.mark.parametrize(
     "placement", [pytest.param("shared", marks=pytest.mark.full), "mirrored"]
 )
-def test_four_replicas_continue_bit_for_bit(tmp_path, placement):
+def test_replicas_continue_bit_for_bit(tmp_path, placement):
     """Batch norm, dropout, Adam and a shuffled epoch: equal losses and weights.
 
     The full run has one copy of variables as well, as the test of restoring in place.
     """
-    options = _mirrored(4) if placement == "mirrored" else {}
-    before = _training("in_graph", 4, is_local=True, **options)
+    options = _mirrored(2) if placement == "mirrored" else {}
+    before = _training("in_graph", 2, is_local=True, **options)
     before.run(5)
     _manager(before, tmp_path).save()
     expected = before.run(20)
 
-    after = _training("in_graph", 4, is_local=True, **options)
+    after = _training("in_graph", 2, is_local=True, **options)
     restored = _manager(after, tmp_path).restore()
 
     assert expected == after.run(20)
@@ -68,12 +68,11 @@ def test_four_replicas_continue_bit_for_bit(tmp_path, placement):
     ],
 )
 def test_fewer_replicas_continue_the_same_curve(tmp_path, mode):
-    """Four, then two, then one, then four replicas: the losses of never stopping.
+    """Four, then two, then one, then four replicas: the losses of one that never stops.
 
     The full run has every mode of inputs, whose positions have tests of their own.
     """
-    whole = _training("in_graph", 4, mode=mode)
-    expected = whole.run(16)
+    expected = _training("single", 1, mode=mode).run(16)
 
     got = []
     for name, num_replicas in [

@@ -153,10 +153,10 @@ def test_memory_does_not_grow_over_many_programs():
             gc.collect()
         return process.memory_info().rss
 
-    sizes, most = [train(4)], 12 * 2**20  # 2.5 MiB each, if graphs were kept
+    sizes, most = [train(3)], 8 * 2**20  # 2.5 MiB each, if graphs were kept
     # What other tests left may grow once; a leak grows every time.
     for _ in range(3):
-        sizes.append(train(10))
+        sizes.append(train(6))
         if sizes[-1] - sizes[-2] < most:
             break
 

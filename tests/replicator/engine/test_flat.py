@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import case_cluster
 import covering
+import fork_server
 import pytest
 
 pytestmark = pytest.mark.processes
@@ -17,21 +17,21 @@ PROGRAM = Path(__file__).with_name("flat_program.py")
 NUM_STEPS = 1000 if covering.is_full() else 200
 # A failure ends all replicas within this time; it takes milliseconds.
 FAILURE_SEC = 30.0
+PROGRAM_SEC = 400.0
 
 
 @pytest.fixture(scope="module")
-def found():
+def found(tmp_path_factory):
     """What the program saw, on eight devices and one thread for ops."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), str(NUM_STEPS)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    code, text = fork_server.server(**case_cluster.ENV).run(
+        [str(PROGRAM), str(NUM_STEPS)],
+        env={**os.environ, **case_cluster.ENV},
+        log=tmp_path_factory.mktemp("flat") / "log",
+        timeout_sec=PROGRAM_SEC,
     )
-    assert 0 == done.returncode, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    assert 0 == code, text[-3000:]
+    (line,) = [line for line in text.splitlines() if line.startswith("{")]
+    return json.loads(line)
 
 
 @pytest.mark.parametrize("num_replicas", [2, 8])

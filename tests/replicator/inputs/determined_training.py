@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import replicator
 
-NUM_REPLICAS = 4
+NUM_REPLICAS = 2
 
 
 def train(seed, num_steps=4):

@@ -4,38 +4,38 @@ from __future__ import annotations
 
 import os
 import pathlib
-import subprocess
-import sys
 
+import case_cluster
+import fork_server
 import pytest
 from loading import load
 
 import replicator
 
 PROGRAM = pathlib.Path(__file__).with_name("determined_training.py")
+PROGRAM_SEC = 300.0
 
 
 @pytest.fixture
 def train():
-    """Trains four replicas from a seed; determinism is off again afterwards."""
+    """Trains two replicas from a seed; determinism is off again afterwards."""
     yield load(PROGRAM).train
     replicator.set_determinism(None)
 
 
 @pytest.mark.processes
-def test_runs_with_one_seed_are_equal_bit_by_bit(train):
+def test_runs_with_one_seed_are_equal_bit_by_bit(train, tmp_path):
     """Twice here and once in a new process: the losses' bits agree, others do not."""
     first, again, other = train(3), train(3), train(4)
-    elsewhere = subprocess.run(
-        [sys.executable, str(PROGRAM), "3"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=300,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+    code, text = fork_server.server(**case_cluster.ENV).run(
+        [str(PROGRAM), "3"],
+        env={**os.environ, **case_cluster.ENV},
+        log=tmp_path / "log",
+        timeout_sec=PROGRAM_SEC,
     )
 
-    assert first == again == elsewhere.stdout.split()
+    assert 0 == code, text
+    assert first == again == text.splitlines()[-1].split()
     assert first != other
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import collections
-import subprocess
-import sys
-from typing import TYPE_CHECKING
+import pathlib
 
+import case_cluster
+import fork_server
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
@@ -16,8 +16,7 @@ from workloads import child_process
 from workloads.data import images, sources
 from workloads.data.digits import digits_dataset_builder
 
-if TYPE_CHECKING:
-    import pathlib
+TIMEOUT_SEC = 300
 
 
 def test_digits_split_is_exact_and_stratified() -> None:
@@ -57,15 +56,11 @@ def test_digits_are_stored_as_png_and_decode_to_scikit_learns_pixels(
     assert expected == collections.Counter(i.tobytes() for i in ink)
 
 
-# Forks what has imported TensorFlow and run no op: as fresh as one that imports it.
 _PREPARE = """
-import os
+import os, pathlib, sys
 from workloads.data import sources
-is_first = os.fork()
-line = " ".join(sorted(os.listdir(sources.prepare_digits()))) + "\\n"
-os.write(1, line.encode())
-if is_first:
-    assert os.waitpid(is_first, 0)[1] == 0
+path = sources.prepare_digits()
+pathlib.Path(sys.argv[1]).write_text(" ".join(sorted(os.listdir(path))))
 """
 
 
@@ -75,14 +70,21 @@ def test_digits_are_prepared_once_by_many_processes(
 ) -> None:
     """Two processes that prepare at once both get the same complete set."""
     monkeypatch.setenv("REPLICATOR_DATA_DIR", str(tmp_path))
-    done = subprocess.run(
-        [sys.executable, "-c", _PREPARE],
-        stdout=subprocess.PIPE,
-        check=True,
-        env=child_process.environment(),
-        text=True,
-    )
-    found = [line.split() for line in done.stdout.splitlines()]
+    program = tmp_path / "prepare.py"
+    program.write_text(_PREPARE)
+    names = [str(tmp_path / name) for name in ("one", "other")]
+    # Of processes with TensorFlow that have run no op.
+    processes = [
+        fork_server.server(**case_cluster.ENV).start(
+            [str(program), name],
+            env=child_process.environment(case_cluster.ENV),
+            log=tmp_path / "log",
+        )
+        for name in names
+    ]
+    codes = [process.wait(TIMEOUT_SEC) for process in processes]
+    assert [0, 0] == codes, (tmp_path / "log").read_text()
+    found = [pathlib.Path(name).read_text().split() for name in names]
     complete = sorted(path.name for path in (tmp_path / "digits/1.0.0").iterdir())
     source = sources.open_source("digits")
 

@@ -11,7 +11,7 @@ from workloads.data import audit, pipeline, reading, sources
 
 @pytest.mark.parametrize(
     "num_pipelines",
-    [pytest.param(count, marks=pytest.mark.full) for count in (1, 2)] + [7],
+    [pytest.param(count, marks=pytest.mark.full) for count in (1, 2)] + [3],
 )
 def test_shards_cover_the_split_exactly_once(
     digits: sources.Source, num_pipelines: int, contexts: Any

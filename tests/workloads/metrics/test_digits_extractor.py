@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
+import case_cluster
+import fork_server
 import numpy as np
 import pytest
 
@@ -46,18 +46,11 @@ def test_the_classifier_knows_held_out_digits(extractor: FeatureExtractor) -> No
     assert 0.98 <= (found.logits.argmax(axis=1) == labels).mean()
 
 
-# Forks what has imported TensorFlow and run no op: as fresh as one that imports it.
 _TRAIN = """
-import os, sys
-import keras, tensorflow
-from workloads.metrics.extractors import digits_images, digits_training
+import sys
+from workloads.metrics.extractors import digits_training
 digits_training.NUM_EPOCHS = 1
-for path in sys.argv[1:]:
-    child = os.fork()
-    if not child:
-        digits_training.main(path)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+digits_training.main(sys.argv[1])
 """
 
 
@@ -66,12 +59,18 @@ def test_an_epoch_gives_the_same_bits_in_every_process(
     data_dirs: object, tmp_path: pathlib.Path
 ) -> None:
     """Two processes of one thread make the same weights, which are not the first."""
+    program = tmp_path / "train.py"
+    program.write_text(_TRAIN)
     paths = [tmp_path / name for name in ("one.npz", "other.npz")]
-    subprocess.run(
-        [sys.executable, "-c", _TRAIN, *map(str, paths)],
-        check=True,
-        env=child_process.environment(),
-    )
+    for path in paths:
+        # Forked from what has imported TensorFlow and run no op: as fresh as new ones.
+        code, output = fork_server.server(**case_cluster.ENV).run(
+            [str(program), str(path)],
+            env=child_process.environment(case_cluster.ENV),
+            log=tmp_path / "log",
+            timeout_sec=300,
+        )
+        assert 0 == code, output
     one, other = (dict(np.load(path)) for path in paths)
     first = digits.digits_training.initial_weights()
 

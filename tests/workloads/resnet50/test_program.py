@@ -305,8 +305,14 @@ def test_sanity_fails_when_two_replicas_get_one_batch(
     assert not checks["no_example_twice_in_an_epoch"].is_passed
 
 
+@pytest.mark.full
 def test_backends_agree_on_two_replicas() -> None:
-    """Two replicas learn the same from the same batches, ours and the stock peer."""
+    """Two replicas learn the same from the same batches, ours and the stock peer.
+
+    For the full run: test_compiled.py compares both with the learner of d4pg, the cases
+    of conformance compare them with batch norm, and test_recipe.py has what a program
+    of two replicas reports.
+    """
     found = {}
     for backend in ("tf_mirrored", "in_graph"):
         program = _build(backend, 2, seed=2)

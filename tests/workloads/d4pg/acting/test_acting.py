@@ -125,6 +125,7 @@ def test_pixels_are_learned_from(tmp_path):
         num_features=8,
         num_conv_filters=4,
         action_repeat=8,
+        num_actors=1,
         min_replay_size=30,
         samples_per_insert=0.0,
     )

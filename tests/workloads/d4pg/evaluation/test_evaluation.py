@@ -85,7 +85,7 @@ def test_an_episode_that_breaks_begins_again(monkeypatch):
 
 def make_client(name=NAME, **options):
     """A client whose policy is that of ``make_policy``, and its weights."""
-    options = {"action_repeat": 20, "num_evaluation_episodes": 4, **options}
+    options = {"action_repeat": 50, "num_evaluation_episodes": 4, **options}
     client = EvaluatorClient(name, config.make_config("smoke", options), seed=5)
     spec = make_policy(client.spec.observation_shape).spec
     client.load(spec)
@@ -100,7 +100,7 @@ def test_the_score_is_the_mean_return_with_its_interval(monkeypatch):
     (first,), (second,) = (client.score(weights) for _ in range(2))
     with monkeypatch.context() as context:
         context.setenv("MUJOCO_GL", "disable")
-        settings = config.make_config("smoke", {"action_repeat": 20})
+        settings = config.make_config("smoke", {"action_repeat": 50})
         returns = evaluation.Evaluator(NAME, settings, seed=5).play(make_policy(), 4)
     film = client.film(weights)
     client.close()

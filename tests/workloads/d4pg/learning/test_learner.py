@@ -25,9 +25,12 @@ def are_equal(first, second):
 @pytest.mark.parametrize(
     "options",
     [
-        {"network": "layer_norm_mlp", "replay": "prioritized"},
         # Gradients of the halves differ, so clipping before averaging would show.
-        {"network": "mlp", "global_clip_norm": 0.01},
+        {
+            "network": "layer_norm_mlp",
+            "replay": "prioritized",
+            "global_clip_norm": 0.01,
+        },
         {"network": "mlp", "observations": "pixels"},
     ],
 )
