@@ -1,8 +1,8 @@
-"""The connection between the members of a gang and its first process.
+"""The connection between the members of a gang and the harness.
 
 Lines of JSON over TCP, after a secret that only processes of the trial know. Members
-end when it is closed: the kernel of the first process's host closes it however that
-process ends, and keepalive finds out when the host itself is gone.
+end when it is closed: the kernel of the harness's host closes it however the harness
+ends, and keepalive finds out when the host itself is gone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 ADDRESS_VARIABLE: Final = "REPLICATOR_HARNESS_GANG"
-"""Environment variable with ``host:port`` of the first process."""
+"""Environment variable with ``host:port`` of the harness."""
 SECRET_VARIABLE: Final = "REPLICATOR_HARNESS_GANG_SECRET"  # noqa: S105 (a name)
 CONNECT_TIMEOUT_SEC: Final = 30.0
 LOST_AFTER_SEC: Final = 20
 """A host that has not answered for this long is gone."""
+REFUSED: Final = 78
+"""Exit code where no process was started: no rank can have failed (EX_CONFIG)."""
 _PROBE_SEC = 5
 MAX_LINE_BYTES: Final = 65536
 
@@ -37,10 +39,10 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def own_address(environ: Mapping[str, str]) -> str:
-    """Returns where a member finds the first process.
+    """Returns where a member finds the harness.
 
     Slurm tells each task the address of the host of ``srun``, which is that of the
-    first process; a host's own name may mean its loopback address elsewhere.
+    harness; a host's own name may mean its loopback address elsewhere.
     """
     address = environ[ADDRESS_VARIABLE]
     if host := environ.get("SLURM_LAUNCH_NODE_IPADDR"):
@@ -49,7 +51,7 @@ def own_address(environ: Mapping[str, str]) -> str:
 
 
 def connect(address: str, secret: str) -> socket.socket:
-    """Connects a member to the first process.
+    """Connects a member to the harness.
 
     Raises:
       OSError: Nothing listens there, or the host cannot be reached.

@@ -1,10 +1,10 @@
 """What a launcher answers: where the processes of one trial run, and what starts them.
 
-Whatever the engine, a trial has one *first process* beside the harness: its exit is the
-trial's, its output is recorded, and its end ends all others. ``local`` starts the
-others on this machine; a ``RemoteLauncher`` (``harness/launch/remote.py``) lets an
-engine start *members* on several hosts. So time limits, phases, first causes and
-clean-up are the harness's own, whichever engine starts a process.
+On this machine a trial has one first process: its exit is the trial's, its output is
+recorded, and its end ends all others. A ``RemoteLauncher``
+(``harness/launch/remote.py``) lets an engine start *members* on several hosts, which
+report to the harness and end with their connection to it. So time limits, phases, first
+causes and clean-up are the harness's own, whichever engine starts a process.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from harness.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
+    from harness.launch.gang import RunningGang
     from harness.machine.topology import CpuTopology
     from harness.placement.processes import Processes
     from results.records import Placement, TrialSpec
@@ -86,7 +87,7 @@ class Launcher(abc.ABC):
           processes: Its processes.
           gpu_nodes: NUMA nodes of the GPUs on this host.
         """
-        # Not at the top: the processes of a gang import this module, and never place.
+        # Not at the top: the clients of engines import this module, and never place.
         from harness.placement import hosts
 
         return hosts.place(
@@ -113,15 +114,28 @@ class Launcher(abc.ABC):
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
-        """Returns what starts a trial; its directory is appended.
+        """Returns what starts a trial, or each member; its directory is appended.
 
         Args:
           processes: The processes of the trial.
           worker_command: What each of them runs.
         """
 
+    def gang(
+        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+    ) -> RunningGang | None:
+        """Plans the members of a trial; None where one process here starts them all.
+
+        Args:
+          trial_dir: Its directory.
+          variables: The environment variables.
+          command: See ``command``.
+        """
+        del trial_dir, variables, command
+        return None
+
     def end(self, trial_dir: Path) -> None:
-        """Ends what a trial left on other hosts; called after its first process ended.
+        """Ends what a trial left on other hosts; called when none of it runs here.
 
         Harmless, and without an effect, where there is nothing.
 

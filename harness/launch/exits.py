@@ -35,9 +35,9 @@ class MemberExits:
         self._listener = socket.create_server(("", 0))
         self._places: dict[socket.socket, int] = {}
         self._received: dict[socket.socket, Received] = {}
+        self._selector.register(self._listener, selectors.EVENT_READ)
 
     def __enter__(self) -> MemberExits:  # noqa: PYI034 (Self needs Python 3.11)
-        self._selector.register(self._listener, selectors.EVENT_READ)
         return self
 
     def __exit__(self, *_details: object) -> None:

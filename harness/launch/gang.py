@@ -1,132 +1,163 @@
-"""The first process of a trial whose members an engine starts on several hosts.
+"""A gang: the members of a trial that an engine starts on several hosts.
 
-    python -m harness.launch.gang <launcher> <worker command...> <trial directory>
-
-It runs beside the harness, and ends with it. Each member connects and says how its
-process ended. The trial is over when every rank has ended; then the rest is cancelled.
-When a rank fails, the others get a grace period to record what they observed. Exits as
-the rank did, so that the harness recognizes a crash or a kill by the signal.
+The harness itself waits for them. Each member connects and says how its process ended.
+The trial is over when every rank has ended; then the rest is cancelled. When a rank
+fails, the others get a grace period to record what they observed.
 """
 
 from __future__ import annotations
 
-import os
-import sys
+import subprocess
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.errors import LaunchError
-from harness.launch import catalog, channel
+from harness.launch import channel
 from harness.launch.exits import MemberExits
 from harness.launch.gang_plan import GangPlan
-from harness.launch.remote import MEMBER_COMMAND, Gang, RemoteLauncher
-from harness.trial import die_with_parent, first_exit
-from harness.trial.ending import GRACE_SEC, cause_of, end_like
+from harness.launch.remote import Gang
+from harness.trial import first_exit
+from harness.trial.ending import GRACE_SEC, cause_of
 from harness.trial.first_exit import FirstExit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
-    from harness.launch.remote import Engine
+    from harness.launch.remote import Engine, RemoteLauncher
 
 _POLL_SEC = 0.1
 _SETTLE_SEC = 2.0
 """For reports on their way when the engine's own client has ended."""
-REFUSED = 78
-"""Exit code where no process was started: no rank can have failed."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the members of a trial; returns the most informative exit code."""
-    name, *worker_command, directory = argv
-    die_with_parent.request_death_signal()
-    die_with_parent.watch_pipe(sys.stdin.fileno())
-    trial_dir = Path(directory)
-    launcher = catalog.make(name)
-    if not isinstance(launcher, RemoteLauncher):
-        raise TypeError(f"launcher {name!r} starts the processes of a trial itself")
-    plan = GangPlan.read(trial_dir)
-    with MemberExits() as exits:
+class RunningGang:
+    """The members of a trial, from their start to their end.
+
+    Attributes:
+      exit_code: The most informative exit code, negative for a signal; None while ranks
+        run.
+      output: What belongs to the record of a failure.
+    """
+
+    def __init__(
+        self,
+        launcher: RemoteLauncher,
+        trial_dir: Path,
+        variables: Mapping[str, str],
+        command: Sequence[str],
+    ) -> None:
+        """Plans the gang; ``start`` starts it.
+
+        Args:
+          launcher: Its engine.
+          trial_dir: The directory of the trial, with the plan of the gang.
+          variables: The environment variables of the members.
+          command: What each member runs; the trial directory is appended.
+        """
+        self.exit_code: int | None = None
+        self.output: tuple[str, ...] = ()
+        self._launcher = launcher
+        self._trial_dir = trial_dir
+        self._variables = variables
+        self._command = (*command, str(trial_dir))
+        self._exits: MemberExits | None = None
+        self._engine: Engine | None = None
+        self._num_ranks = 0
+        self._deadline: float | None = None
+        self._engine_ended: float | None = None
+
+    def start(self) -> None:
+        """Lets the engine start the members; it may refuse, which ends the gang."""
+        plan = GangPlan.read(self._trial_dir)
+        self._num_ranks = plan.num_ranks
+        self._exits = exits = MemberExits()
         gang = Gang(
-            trial_dir=trial_dir,
+            trial_dir=self._trial_dir,
             members=plan.members,
             members_per_host=plan.members_per_host,
-            command=(*MEMBER_COMMAND, *worker_command, directory),
+            command=self._command,
             variables={
-                **os.environ,
+                **self._variables,
                 channel.ADDRESS_VARIABLE: exits.address,
                 channel.SECRET_VARIABLE: exits.secret,
                 **plan.variables,
             },
         )
         try:
-            engine = launcher.start(gang)
+            self._engine = self._launcher.start(gang)
         except LaunchError as error:
-            return _refuse(trial_dir, str(error))
-        try:
-            code = _wait(exits, engine, plan.num_ranks, trial_dir)
-            if code:
-                # The harness records the end of this output with the failure.
-                for part in (*exits.texts(), engine.output()):
-                    _print(part)
-            return code
-        finally:
-            exits.close()  # members end
-            engine.cancel()
+            self.exit_code = self._refuse(str(error))
+            self.output = (str(error),)
 
+    def wait(self, timeout_sec: float) -> None:
+        """Waits for the ranks; ``exit_code`` says how they ended.
 
-def _refuse(trial_dir: Path, reason: str) -> int:
-    first_exit.write(trial_dir, FirstExit(reason=reason))
-    _print(reason)
-    return REFUSED
+        Raises:
+          subprocess.TimeoutExpired: They have not ended in time.
+        """
+        end = time.monotonic() + timeout_sec
+        while self.exit_code is None:
+            assert self._exits is not None
+            assert self._engine is not None
+            left_sec = end - time.monotonic()
+            if left_sec <= 0:
+                raise subprocess.TimeoutExpired(self._command, timeout_sec)
+            self._exits.read(min(_POLL_SEC, left_sec))
+            self.exit_code = self._judge(self._exits, self._engine)
+            if self.exit_code:
+                self.output = (*self._exits.texts(), self._engine.output())
 
+    def end(self) -> None:
+        """Ends the members and the engine; harmless if they have ended."""
+        if self._exits is not None:
+            self._exits.close()  # members end
+        if self._engine is not None:
+            self._engine.cancel()
 
-def _print(text: str) -> None:
-    sys.stderr.write(text.rstrip() + "\n" if text.strip() else "")
-    sys.stderr.flush()
+    def _judge(self, exits: MemberExits, engine: Engine) -> int | None:
+        """Returns 0 or the most informative exit code; None while ranks run.
 
-
-def _wait(exits: MemberExits, engine: Engine, num_ranks: int, trial_dir: Path) -> int:
-    """Waits for the ranks; returns 0 or the most informative exit code.
-
-    A killed rank explains why others failed, so its signal takes precedence.
-    """
-    deadline: float | None = None
-    ended: float | None = None
-    bad: dict[int, int] = {}
-    while deadline is None or time.monotonic() < deadline:
-        exits.read(_POLL_SEC)
+        A killed rank explains why others failed, so its signal takes precedence.
+        """
         if exits.refused:
-            return _refuse(trial_dir, exits.refused[0])
+            return self._refuse(exits.refused[0])
         # In the order in which they ended.
-        codes = {rank: c for rank, c in exits.codes.items() if rank < num_ranks}
+        codes = {rank: c for rank, c in exits.codes.items() if rank < self._num_ranks}
         bad = {rank: code for rank, code in codes.items() if code}
-        if bad and deadline is None:
-            deadline = time.monotonic() + GRACE_SEC
-        if len(codes) == num_ranks:
-            break
-        if ended is None and engine.poll() is not None:
-            ended = time.monotonic()
-        if ended is not None and time.monotonic() > ended + _SETTLE_SEC:
-            if not bad:
-                return _refuse(trial_dir, _why_engine_ended(engine))
-            break
-    if not bad:
-        return 0
-    rank = cause_of(bad)
-    reason = exits.lost.get(rank, "")
-    first_exit.write(trial_dir, FirstExit(rank=rank, reason=reason))
-    return bad[rank]
+        now = time.monotonic()
+        if bad and self._deadline is None:
+            self._deadline = now + GRACE_SEC
+        if len(codes) < self._num_ranks:
+            if self._engine_ended is None and engine.poll() is not None:
+                self._engine_ended = now
+            is_lost = (
+                self._engine_ended is not None
+                and now > self._engine_ended + _SETTLE_SEC
+            )
+            if is_lost and not bad:
+                return self._refuse(_why_ended(engine))
+            is_late = self._deadline is not None and now > self._deadline
+            if not (is_lost or is_late):
+                return None
+        if not bad:
+            return 0
+        rank = cause_of(bad)
+        reason = exits.lost.get(rank, "")
+        first_exit.write(self._trial_dir, FirstExit(rank=rank, reason=reason))
+        return bad[rank]
+
+    def _refuse(self, reason: str) -> int:
+        first_exit.write(self._trial_dir, FirstExit(reason=reason))
+        return channel.REFUSED
 
 
-def _why_engine_ended(engine: Engine) -> str:
-    said = " ".join(engine.output().split())[-300:]
+def _why_ended(engine: Engine) -> str:
+    lines = [line.strip() for line in engine.output().splitlines() if line.strip()]
+    if engine.poll() == channel.REFUSED and lines:  # its own message, made to be read
+        return lines[-1]
+    said = " ".join(" ".join(lines).split())[-300:]
     return (
         f"the engine ended with exit code {engine.poll()} before all ranks reported how"
         f" they ended: {said or 'it said nothing'}"
     )
-
-
-if __name__ == "__main__":
-    sys.exit(end_like(main(sys.argv[1:])))

@@ -3,8 +3,8 @@
     python -m harness.launch.member <worker command...> <trial directory>
 
 An engine starts it; the replicator's cluster environment says which one it is. It pins
-the process to its cores, reports its exit to the gang's first process, and kills it
-when the connection to that is lost. Exits as the process did.
+the process to its cores, reports its exit to the harness, and kills it when the
+connection to the harness is lost. Exits as the process did.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from harness.placement.processes import Member
 
 _TAIL_BYTES = 4000
-REFUSED = 78
-"""Exit code of a member that did not start its process (EX_CONFIG)."""
 _CHILD = Path(replicator.cluster.__file__).with_name("child.py")
 
 
@@ -51,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         channel.send(
             connection, member=member, host=socket.gethostname(), refused=str(error)
         )
-        return REFUSED
+        return channel.REFUSED
     channel.send(connection, member=member, place=place, host=socket.gethostname())
     log_path = trial_dir / LOGS / f"{config.kind}_{config.index}.log"
     log_path.parent.mkdir(exist_ok=True)
@@ -100,7 +98,7 @@ def _run(
 
 @contextlib.contextmanager
 def _temporary_folder(name: str) -> Iterator[Path]:
-    """Makes one on this host; that of the first process need not exist here."""
+    """Makes one on this host; that of the harness need not exist here."""
     given = os.environ.get("TMPDIR")
     if given and Path(given).is_dir():  # the harness removes it, whatever happens here
         folder = Path(given, name)
@@ -147,7 +145,7 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
 
 
 def _end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
-    """Kills the process when the first process of the gang has gone."""
+    """Kills the process when the harness has gone, or ends the gang."""
     with contextlib.suppress(OSError):
         while connection.recv(4096):
             pass

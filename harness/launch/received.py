@@ -1,4 +1,4 @@
-"""What the first process of a gang reads from a connection.
+"""What the harness reads from a connection of a member.
 
 A file of its own, since members only send, and the import of what compares secrets is a
 part of the time until they start.

@@ -1,17 +1,19 @@
 """Launchers whose engine starts the members of a gang on several hosts.
 
 What an engine has to do is small: start the same command so many times at once, let
-each know which one it is, and end them. The rest is the same for all: the first process
-(``harness/launch/gang.py``) waits for the members (``harness/launch/member.py``), each
-of which starts one process of the trial on its host and ends it when the connection to
-the first process is lost.
+each know which one it is, and end them. The rest is the same for all: the harness waits
+(``harness/launch/gang.py``) for the members (``harness/launch/member.py``), each of
+which starts one process of the trial on its host and ends it when the connection to the
+harness is lost.
 """
 
 from __future__ import annotations
 
 import abc
 import dataclasses
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.launch.contract import Launcher
@@ -19,13 +21,11 @@ from harness.launch.gang_plan import GangPlan
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from harness.launch.gang import RunningGang
     from harness.placement.processes import Member, Processes
     from results.records import Placement
 
-GANG_COMMAND = (sys.executable, "-m", "harness.launch.gang")
-"""The launcher's name, the worker command and the directory are appended."""
 MEMBER_COMMAND = (sys.executable, "-m", "harness.launch.member")
 """The worker command and the directory are appended."""
 
@@ -47,6 +47,23 @@ class Gang:
     members_per_host: int
     command: tuple[str, ...]
     variables: Mapping[str, str]
+
+    def to_json(self) -> bytes:
+        """Returns a line of JSON, for a client that is a process of its own."""
+        fields = {**dataclasses.asdict(self), "trial_dir": str(self.trial_dir)}
+        return json.dumps(fields).encode("ascii") + b"\n"
+
+    @classmethod
+    def from_json(cls, line: bytes) -> Gang:
+        """Returns what ``to_json`` has written."""
+        fields = json.loads(line)
+        return cls(
+            trial_dir=Path(fields["trial_dir"]),
+            members=tuple((kind, index) for kind, index in fields["members"]),
+            members_per_host=fields["members_per_host"],
+            command=tuple(fields["command"]),
+            variables=fields["variables"],
+        )
 
     @property
     def num_members(self) -> int:
@@ -80,7 +97,7 @@ class RemoteLauncher(Launcher):
 
     @abc.abstractmethod
     def start(self, gang: Gang) -> Engine:
-        """Starts the members; called in the first process of a trial.
+        """Starts the members; returns before they run where the engine takes time.
 
         Raises:
           LaunchError: The engine refuses; the message says what to do.
@@ -90,7 +107,8 @@ class RemoteLauncher(Launcher):
         self, trial_dir: Path, processes: Processes, placement: Placement
     ) -> None:
         """Writes what the processes of the gang read."""
-        # Not at the top, since the gang imports this module, and the records take long.
+        # Not at the top: the clients of engines import this module, and the records
+        # take long.
         from harness.placement import hosts
         from replicator.cluster.environment import roles
 
@@ -106,6 +124,14 @@ class RemoteLauncher(Launcher):
     def command(
         self, processes: Processes, worker_command: Sequence[str]
     ) -> tuple[str, ...]:
-        """Returns the first process, which is the same for all engines."""
+        """Returns what each member of the gang runs, the same with all engines."""
         del processes
-        return (*GANG_COMMAND, self.name, *worker_command)
+        return (*MEMBER_COMMAND, *worker_command)
+
+    def gang(
+        self, trial_dir: Path, variables: Mapping[str, str], command: Sequence[str]
+    ) -> RunningGang:
+        """Returns the members of a trial, not yet started."""
+        from harness.launch.gang import RunningGang  # which imports this module
+
+        return RunningGang(self, trial_dir, variables, command)

@@ -19,6 +19,7 @@ from results.records import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import IO
 
     from results.records import Placement, TrialSpec
 
@@ -152,7 +153,7 @@ class ProcessTree:
     None of them remains after the block, however it is left.
 
     Attributes:
-      process: The first process.
+      process: The first process, where it is one of this machine.
       start_sec: When it was started, on the monotonic clock.
     """
 
@@ -203,40 +204,62 @@ class ProcessTree:
             (self._trial_dir / "stdout.log").open("wb") as stdout,
             (self._trial_dir / "stderr.log").open("wb") as stderr,
         ):
-            self.process = subprocess.Popen(
-                self._command,
-                # Kept open, never written: end-of-file means that the harness has
-                # exited.
-                stdin=subprocess.PIPE,
-                stdout=stdout,
-                stderr=stderr,
-                env=self._variables,
-                # "python -m" looks for modules in the current folder first. If that is
-                # a source tree, it must not replace the one in PYTHONPATH.
-                cwd=self._trial_dir,
-                # Ctrl-C in the terminal must reach only the harness.
-                start_new_session=True,
-            )
+            self._start_first(stdout, stderr)
+
+    def _start_first(self, stdout: IO[bytes], stderr: IO[bytes]) -> None:
+        self.process = subprocess.Popen(
+            self._command,
+            # Kept open, never written: end-of-file means that the harness has exited.
+            stdin=subprocess.PIPE,
+            stdout=stdout,
+            stderr=stderr,
+            env=self._variables,
+            # "python -m" looks for modules in the current folder first. If that is a
+            # source tree, it must not replace the one in PYTHONPATH.
+            cwd=self._trial_dir,
+            # Ctrl-C in the terminal must reach only the harness.
+            start_new_session=True,
+        )
+
+    def wait(self, timeout_sec: float) -> None:
+        """Waits for the exit of the trial.
+
+        Raises:
+          subprocess.TimeoutExpired: It has not ended in time.
+        """
+        waiting.wait(self.process, timeout_sec)
 
     def kill(self) -> None:
         """Ends every process of the tree; harmless if there is none."""
         if self._is_gone:  # looking takes time, and an engine is asked about its hosts
             return
-        # The marker finds the tree even if an interrupt came while it was starting.
-        process = getattr(self, "process", None)
-        process_tree.kill_tree(self._marker, None if process is None else process.pid)
+        try:
+            self._end_first()
+        finally:
+            # The marker finds the tree even if an interrupt came while it was starting.
+            process = getattr(self, "process", None)
+            process_tree.kill_tree(
+                self._marker, None if process is None else process.pid
+            )
         self._end_elsewhere(self._trial_dir)
         scratch.remove(self._trial_dir)
         self._is_gone = True
+
+    def _end_first(self) -> None:
+        """Ends what is not a process of this machine; harmless if nothing runs."""
+
+    def _exit_code(self) -> int:
+        code = self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return code
 
     def end(self, *, timeout_sec: float, is_timed_out: bool) -> TrialExit:
         """Ends every process of the tree, and returns how the first one ended."""
         duration_sec = time.monotonic() - self.start_sec
         # Also after success: no helper of one trial may disturb the next.
         self.kill()
-        exit_code = self.process.wait()
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        exit_code = self._exit_code()
         oom_kills_after = read_oom_kills()
         return TrialExit(
             exit_code=exit_code,
@@ -251,32 +274,33 @@ class ProcessTree:
         )
 
 
-def run_tree(
-    trial_dir: Path,
-    variables: Mapping[str, str],
-    *,
-    timeout_sec: float,
-    command: Sequence[str] = WORKER_COMMAND,
-    end_elsewhere: EndElsewhere = lambda _: None,
-) -> TrialExit:
+def run_tree(tree: ProcessTree, *, timeout_sec: float) -> TrialExit:
     """Runs a trial's process tree; no process of it remains afterwards.
 
     An exception in the harness (also an interrupt) kills the tree and propagates.
 
     Args:
-      trial_dir: Where the output and the observations go.
-      variables: The environment variables.
+      tree: The processes, planned.
       timeout_sec: Time limit.
-      command: The worker; the trial directory is appended.
-      end_elsewhere: See ``ProcessTree``.
     """
-    with ProcessTree(trial_dir, variables, command, end_elsewhere) as tree:
-        is_timed_out = False
-        try:
-            waiting.wait(tree.process, timeout_sec)
-        except subprocess.TimeoutExpired:
-            is_timed_out = True
-        return tree.end(timeout_sec=timeout_sec, is_timed_out=is_timed_out)
+    with tree:
+        return finish(tree, timeout_sec=timeout_sec, limit_sec=timeout_sec)
+
+
+def finish(tree: ProcessTree, *, timeout_sec: float, limit_sec: float) -> TrialExit:
+    """Waits for the exit of a tree that runs, and ends it.
+
+    Args:
+      tree: The processes.
+      timeout_sec: How long to wait.
+      limit_sec: The time limit since its start, for the record.
+    """
+    is_timed_out = False
+    try:
+        tree.wait(timeout_sec)
+    except subprocess.TimeoutExpired:
+        is_timed_out = True
+    return tree.end(timeout_sec=limit_sec, is_timed_out=is_timed_out)
 
 
 def read_oom_kills(root: Path = Path("/")) -> int | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import time
 from typing import TYPE_CHECKING
 
-from harness.run import trial_runner
+from harness.run import launch, trial_runner
 from harness.run.launch import ProcessTree
 from results.records import TrialStatus
 
@@ -85,12 +84,9 @@ def _run_together(
             started.append((prepared, stack.enter_context(tree)))
         deadline = time.monotonic() + settings.timeout_sec
         for prepared, tree in started:
-            is_timed_out = False
-            try:
-                tree.process.wait(max(deadline - time.monotonic(), 0.0))
-            except subprocess.TimeoutExpired:
-                is_timed_out = True
-            trial_exit = tree.end(
-                timeout_sec=settings.timeout_sec, is_timed_out=is_timed_out
+            trial_exit = launch.finish(
+                tree,
+                timeout_sec=max(deadline - time.monotonic(), 0.0),
+                limit_sec=settings.timeout_sec,
             )
             trial_runner.record(store, prepared, trial_exit, settings, disturbance={})

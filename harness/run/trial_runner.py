@@ -34,6 +34,8 @@ from harness.machine.topology import CpuTopology, read_topology
 from harness.placement import hosts
 from harness.placement.processes import processes_of_trial
 from harness.run import aggregate, launch, process_tree, scratch
+from harness.run.gang_tree import GangTree
+from harness.run.launch import ProcessTree
 from harness.trial import checkpoints
 from results import gpu_record
 from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
@@ -247,6 +249,15 @@ def record(
     return status
 
 
+def tree_of(prepared: Prepared, launcher: Launcher) -> ProcessTree:
+    """Returns the processes of a trial, planned."""
+    trial_dir, variables = prepared.trial_dir.resolve(), prepared.variables
+    gang = launcher.gang(trial_dir, variables, prepared.command)
+    if gang is not None:
+        return GangTree(gang, trial_dir, variables, launcher.end)
+    return ProcessTree(trial_dir, variables, prepared.command, launcher.end)
+
+
 def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> StatusRecord:
     """Runs one trial alone and records it.
 
@@ -259,11 +270,7 @@ def run_trial(store: Store, trial: PlannedTrial, settings: RunSettings) -> Statu
     clock = foreign_load.read_clock()
     with GpuWatch(prepared.gpus) as watch:
         trial_exit = launch.run_tree(
-            prepared.trial_dir,
-            prepared.variables,
-            timeout_sec=settings.timeout_sec,
-            command=prepared.command,
-            end_elsewhere=settings.launcher.end,
+            tree_of(prepared, settings.launcher), timeout_sec=settings.timeout_sec
         )
     load = foreign_load.between(
         clock, foreign_load.read_clock(), prepared.env.num_logical_cores

@@ -10,6 +10,7 @@ import dataclasses
 import json
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -20,7 +21,6 @@ from results.records import Phase, TrialStatus
 
 if TYPE_CHECKING:
     import random
-    from pathlib import Path
 
 TIMEOUT_SEC = 45.0
 BOUND_SEC = TIMEOUT_SEC + 45.0
@@ -29,7 +29,7 @@ PHASES = (Phase.LAUNCH, Phase.BUILD, Phase.FIRST_STEP, Phase.WARMUP, Phase.MEASU
 SIGNALS = (*[signal.SIGKILL] * 4, *[signal.SIGSEGV] * 3, signal.SIGTERM, signal.SIGSTOP)
 """Hanging trials take their whole time limit, so they are few."""
 WORKER, FIRST, MEMBER = "harness.trial.worker", "first process", "harness.launch.member"
-_FIRST = ("harness.trial.ranks", "harness.launch.gang")
+_FIRST = ("harness.trial.ranks", "harness.launch.ray_client")
 _POLL_SEC = 0.02
 
 
@@ -90,7 +90,7 @@ def find(fault: Fault, trial_dir: Path) -> psutil.Process | None:
             continue
         module = next((word for word in command if word.startswith("harness.")), "")
         if fault.target == FIRST:
-            is_it = module in _FIRST
+            is_it = module in _FIRST or Path(command[0]).name == "srun"
         else:
             # A member's command contains that of its worker.
             is_it = module == fault.target and rank_of(variables) == fault.rank

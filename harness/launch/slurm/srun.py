@@ -12,24 +12,22 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from harness.errors import LaunchError, PlanError
+from harness.launch.client import ClientEngine
 from harness.launch.local import LocalLauncher
-from harness.launch.remote import Engine, RemoteLauncher
-from harness.trial import waiting
-from harness.trial.ending import LOGS
+from harness.launch.remote import RemoteLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from harness.launch.contract import Launcher
-    from harness.launch.remote import Gang
+    from harness.launch.remote import Engine, Gang
 
 JOB_VARIABLE: Final = "SLURM_JOB_ID"
 NODES_VARIABLE: Final = "SLURM_JOB_NUM_NODES"
 _END_BY_ITSELF_SEC = 3.0
 _ANSWER_SEC = 30.0
 _POLL_SEC = 0.05
-_TAIL_BYTES = 4000
 # srun takes these as options, but they are those of the batch script.
 _OPTIONS_OF_THE_BATCH = re.compile(
     r"SLURM_(N(TASKS|PROCS|NODES)|NTASKS_PER_\w+|TASKS_PER_NODE|DIST\w*|CPU_BIND\w*|"
@@ -190,55 +188,23 @@ def _without_options(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-class Step(Engine):
+class Step(ClientEngine):
     """One step of ``srun``."""
 
     def __init__(self, gang: Gang) -> None:
-        folder = gang.trial_dir / LOGS
-        folder.mkdir(exist_ok=True)
-        self._log = folder / "srun.log"
-        variables = _without_options(gang.variables)
-        with self._log.open("wb") as log:
-            try:
-                self._process = subprocess.Popen(
-                    srun_command(gang),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=variables,
-                )
-            except OSError as error:
-                raise LaunchError(
-                    f"cannot run srun: {error.strerror or error}; run the sweep where"
-                    " Slurm's programs are in PATH"
-                ) from error
+        """Starts a step; its tasks are the members.
 
-    def poll(self) -> int | None:
-        """Exit code of ``srun``."""
-        return self._process.poll()
-
-    def output(self) -> str:
-        """What ``srun`` said."""
-        try:
-            tail = self._log.read_bytes()[-_TAIL_BYTES:]
-        except OSError:
-            return ""
-        return tail.decode("utf-8", errors="replace")
-
-    def cancel(self) -> None:
-        """Ends ``srun``, which normally ends with its tasks."""
-        for end, timeout_sec in (
-            (None, _END_BY_ITSELF_SEC),
-            (self._process.terminate, _END_BY_ITSELF_SEC),
-            (self._process.kill, _END_BY_ITSELF_SEC),
-        ):
-            if end is not None:
-                end()
-            try:
-                waiting.wait(self._process, timeout_sec)
-            except subprocess.TimeoutExpired:
-                continue
-            return
+        Raises:
+          LaunchError: ``srun`` cannot be run.
+        """
+        super().__init__(
+            srun_command(gang),
+            trial_dir=gang.trial_dir,
+            variables=_without_options(gang.variables),
+            log="srun.log",
+            hint="run the sweep where Slurm's programs are in PATH",
+            end_by_itself_sec=_END_BY_ITSELF_SEC,
+        )
 
 
 def end_steps(trial_dir: Path, num_nodes: int) -> None:

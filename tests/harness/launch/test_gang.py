@@ -1,4 +1,4 @@
-"""Members report to the first process; strangers, refusals and losses are known."""
+"""Members report to the harness; strangers, refusals and losses are known."""
 
 from __future__ import annotations
 

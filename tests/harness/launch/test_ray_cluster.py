@@ -9,8 +9,9 @@ import pytest
 
 from harness.errors import LaunchError
 from harness.launch import ray_cluster
+from harness.launch.ray_client import bundle_of
 from harness.launch.ray_cluster import RayHost
-from harness.launch.ray_launcher import RayLauncher, bundle_of
+from harness.launch.ray_launcher import RayLauncher
 
 
 def hosts(*sizes):

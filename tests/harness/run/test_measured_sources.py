@@ -31,12 +31,12 @@ def test_the_current_folder_does_not_replace_the_sources(
         process_tree.MARKER: str(trial_dir),
     }
 
-    ended = launch.run_tree(
+    tree = launch.ProcessTree(
         trial_dir.relative_to(tmp_path / "here"),
         variables,
-        timeout_sec=60,
-        command=(sys.executable, "-m", "probe"),
+        (sys.executable, "-m", "probe"),
     )
+    ended = launch.run_tree(tree, timeout_sec=60)
 
     assert 0 == ended.exit_code
     assert "planned" == (trial_dir / "said").read_text()

@@ -37,15 +37,12 @@ def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     """The file was in the folder of the trial, which is gone."""
     trial_dir = tmp_path / "trial"
-    launch.run_tree(
-        trial_dir,
-        {
-            process_tree.MARKER: str(trial_dir),
-            scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
-        },
-        timeout_sec=30.0,
-        command=(sys.executable, "-c", KILLED),
-    )
+    variables = {
+        process_tree.MARKER: str(trial_dir),
+        scratch.VARIABLE: str(scratch.folder_of(trial_dir)),
+    }
+    tree = launch.ProcessTree(trial_dir, variables, (sys.executable, "-c", KILLED))
+    launch.run_tree(tree, timeout_sec=30.0)
 
     name = (trial_dir / "name").read_text()
     assert name.startswith(f"{scratch.folder_of(trial_dir)}/")

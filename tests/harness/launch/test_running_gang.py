@@ -1,0 +1,330 @@
+"""How a gang ends: with its ranks, with its engine, in time, or not at all.
+
+The engine is a stand-in and its members are threads, so that every order can be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from harness.errors import LaunchError
+from harness.launch import channel, gang
+from harness.launch.client import ClientEngine
+from harness.launch.gang import RunningGang
+from harness.launch.gang_plan import GangPlan
+from harness.launch.remote import Engine, Gang, RemoteLauncher
+from harness.run.gang_tree import GangTree
+from harness.run.launch import run_tree
+from harness.run.process_tree import MARKER
+from harness.trial import first_exit
+from harness.trial.first_exit import FirstExit
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+Act = dict[str, Any]
+LONGEST_SEC = 30.0
+
+
+class Members(Engine):
+    """Members that send what a test says, each over a connection of its own."""
+
+    def __init__(self, made: Gang, acts: list[Act | None], code: int | None) -> None:
+        self.code = code
+        self.num_cancels = 0
+        self.connections: list[socket.socket] = []
+        port = made.variables[channel.ADDRESS_VARIABLE].rpartition(":")[2]
+        secret = made.variables[channel.SECRET_VARIABLE]
+        for place, act in enumerate(acts):
+            connection = channel.connect(f"127.0.0.1:{port}", secret)
+            self.connections.append(connection)
+            own = {"member": ("worker", place)}
+            channel.send(connection, **own, place=place, host=f"n{place}")
+            if act is not None:
+                channel.send(connection, **own, **act)
+
+    def poll(self) -> int | None:
+        """What the test says."""
+        return self.code
+
+    def cancel(self) -> None:
+        """Counts the calls."""
+        self.num_cancels += 1
+
+    def output(self) -> str:
+        """Of a program that ended."""
+        return "\nsaid by the engine\n"
+
+
+class Launcher(RemoteLauncher):
+    """Has such members, or refuses."""
+
+    name = "stand_in"
+
+    def __init__(
+        self, *acts: Act | None, code: int | None = None, refusal: str = ""
+    ) -> None:
+        self.acts = [*acts]
+        self.code = code
+        self.refusal = refusal
+        self.engine: Members | None = None
+
+    def start(self, gang: Gang) -> Engine:
+        """Connects the members."""
+        if self.refusal:
+            raise LaunchError(self.refusal)
+        self.engine = Members(gang, self.acts, self.code)
+        return self.engine
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[[Launcher], RunningGang]:
+    """Returns a function that starts a gang of two workers and a server."""
+    GangPlan(
+        members=(("worker", 0), ("worker", 1), ("ps", 0)),
+        cpusets=((0,), (0,), (0,)),
+        num_ranks=2,
+        members_per_host=1,
+        variables={"ROLES": "workers"},
+    ).write(tmp_path)
+
+    def start(launcher: Launcher) -> RunningGang:
+        made = RunningGang(launcher, tmp_path, {"A": "b"}, ("python",))
+        made.start()
+        return made
+
+    return start
+
+
+def ended(code: int, tail: str = "") -> Act:
+    """What a member says when its process has ended."""
+    return {"exit_code": code, "tail": tail}
+
+
+def test_a_gang_ends_with_its_ranks(running: Any) -> None:
+    """The server need not end by itself."""
+    launcher = Launcher(ended(0), ended(0), None)
+    made = running(launcher)
+    made.wait(LONGEST_SEC)
+    assert launcher.engine is not None
+    serving = launcher.engine.connections[2]
+    made.end()
+    made.end()
+
+    assert 0 == made.exit_code
+    assert () == made.output
+    with contextlib.suppress(ConnectionResetError):
+        assert b"" == serving.recv(1)  # which ends it
+    assert launcher.engine.num_cancels
+
+
+def test_a_signal_is_the_cause_and_not_who_lost_the_rank(
+    running: Any, tmp_path: Path
+) -> None:
+    """Also when the other one was the first to report."""
+    made = running(Launcher(ended(1, "lost rank 1"), ended(-signal.SIGSEGV), None))
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert -signal.SIGSEGV == made.exit_code
+    assert FirstExit(rank=1) == first_exit.read(tmp_path)
+    assert "-- process 0 on n0:\nlost rank 1" in made.output
+
+
+def test_others_have_a_grace_period(
+    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To record what they observed, and no longer."""
+    monkeypatch.setattr(gang, "GRACE_SEC", 0.5)
+    made = running(Launcher(None, ended(3), None))
+    start = time.monotonic()
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert 0.5 <= time.monotonic() - start < LONGEST_SEC
+    assert 3 == made.exit_code
+    assert FirstExit(rank=1) == first_exit.read(tmp_path)
+
+
+def test_a_rank_whose_connection_is_lost_was_killed(
+    running: Any, tmp_path: Path
+) -> None:
+    """The reason says which one, and on which host."""
+    launcher = Launcher(ended(1), None, None)
+    made = running(launcher)
+    assert launcher.engine is not None
+    launcher.engine.connections[1].close()
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert -signal.SIGKILL == made.exit_code
+    assert "connection to process 1 on n1 was lost" in first_exit.read(tmp_path).reason
+
+
+def test_a_gang_that_runs_for_too_long_has_no_exit_code(running: Any) -> None:
+    """The time limit is the harness's own."""
+    made = running(Launcher(None, None, None))
+
+    with pytest.raises(subprocess.TimeoutExpired):
+        made.wait(0.3)
+    made.end()
+
+    assert made.exit_code is None
+
+
+@pytest.mark.parametrize(
+    ("launcher", "reason"),
+    [
+        (Launcher(refusal="no partition 'gpu'"), r"^no partition 'gpu'$"),
+        (Launcher(None, {"refused": "node n1 lacks core 9"}, None), r"^node n1 lacks"),
+        (
+            Launcher(None, None, None, code=137),
+            r"^the engine ended with exit code 137 before all ranks .*: said by the",
+        ),
+        (Launcher(None, None, None, code=channel.REFUSED), r"^said by the engine$"),
+    ],
+)
+def test_what_never_ran_is_refused(
+    running: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher: Launcher,
+    reason: str,
+) -> None:
+    """No rank has failed, and the record has the reason."""
+    monkeypatch.setattr(gang, "_SETTLE_SEC", 0.1)
+    made = running(launcher)
+    made.wait(LONGEST_SEC)
+    made.end()
+    found = first_exit.read(tmp_path)
+
+    assert channel.REFUSED == made.exit_code
+    assert found.rank is None
+    with pytest.raises(LaunchError, match=reason):
+        raise LaunchError(found.reason)
+
+
+def test_reports_after_the_end_of_the_engine_count(
+    running: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They can be on their way when its client has ended."""
+    monkeypatch.setattr(gang, "_SETTLE_SEC", LONGEST_SEC)
+    launcher = Launcher(ended(0), None, None, code=0)
+    made = running(launcher)
+    assert launcher.engine is not None
+    late = launcher.engine.connections[1]
+    report = threading.Timer(
+        0.3, lambda: channel.send(late, member=("worker", 1), **ended(0))
+    )
+    report.start()
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert 0 == made.exit_code
+
+
+def test_the_record_of_a_failure_has_the_output(running: Any, tmp_path: Path) -> None:
+    """At the end of the file that the harness reads."""
+    made = running(Launcher(ended(0), ended(3, "no paper"), None))
+    made.end()
+    launcher = Launcher(ended(0), ended(3, "no paper"), None)
+    again = RunningGang(launcher, tmp_path, {}, ("python",))
+    tree = GangTree(again, tmp_path, {MARKER: str(tmp_path)}, lambda _: None)
+    trial_exit = run_tree(tree, timeout_sec=LONGEST_SEC)
+
+    assert 3 == trial_exit.exit_code
+    assert (
+        "-- process 1 on n1:\nno paper\n\nsaid by the engine\n"
+        == (tmp_path / "stderr.log").read_text()
+    )
+
+
+def test_a_gang_is_what_its_client_reads() -> None:
+    """As a line of JSON, since its variables are for nobody's eyes."""
+    made = Gang(
+        trial_dir=Path("/runs/a"),
+        members=(("worker", 0), ("ps", 0)),
+        members_per_host=1,
+        command=("python", "-m", "x y"),
+        variables={"A": "é\n"},
+    )
+
+    assert 1 == made.to_json().count(b"\n")
+    assert made == Gang.from_json(made.to_json())
+
+
+def client(trial_dir: Path, code: str, **options: Any) -> ClientEngine:
+    """Starts a program as an engine's client."""
+    return ClientEngine(
+        (sys.executable, "-S", "-c", code),
+        trial_dir=trial_dir,
+        variables={},
+        log="client.log",
+        hint="install it",
+        **{"end_by_itself_sec": LONGEST_SEC, **options},
+    )
+
+
+def wait_for_line(engine: ClientEngine) -> None:
+    """Waits until the program has printed something."""
+    end = time.monotonic() + LONGEST_SEC
+    while not engine.output():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.processes
+def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path: Path) -> None:
+    """It reads its message, and then the end of its standard input."""
+    code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
+    engine = client(tmp_path, code, message=b"gang\n")
+    wait_for_line(engine)
+
+    assert engine.poll() is None
+    engine.cancel()
+    assert 0 == engine.poll()
+    assert "gang" == engine.output().strip()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("on_sigterm", "code"), [("SIG_DFL", -signal.SIGTERM), ("SIG_IGN", -signal.SIGKILL)]
+)
+def test_a_client_that_does_not_end_is_killed(
+    tmp_path: Path, on_sigterm: str, code: int
+) -> None:
+    """By a signal that it can act on; then by one that it cannot."""
+    program = (
+        f"import signal, time; signal.signal(signal.SIGTERM, signal.{on_sigterm});"
+        " print('ready', flush=True); time.sleep(60)"
+    )
+    engine = client(tmp_path, program, end_by_itself_sec=0.2)
+    wait_for_line(engine)
+    engine.cancel()
+    engine.cancel()
+
+    assert code == engine.poll()
+
+
+def test_a_client_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
+    """In one line that says what to do."""
+    with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
+        ClientEngine(
+            ("/no/srun",),
+            trial_dir=tmp_path,
+            variables=os.environ,
+            log="client.log",
+            hint="install it",
+            end_by_itself_sec=1.0,
+        )
