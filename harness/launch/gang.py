@@ -7,6 +7,7 @@ fails, the others get a grace period to record what they observed.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -144,12 +145,22 @@ class RunningGang:
             return 0
         rank = cause_of(bad)
         reason = exits.lost.get(rank, "")
+        if reason and (code := engine.poll()) is not None and code < 0:
+            # Tasks that are killed end with it.
+            reason += f"; the engine's own client ended with {_signal_name(-code)}"
         first_exit.write(self._trial_dir, FirstExit(rank=rank, reason=reason))
         return bad[rank]
 
     def _refuse(self, reason: str) -> int:
         first_exit.write(self._trial_dir, FirstExit(reason=reason))
         return channel.REFUSED
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _why_ended(engine: Engine) -> str:

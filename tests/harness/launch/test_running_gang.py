@@ -172,6 +172,30 @@ def test_a_rank_whose_connection_is_lost_was_killed(
     assert "connection to process 1 on n1 was lost" in first_exit.read(tmp_path).reason
 
 
+@pytest.mark.parametrize(
+    ("code", "end"),
+    [
+        (None, "or its host failed"),
+        (137, "or its host failed"),
+        (-signal.SIGTERM, "failed; the engine's own client ended with SIGTERM"),
+        (-64, "failed; the engine's own client ended with SIGRTMAX"),
+        (-99, "failed; the engine's own client ended with signal 99"),
+    ],
+)
+def test_a_client_that_was_killed_is_named(
+    running: Any, tmp_path: Path, code: int | None, end: str
+) -> None:
+    """Its members are then lost; it also fails when they are killed."""
+    launcher = Launcher(ended(1), None, None, code=code)
+    made = running(launcher)
+    assert launcher.engine is not None
+    launcher.engine.connections[1].close()
+    made.wait(LONGEST_SEC)
+    made.end()
+
+    assert first_exit.read(tmp_path).reason.endswith(end)
+
+
 def test_a_gang_that_runs_for_too_long_has_no_exit_code(running: Any) -> None:
     """The time limit is the harness's own."""
     made = running(Launcher(None, None, None))
