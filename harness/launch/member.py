@@ -13,18 +13,17 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-import replicator.cluster
 from harness.errors import LaunchError
 from harness.launch import channel
 from harness.launch.gang_plan import GangPlan
 from harness.trial.ending import LOGS
 from replicator.cluster import environment
+from replicator.cluster.die_with_parent import request_death_signal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from harness.placement.processes import Member
 
 _TAIL_BYTES = 4000
-_CHILD = Path(replicator.cluster.__file__).with_name("child.py")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -70,30 +68,48 @@ def _run(
     connection: socket.socket,
 ) -> int:
     """Runs the process of this member to its end; returns its exit code."""
+    own = os.getpid()
+    reads, writes = os.pipe()  # closed when this process ends, however it does
     with log_path.open("ab") as log:
-        process = subprocess.Popen(
-            # As a local cluster does: tied to this process, then pinned.
-            [
-                sys.executable,
-                "-S",
-                str(_CHILD),
-                str(os.getpid()),
-                ",".join(map(str, sorted(cores))),
-                *argv,
-            ],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "TMPDIR": str(temporary)},
-            start_new_session=True,  # so that its own children are killed with it
-        )
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(reads, 0)
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            _become(argv, own, cores, temporary)
+    os.close(reads)
     threading.Thread(
-        target=_end_with, args=(connection, process), name="watch-gang", daemon=True
+        target=_end_with, args=(connection, pid), name="watch-gang", daemon=True
     ).start()
     # Not yet reaped, it still reserves the id of its group.
-    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    _kill_group(process)
-    return process.wait()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _kill_group(pid)
+    _, status = os.waitpid(pid, 0)
+    os.close(writes)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _become(
+    argv: Sequence[str], parent: int, cores: Sequence[int], temporary: Path
+) -> NoReturn:
+    """Turns a fork of this process, which has no threads yet, into the worker.
+
+    A local cluster needs a program between (``replicator/cluster/child.py``), since its
+    parent has threads; starting that takes as long as all else here.
+    """
+    try:
+        os.setsid()  # so that its own children are killed with it
+        request_death_signal()
+        # The signal is lost if the parent ended before the request.
+        if os.getppid() != parent:
+            os._exit(1)
+        os.sched_setaffinity(0, cores)
+        os.environ["TMPDIR"] = str(temporary)
+        os.execvp(argv[0], list(argv))  # noqa: S606 (no shell: the arguments are a list)
+    except OSError as error:
+        os.write(2, f"cannot run {argv[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
 
 
 @contextlib.contextmanager
@@ -144,17 +160,19 @@ def _own(trial_dir: Path, member: Member) -> tuple[int, Sequence[int]]:
     return place, cores
 
 
-def _end_with(connection: socket.socket, process: subprocess.Popen[bytes]) -> None:
+def _end_with(connection: socket.socket, pid: int) -> None:
     """Kills the process when the harness has gone, or ends the gang."""
     with contextlib.suppress(OSError):
         while connection.recv(4096):
             pass
-    _kill_group(process)
+    _kill_group(pid)
 
 
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
+def _kill_group(pid: int) -> None:
+    # Itself as well: for a moment after the fork it is not yet in a group of its own.
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def _tail(path: Path) -> str:

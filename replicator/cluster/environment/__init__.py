@@ -1,43 +1,11 @@
 """Cluster environments: who is in the job, which process is this, where is the chief.
 
 One class per way to learn it, after the ``ClusterEnvironment`` of Lightning Fabric, and
-one file per class. Free of TensorFlow, so that launchers can use it.
+one file per class. Free of TensorFlow, so that launchers can use it. ``__init__.pyi``
+lists the names, which are loaded on first use: a process that a launcher starts needs
+one of them, and waits for its imports.
 """
 
-from replicator.cluster.environment.base import ClusterEnvironment, DetectedEnvironment
-from replicator.cluster.environment.detection import (
-    ENVIRONMENTS,
-    config_of,
-    detect,
-    forget,
-)
-from replicator.cluster.environment.kubernetes import KubernetesEnvironment
-from replicator.cluster.environment.ranks import (
-    HydraEnvironment,
-    OpenMpiEnvironment,
-    PlainRankEnvironment,
-    PmixEnvironment,
-)
-from replicator.cluster.environment.ray_gang import RayEnvironment, RayMember
-from replicator.cluster.environment.resolver import ResolverEnvironment
-from replicator.cluster.environment.slurm import SlurmEnvironment
-from replicator.cluster.environment.tf_config import TfConfigEnvironment
+import lazy_loader
 
-__all__ = [
-    "ENVIRONMENTS",
-    "ClusterEnvironment",
-    "DetectedEnvironment",
-    "HydraEnvironment",
-    "KubernetesEnvironment",
-    "OpenMpiEnvironment",
-    "PlainRankEnvironment",
-    "PmixEnvironment",
-    "RayEnvironment",
-    "RayMember",
-    "ResolverEnvironment",
-    "SlurmEnvironment",
-    "TfConfigEnvironment",
-    "config_of",
-    "detect",
-    "forget",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

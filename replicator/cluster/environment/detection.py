@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import TYPE_CHECKING
 
-from replicator.cluster.environment.kubernetes import KubernetesEnvironment
-from replicator.cluster.environment.ranks import (
-    HydraEnvironment,
-    OpenMpiEnvironment,
-    PlainRankEnvironment,
-    PmixEnvironment,
-)
-from replicator.cluster.environment.slurm import SlurmEnvironment
-from replicator.cluster.environment.tf_config import EXAMPLE, TfConfigEnvironment
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, MutableMapping
+    from collections.abc import Iterator, Mapping, MutableMapping
 
     from replicator.cluster.configuration import ClusterConfig
     from replicator.cluster.environment.base import (
@@ -25,19 +17,25 @@ if TYPE_CHECKING:
         DetectedEnvironment,
     )
 
-# In the order in which they are tried: what a user sets comes before what a scheduler
-# sets for every process. mpirun inside of an allocation comes before the scheduler,
-# whose variables then describe the helpers of mpirun; PMIx comes after it, since srun
-# speaks PMIx too.
-ENVIRONMENTS: tuple[type[DetectedEnvironment], ...] = (
-    TfConfigEnvironment,
-    PlainRankEnvironment,
-    OpenMpiEnvironment,
-    HydraEnvironment,
-    SlurmEnvironment,
-    PmixEnvironment,
-    KubernetesEnvironment,
+# Modules and classes in the order in which they are tried: what a user sets comes
+# before what a scheduler sets for every process. mpirun inside of an allocation comes
+# before the scheduler, whose variables then describe the helpers of mpirun; PMIx comes
+# after it, since srun speaks PMIx too.
+_ENVIRONMENTS = (
+    ("tf_config", "TfConfigEnvironment"),
+    ("ranks", "PlainRankEnvironment"),
+    ("ranks", "OpenMpiEnvironment"),
+    ("ranks", "HydraEnvironment"),
+    ("slurm", "SlurmEnvironment"),
+    ("ranks", "PmixEnvironment"),
+    ("kubernetes", "KubernetesEnvironment"),
 )
+
+
+def _environments() -> Iterator[type[DetectedEnvironment]]:
+    """Yields the classes; none is imported after the one that is present."""
+    for module, name in _ENVIRONMENTS:
+        yield getattr(importlib.import_module(f"{__package__}.{module}"), name)
 
 
 def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
@@ -50,9 +48,11 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
       ClusterConfigError: There is none, or it is malformed.
     """
     variables = os.environ if environ is None else environ
-    for kind in ENVIRONMENTS:
+    for kind in _environments():
         if kind.is_present(variables):
             return kind(variables)
+    from replicator.cluster.environment.tf_config import EXAMPLE
+
     raise ClusterConfigError(
         "TF_CONFIG is not set, and no launcher has numbered this process, so it does "
         f"not know its cluster; set it in every process, for example "
@@ -62,7 +62,7 @@ def detect(environ: Mapping[str, str] | None = None) -> ClusterEnvironment:
 
 def forget(environ: MutableMapping[str, str]) -> None:
     """Removes what describes a job, so that a process of it is a program of its own."""
-    for kind in ENVIRONMENTS:
+    for kind in _environments():
         for name in kind.variables(environ):
             del environ[name]
 

@@ -12,10 +12,11 @@ from replicator.cluster.configuration import ClusterConfig
 from replicator.cluster.environment import roles
 from replicator.cluster.environment.base import DetectedEnvironment
 from replicator.cluster.environment.variables import read_integer, read_text
-from replicator.cluster.registration import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from replicator.cluster.registration import Ranks
 
 HOST = "MASTER_ADDR"
 PORT = "MASTER_PORT"
@@ -57,6 +58,9 @@ class RankEnvironment(DetectedEnvironment):
                 environ, self.LOCAL_RANK, least=0, most=rank, how=how
             )
         everywhere = "set it in every process, the same: the host and a free port of"
+        # Not at the top: of the other environments, launchers wait for the import.
+        from replicator.cluster.registration import Ranks
+
         self.ranks: Ranks = Ranks(
             rank=rank,
             world_size=size,

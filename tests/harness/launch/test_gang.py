@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import pytest
 
 from harness.errors import LaunchError
@@ -175,3 +180,82 @@ def test_a_member_that_cannot_run_says_why(trial_dir: Path, refusal: Refusal) ->
         member._own(trial_dir / refusal.folder, refusal.own)
 
     assert "\n" not in str(caught.value)
+
+
+RUN = """
+import pathlib, socket, sys
+from harness.launch import member
+here, there = socket.socketpair()
+folder = pathlib.Path(sys.argv[1])
+cores = [int(sys.argv[2])]
+code = member._run(sys.argv[3:], cores, folder / "log", folder, here)
+print(code)
+"""
+SAYS_WHAT_IT_HAS = """
+import json, os
+print(json.dumps({
+    "cores": sorted(os.sched_getaffinity(0)),
+    "is_leader": os.getsid(0) == os.getpid(),
+    "tmpdir": os.environ["TMPDIR"],
+}))
+raise SystemExit(3)
+"""
+WAITS_FOR_ITS_PARENT = """
+import os, sys
+print(os.getpid(), flush=True)
+sys.stdin.read()
+print("end of input", flush=True)
+"""
+
+
+def start_member(folder: Path, *command: str) -> subprocess.Popen[str]:
+    """Starts a member that runs a program on the first core."""
+    core = str(min(os.sched_getaffinity(0)))
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, str(folder), core, *command],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.processes
+def test_a_member_starts_its_process_on_its_cores(tmp_path: Path) -> None:
+    """In a session and with a folder for temporary files of its own."""
+    started = start_member(tmp_path, sys.executable, "-c", SAYS_WHAT_IT_HAS)
+    out, _ = started.communicate(timeout=60)
+
+    assert ["3"] == out.split()
+    assert {
+        "cores": [min(os.sched_getaffinity(0))],
+        "is_leader": True,
+        "tmpdir": str(tmp_path),
+    } == json.loads((tmp_path / "log").read_text())
+
+
+@pytest.mark.processes
+def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    """In the log of the process, of which the harness records the end."""
+    out, _ = start_member(tmp_path, "/no/python", "-m").communicate(timeout=60)
+
+    assert ["127"] == out.split()
+    assert "cannot run /no/python: [Errno 2] No such" in (tmp_path / "log").read_text()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_process_ends_with_its_member(tmp_path: Path, number: int) -> None:
+    """However that ends; before, its standard input was open."""
+    started = start_member(tmp_path, sys.executable, "-c", WAITS_FOR_ITS_PARENT)
+    log = tmp_path / "log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and log.read_text().endswith("\n")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    process = psutil.Process(int(log.read_text()))
+    assert psutil.STATUS_ZOMBIE != process.status()
+    started.send_signal(number)
+    started.communicate(timeout=60)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.wait(timeout=60)
+
+    assert not process.is_running()
