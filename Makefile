@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 STAMP_GPU := $(VENV)/.installed-gpu
 # A file runs in one process, since its tests share clusters and traced programs.
-TEST_FLAGS ?= --numprocesses 2 --dist loadfile
+# Three on two cores: a test of a cluster waits for a fifth of its time.
+TEST_FLAGS ?= --numprocesses 3 --dist loadfile
 SWEEP_FLAGS ?= --workload resnet50
 SWEEP_GPU_FLAGS ?= --workload resnet50 --backends single,in_graph,tf_mirrored --mode weak
 FUZZ_PROGRAMS ?= 10000
