@@ -7,7 +7,6 @@ import time
 from typing import TYPE_CHECKING
 
 from harness.run import launch, trial_runner
-from harness.run.launch import ProcessTree
 from results.records import TrialStatus
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def _run_together(
         started = []
         for trial in trials:
             prepared = trial_runner.prepare(store, trial, settings)
-            tree = ProcessTree(prepared.trial_dir, prepared.variables, prepared.command)
+            tree = trial_runner.tree_of(prepared, settings.launcher)
             started.append((prepared, stack.enter_context(tree)))
         deadline = time.monotonic() + settings.timeout_sec
         for prepared, tree in started:
