@@ -43,14 +43,23 @@ def wait_for_members(slurm: SlurmCluster) -> None:
 
 
 def test_a_trial_of_two_workers_runs_on_two_nodes(in_job: Any, shared: Path) -> None:
-    """It is measured, and its identity says that two hosts took part."""
-    output, state = in_job(*SWEEP)
+    """It is measured, and its identity says that two hosts took part.
+
+    Before that, it is matched with one replica, in the same way.
+    """
+    output, state = in_job(*(word for word in SWEEP if word != "--no-match"))
     trial = only_trial(shared)
+    matched = list(Store.open(shared / "runs" / "s").matching.trials())
 
     assert "COMPLETED" == state, output
     assert TrialStatus.OK is trial.status.status, trial.status.failure
     assert [0, 1] == [rank.rank for rank in trial.result.ranks]
     assert "2" == trial.spec.variables["REPLICATOR_HARNESS_HOSTS"]
+    assert {"single": 1, "multi_worker": 2} == {
+        match.spec.backend: match.spec.num_replicas for match in matched
+    }
+    for match in matched:
+        assert TrialStatus.OK is match.status.status, match.status.failure
 
 
 @pytest.mark.full
