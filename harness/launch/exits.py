@@ -13,14 +13,13 @@ from harness.launch.received import Received
 
 
 class MemberExits:
-    """Where the members of a gang report; use it in a ``with`` statement.
+    """Where the members of a gang report, until it is closed.
 
     Attributes:
       secret: Known to processes of the trial only.
       codes: Exit codes of the processes that have ended, by place among the members.
       refused: Why a member did not start its process; empty if none refused.
       lost: Why the connection to a member counts as its end, by place.
-      notes: What else belongs to a failure.
     """
 
     def __init__(self) -> None:
@@ -28,7 +27,6 @@ class MemberExits:
         self.codes: dict[int, int] = {}
         self.refused: list[str] = []
         self.lost: dict[int, str] = {}
-        self.notes: list[str] = []
         self._tails: dict[int, str] = {}
         self._hosts: dict[int, str] = {}
         self._selector = selectors.DefaultSelector()
@@ -36,12 +34,6 @@ class MemberExits:
         self._places: dict[socket.socket, int] = {}
         self._received: dict[socket.socket, Received] = {}
         self._selector.register(self._listener, selectors.EVENT_READ)
-
-    def __enter__(self) -> MemberExits:  # noqa: PYI034 (Self needs Python 3.11)
-        return self
-
-    def __exit__(self, *_details: object) -> None:
-        self.close()
 
     @property
     def address(self) -> str:
@@ -54,7 +46,7 @@ class MemberExits:
             f"-- process {place} on {self._hosts[place]}:\n{tail}"
             for place, tail in sorted(self._tails.items())
         ]
-        return [*tails, *self.refused, *self.notes]
+        return [*tails, *self.refused]
 
     def read(self, timeout_sec: float) -> None:
         """Takes what arrives within some time."""

@@ -7,7 +7,6 @@ fails, the others get a grace period to record what they observed.
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from harness.launch.exits import MemberExits
 from harness.launch.gang_plan import GangPlan
 from harness.launch.remote import Gang
 from harness.trial import first_exit
-from harness.trial.ending import GRACE_SEC, cause_of
+from harness.trial.ending import GRACE_SEC, cause_of, signal_name
 from harness.trial.first_exit import FirstExit
 
 if TYPE_CHECKING:
@@ -147,20 +146,15 @@ class RunningGang:
         reason = exits.lost.get(rank, "")
         if reason and (code := engine.poll()) is not None and code < 0:
             # Tasks that are killed end with it.
-            reason += f"; the engine's own client ended with {_signal_name(-code)}"
+            reason += (
+                f"; the engine's own client ended with signal {signal_name(-code)}"
+            )
         first_exit.write(self._trial_dir, FirstExit(rank=rank, reason=reason))
         return bad[rank]
 
     def _refuse(self, reason: str) -> int:
         first_exit.write(self._trial_dir, FirstExit(reason=reason))
         return channel.REFUSED
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _why_ended(engine: Engine) -> str:

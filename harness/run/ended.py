@@ -7,6 +7,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from harness.run.out_of_memory import is_out_of_memory
+from harness.trial.ending import signal_name
 from harness.trial.rank_file import one_line
 from results.limits import MAX_TEXT
 from results.records import Failure, Phase, TrialStatus
@@ -100,20 +101,13 @@ def _died(log: RankLog, trial_exit: TrialExit, trial_dir: Path) -> Conclusion:
         return Conclusion(
             status=TrialStatus.OUT_OF_MEMORY, failure=failure, result=None
         )
-    how = f"signal {_signal_name(-code)}" if code < 0 else f"exit code {code}"
+    how = f"signal {signal_name(-code)}" if code < 0 else f"exit code {code}"
     reason = f"the process exited before it completed, with {how}: {_where(log)}"
     conclusion = failed(log.phase, reason, traceback=tail)
     # Libraries of CUDA end the process where they cannot allocate.
     if conclusion.failure is not None and is_out_of_memory(conclusion.failure):
         return dataclasses.replace(conclusion, status=TrialStatus.OUT_OF_MEMORY)
     return conclusion
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return str(number)
 
 
 def failed(

@@ -25,6 +25,14 @@ def end_like(code: int) -> int:
     return code
 
 
+def signal_name(number: int) -> str:
+    """Returns the name of a signal; its number if it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return str(number)
+
+
 def cause_of(bad: Mapping[int, int]) -> int:
     """Returns the rank whose end explains the others.
 

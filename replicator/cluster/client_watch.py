@@ -51,8 +51,8 @@ class ClientWatch:
             left_sec = max(deadline - time.monotonic(), _POLL_SEC)
             try:
                 link = Link(self._address, _CONNECT_SEC)
-            except OSError:
-                pass  # the client does not listen yet
+            except OSError:  # nobody listens there: the client starts later
+                pass
             else:
                 found_instead = self._is_client(link, left_sec)
                 if not found_instead:

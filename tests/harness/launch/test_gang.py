@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def exits() -> Iterator[MemberExits]:
     """Returns where members report."""
-    with MemberExits() as made:
+    with contextlib.closing(MemberExits()) as made:
         yield made
 
 

@@ -6,10 +6,8 @@ The engine is a stand-in and its members are threads, so that every order can be
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,7 +17,6 @@ import pytest
 
 from harness.errors import LaunchError
 from harness.launch import channel, gang
-from harness.launch.client import ClientEngine
 from harness.launch.gang import RunningGang
 from harness.launch.gang_plan import GangPlan
 from harness.launch.remote import Engine, Gang, RemoteLauncher
@@ -177,8 +174,8 @@ def test_a_rank_whose_connection_is_lost_was_killed(
     [
         (None, "or its host failed"),
         (137, "or its host failed"),
-        (-signal.SIGTERM, "failed; the engine's own client ended with SIGTERM"),
-        (-64, "failed; the engine's own client ended with SIGRTMAX"),
+        (-signal.SIGTERM, "failed; the engine's own client ended with signal SIGTERM"),
+        (-64, "failed; the engine's own client ended with signal SIGRTMAX"),
         (-99, "failed; the engine's own client ended with signal 99"),
     ],
 )
@@ -258,13 +255,12 @@ def test_reports_after_the_end_of_the_engine_count(
     assert 0 == made.exit_code
 
 
-def test_the_record_of_a_failure_has_the_output(running: Any, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("running")
+def test_the_record_of_a_failure_has_the_output(tmp_path: Path) -> None:
     """At the end of the file that the harness reads."""
-    made = running(Launcher(ended(0), ended(3, "no paper"), None))
-    made.end()
     launcher = Launcher(ended(0), ended(3, "no paper"), None)
-    again = RunningGang(launcher, tmp_path, {}, ("python",))
-    tree = GangTree(again, tmp_path, {MARKER: str(tmp_path)}, lambda _: None)
+    planned = RunningGang(launcher, tmp_path, {}, ("python",))
+    tree = GangTree(planned, tmp_path, {MARKER: str(tmp_path)}, lambda _: None)
     trial_exit = run_tree(tree, timeout_sec=LONGEST_SEC)
 
     assert 3 == trial_exit.exit_code
@@ -286,69 +282,3 @@ def test_a_gang_is_what_its_client_reads() -> None:
 
     assert 1 == made.to_json().count(b"\n")
     assert made == Gang.from_json(made.to_json())
-
-
-def client(trial_dir: Path, code: str, **options: Any) -> ClientEngine:
-    """Starts a program as an engine's client."""
-    return ClientEngine(
-        (sys.executable, "-S", "-c", code),
-        trial_dir=trial_dir,
-        variables={},
-        log="client.log",
-        hint="install it",
-        **{"end_by_itself_sec": LONGEST_SEC, **options},
-    )
-
-
-def wait_for_line(engine: ClientEngine) -> None:
-    """Waits until the program has printed something."""
-    end = time.monotonic() + LONGEST_SEC
-    while not engine.output():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-@pytest.mark.processes
-def test_a_client_that_reads_ends_when_it_is_to_end(tmp_path: Path) -> None:
-    """It reads its message, and then the end of its standard input."""
-    code = "import sys; print(sys.stdin.readline(), flush=True); sys.stdin.read()"
-    engine = client(tmp_path, code, message=b"gang\n")
-    wait_for_line(engine)
-
-    assert engine.poll() is None
-    engine.cancel()
-    assert 0 == engine.poll()
-    assert "gang" == engine.output().strip()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize(
-    ("on_sigterm", "code"), [("SIG_DFL", -signal.SIGTERM), ("SIG_IGN", -signal.SIGKILL)]
-)
-def test_a_client_that_does_not_end_is_killed(
-    tmp_path: Path, on_sigterm: str, code: int
-) -> None:
-    """By a signal that it can act on; then by one that it cannot."""
-    program = (
-        f"import signal, time; signal.signal(signal.SIGTERM, signal.{on_sigterm});"
-        " print('ready', flush=True); time.sleep(60)"
-    )
-    engine = client(tmp_path, program, end_by_itself_sec=0.2)
-    wait_for_line(engine)
-    engine.cancel()
-    engine.cancel()
-
-    assert code == engine.poll()
-
-
-def test_a_client_that_cannot_be_run_is_refused(tmp_path: Path) -> None:
-    """In one line that says what to do."""
-    with pytest.raises(LaunchError, match=r"cannot run /no/srun: No such .*; install"):
-        ClientEngine(
-            ("/no/srun",),
-            trial_dir=tmp_path,
-            variables=os.environ,
-            log="client.log",
-            hint="install it",
-            end_by_itself_sec=1.0,
-        )
