@@ -5,8 +5,8 @@
 
 ``tests/benchmarks/micro`` has them, in the form of pytest-benchmark. Repeats within a
 process depend on each other, so every file runs in several fresh processes, which are
-the generations of the rule of ``gate`` (``results/judge.py``). The exit codes are those
-of ``gate`` as well.
+the generations of the rule of ``gate`` (``results/statistics/judge.py``). The exit
+codes are those of ``gate`` as well.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def merge(generations: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     Each benchmark has its generation in ``extra_info``, where ``harness import`` finds
     it. The name of the machine is left out.
     """
-    from results.pytest_benchmark import GENERATION
+    from results.judging.pytest_benchmark import GENERATION
 
     first = generations[0][0]
     return {
@@ -115,7 +115,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     from harness.cli import gating
     from harness.planning.ranges import parse_percentage
     from reports import judgement
-    from results import benchmarks, pytest_benchmark
+    from results.judging import benchmarks, pytest_benchmark
 
     new, old = (pytest_benchmark.read([path], path.stem) for path in (change, baseline))
     found = benchmarks.judge_benchmarks(

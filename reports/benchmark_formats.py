@@ -11,17 +11,18 @@ import math
 import statistics
 from typing import TYPE_CHECKING, Any, Final
 
-from results import gate_metrics, scaling
 from results.errors import ResultsError
-from results.study import load_study
+from results.figures import scaling
+from results.judging import gate_metrics
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.gate_metrics import Metric
-    from results.records import Environment
-    from results.store import Store
-    from results.study import Case, Study
+    from results.judging.gate_metrics import Metric
+    from results.records.records import Environment
+    from results.store.store import Store
+    from results.study.study import Case, Study
 
 _OF_PYTEST_BENCHMARK: Final = "5.3.1"
 """The version whose files these are like."""

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from reports import formats, main_loss, marks, next_step, trust, verdict
 from reports.marks import Level
-from results.records import Order, TrialStatus
+from results.records.records import Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.marks import Mark
     from reports.view import View
-    from results.scaling import Comparison, Point
-    from results.statistics import Estimate
+    from results.figures.scaling import Comparison, Point
+    from results.statistics.statistics import Estimate
 
 MOST_WORDS = 45
 _LONGEST_REASON = 20  # words

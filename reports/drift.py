@@ -7,13 +7,13 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from results.records import Order
+from results.records.records import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from reports.view import View
-    from results.study import Entry
+    from results.study.study import Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

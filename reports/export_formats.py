@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from results.gate_metrics import Metric
-    from results.store import Store
+    from results.judging.gate_metrics import Metric
+    from results.store.store import Store
 
     # Text, bytes of one file, or the content of several by their paths.
     Content = str | bytes | dict[str, bytes]

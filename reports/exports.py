@@ -12,8 +12,9 @@ from reports import brief, formats, markdown, marks, trust, verdict
 from reports.lead import lead_point
 from reports.marks import Level
 from reports.view import view_store
-from results import errors, frame
-from results.summary import summarize
+from results import errors
+from results.figures import frame
+from results.figures.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,10 +22,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reports.view import View
-    from results.gate_metrics import Metric
-    from results.scaling import Point
-    from results.statistics import Estimate
-    from results.store import Store
+    from results.figures.scaling import Point
+    from results.judging.gate_metrics import Metric
+    from results.statistics.statistics import Estimate
+    from results.store.store import Store
 
 REPORT_VERSION: Final = 1
 MOST_LINES: Final = 40

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.records import QualityMetric
-    from results.run_scores import RunScore
-    from results.statistics import Estimate
-    from results.time_to_target import TimeToTarget
+    from results.records.records import QualityMetric
+    from results.statistics.run_scores import RunScore
+    from results.statistics.statistics import Estimate
+    from results.statistics.time_to_target import TimeToTarget
 
 GIBIBYTE = 2**30
 SHORT_ID_LENGTH = 8

@@ -6,14 +6,15 @@ import statistics
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import gpu_record, scaling
+from results.figures import scaling
+from results.records import gpu_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.gpu_record import GpuUse
-    from results.records import Environment
-    from results.study import Entry
+    from results.records.gpu_record import GpuUse
+    from results.records.records import Environment
+    from results.study.study import Entry
 
 LEAST_OF_MEDIAN = 0.95
 """As in ``doctor``: below it, a GPU makes the others of its trial wait."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from reports.view import View
-    from results.input_bound import GenerationMean, InputBound
+    from results.figures.input_bound import GenerationMean, InputBound
 
 _MEANINGS = {
     "input-bound": "faster replicas would wait for their batches",

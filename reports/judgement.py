@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports import markdown
-from results.gate import JudgedCase
-from results.judge import Verdict
+from results.judging.gate import JudgedCase
+from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.benchmarks import BenchmarkRatio, BenchmarkRatios
-    from results.compare import RatioTable, Row
-    from results.gate import Gate, JudgedBenchmark
-    from results.statistics import Estimate
+    from results.judging.benchmarks import BenchmarkRatio, BenchmarkRatios
+    from results.judging.compare import RatioTable, Row
+    from results.judging.gate import Gate, JudgedBenchmark
+    from results.statistics.statistics import Estimate
 
 GATE_FORMATS: Final = ("text", "junit", "github", "markdown", "json")
 COMPARE_FORMATS: Final = ("text", "json", "markdown")

@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from results.records import ScalingMode
-    from results.scaling import Point
+    from results.figures.scaling import Point
+    from results.records.records import ScalingMode
 
 
 def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:

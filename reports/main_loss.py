@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from results.lost_time import LostTime, Part
-    from results.scaling import Point
+    from results.figures.lost_time import LostTime, Part
+    from results.figures.scaling import Point
 
 CAUSES = {
     "contention": "contention for memory and caches",

@@ -11,12 +11,13 @@ import enum
 from typing import TYPE_CHECKING
 
 from reports import drift, formats
-from results import agreement, relay
-from results.records import Order
+from results.figures import relay
+from results.records.records import Order
+from results.study import agreement
 
 if TYPE_CHECKING:
     from reports.view import View
-    from results.records import Environment
+    from results.records.records import Environment
 
 ENOUGH_REPETITIONS = 4
 QUIET_FRACTION = 0.05

@@ -12,16 +12,16 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 
 from reports.site.card import slugs
-from results import scaling
 from results.errors import ResultsError
-from results.study import load_study
+from results.figures import scaling
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.gate_metrics import Metric
-    from results.store import Store
-    from results.study import Case, Entry, Study
+    from results.judging.gate_metrics import Metric
+    from results.store.store import Store
+    from results.study.study import Case, Entry, Study
 
 PREFIX: Final = ":::MLLOG "
 _POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING
 
 from reports import formats, main_loss, marks
 from reports.marks import Level
-from results import power, statistics
-from results.records import Order, ScalingMode, TrialStatus
+from results.judging import power
+from results.records.records import Order, ScalingMode, TrialStatus
+from results.statistics import statistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
-    from results.scaling import Comparison, Point
-    from results.statistics import Estimate
+    from results.figures.scaling import Comparison, Point
+    from results.statistics.statistics import Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

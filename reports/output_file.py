@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from results import atomic, errors
+from results import errors
+from results.store import atomic
 
 if TYPE_CHECKING:
     import pathlib

@@ -7,12 +7,12 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from results import power
+from results.judging import power
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.power import Need, OperatingPoint
+    from results.judging.power import Need, OperatingPoint
 
 EFFECTS = (0.0, 0.02, 0.05, 0.08, 0.10)
 """True slowdowns in the tables, beside delta."""

@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from results.bounds import Line, Name, Replicas
 from results.errors import ResultsError
-from results.record_base import Record
-from results.records import ScalingMode
-from results.texts import printable
+from results.records.bounds import Line, Name, Replicas
+from results.records.record_base import Record
+from results.records.records import ScalingMode
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records import Plan
+    from results.records.records import Plan
 
 NO_REFERENCES: Final = "none"
 _FOLDER = importlib.resources.files("reports") / "references"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records import Plan
-    from results.scaling import Point
-    from results.study import Case
+    from results.figures.scaling import Point
+    from results.records.records import Plan
+    from results.study.study import Case
 
 _OF_ANOTHER_STUDY: Final = ("--study", "--runs-dir", "--repeats")
 """Options of the study that was measured, with a value, which the new one has not."""

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from reports.view import View
-    from results.gate_metrics import Metric
-    from results.scaling import Point
-    from results.store import Store
-    from results.study import Case, Entry
+    from results.figures.scaling import Point
+    from results.judging.gate_metrics import Metric
+    from results.store.store import Store
+    from results.study.study import Case, Entry
 
 QUANTITIES: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
 

@@ -17,11 +17,11 @@ from reports.view import View, view_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from results.records import QualityMetric
-    from results.scaling import Point
-    from results.statistics import Estimate
-    from results.store import Store
-    from results.study import Case, Entry
+    from results.figures.scaling import Point
+    from results.records.records import QualityMetric
+    from results.statistics.statistics import Estimate
+    from results.store.store import Store
+    from results.study.study import Case, Entry
 
 
 def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import agreement, matching, relay
-from results.matching import Outcome
+from results.figures import relay
+from results.study import agreement, matching
+from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

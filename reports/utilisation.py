@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import scaling
+from results.figures import scaling
 
 if TYPE_CHECKING:
     from reports.view import View

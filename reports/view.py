@@ -7,9 +7,9 @@ import zlib
 from typing import TYPE_CHECKING
 
 from reports import reference_points
-from results import explain, points, scaling
-from results.records import Control, Order
-from results.study import load_study
+from results.figures import explain, points, scaling
+from results.records.records import Control, Order
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from reports.reference_points import Source
-    from results.explain import Explained
-    from results.recorded_loss import RecordedLoss
-    from results.records import ScalingMode
-    from results.scaling import Comparison, Point
-    from results.store import Store
-    from results.study import Case, Study
+    from results.figures.explain import Explained
+    from results.figures.recorded_loss import RecordedLoss
+    from results.figures.scaling import Comparison, Point
+    from results.records.records import ScalingMode
+    from results.store.store import Store
+    from results.study.study import Case, Study
 
 NUM_SERIES = 10
 """Number of distinct colours and markers; the style sheet defines as many of each."""
@@ -61,7 +61,7 @@ class View:
       points: One per mode, backend and number of replicas.
       comparisons: Pairs of backends under equal conditions.
       explained: Cases of a relay with controls, and where their time went.
-      frame: What the figures draw: ``results.frame.points_frame``.
+      frame: What the figures draw: ``results.figures.frame.points_frame``.
       recorded: The others of a relay, and what their turns record about their loss.
       store: The store of the study.
       references: Published figures to show beside those of the study.

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from workloads.replicated import ReplicatedProgram
 
 NUM_STEPS: Final = 3
-"""Steps whose losses are compared; ``results/matching.py`` has the same number."""
+"""Steps whose losses are compared; ``results/study/matching.py`` has the same number.
+"""
 NUM_CHANGING_STEPS: Final = 2
 """Steps after which changes are compared. One more amplifies rounding to percents where
 the learning rate is high, as with the preset ``laptop`` of ResNet-50; in the first one

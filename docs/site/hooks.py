@@ -40,12 +40,12 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Reference: results",
         "Records on disk, and the figures that are computed from them.",
         (
-            "results.store",
-            "results.study",
-            "results.frame",
-            "results.scaling",
-            "results.statistics",
-            "results.records",
+            "results.store.store",
+            "results.study.study",
+            "results.figures.frame",
+            "results.figures.scaling",
+            "results.statistics.statistics",
+            "results.records.records",
         ),
     ),
     "reports": (

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from harness.errors import ParseError
-from results.texts import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,12 +15,14 @@ from harness.planning import defaults
 from harness.planning import study as study_module
 from harness.run import sweep as run
 from reports import judgement
-from results import gate as gate_module
-from results import gate_metrics, judge, quality_gate, study_match
-from results.judge import Verdict
-from results.records import Order
-from results.store import PLAN_NAME, Store
-from results.study import load_study
+from results.judging import gate as gate_module
+from results.judging import gate_metrics, quality_gate
+from results.records.records import Order
+from results.statistics import judge
+from results.statistics.judge import Verdict
+from results.store.store import PLAN_NAME, Store
+from results.study import study_match
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +31,10 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.gate import Gate
-    from results.gate_metrics import Metric
-    from results.records import PlannedTrial
-    from results.study import Study
+    from results.judging.gate import Gate
+    from results.judging.gate_metrics import Metric
+    from results.records.records import PlannedTrial
+    from results.study.study import Study
 
 NAME_PREFIX = "gate-"
 QUALITY_NAME_PREFIX = "gate-quality-"

@@ -14,12 +14,13 @@ from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
 from reports import formats, narrow
-from results import benchmark_record, change_points
-from results.benchmark_record import Benchmarks
 from results.errors import ResultsError
-from results.history import as_data, history
-from results.store import BENCHMARKS_NAME, PLAN_NAME, Store
-from results.study import Study, load_study
+from results.figures.history import as_data, history
+from results.records import benchmark_record
+from results.records.benchmark_record import Benchmarks
+from results.statistics import change_points
+from results.store.store import BENCHMARKS_NAME, PLAN_NAME, Store
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from results.history import History, Observation, Series
+    from results.figures.history import History, Observation, Series
 
 _PIPE_WIDTH = 140
 _DATE_LENGTH = len("2026-01-01T00:00")

@@ -10,7 +10,8 @@ import click
 from harness.cli import exit_codes
 from harness.errors import StudyError
 from harness.planning import study as study_module
-from results import benchmark_record, identity, pytest_benchmark
+from results.judging import pytest_benchmark
+from results.records import benchmark_record, identity
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

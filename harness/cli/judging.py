@@ -13,18 +13,19 @@ from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.judging import baselines
 from harness.planning import study as study_module
 from reports import judgement
-from results import benchmark_record, benchmarks, gate_metrics
-from results import compare as compare_module
-from results.store import Store
-from results.study import load_study
+from results.judging import benchmarks, gate_metrics
+from results.judging import compare as compare_module
+from results.records import benchmark_record
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from results.benchmarks import BenchmarkRatios
-    from results.compare import RatioTable
-    from results.study import Study
+    from results.judging.benchmarks import BenchmarkRatios
+    from results.judging.compare import RatioTable
+    from results.study.study import Study
 
 _WRITE_COMPARISON: dict[str, Callable[[RatioTable | BenchmarkRatios], str]] = {
     "text": judgement.comparison_text,

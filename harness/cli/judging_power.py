@@ -13,15 +13,16 @@ from harness.errors import PlanError
 from harness.planning import defaults
 from harness.planning import study as study_module
 from reports import power as power_table
-from results import gate_metrics, generations, judge
-from results import power as power_module
-from results.store import Store
-from results.study import load_study
+from results.judging import gate_metrics
+from results.judging import power as power_module
+from results.statistics import generations, judge
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.study import Study
+    from results.study.study import Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ from harness.cli.sweep_options import (
     without_options,
 )
 from harness.planning import defaults
-from results import limits
+from results.records import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

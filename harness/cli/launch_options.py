@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.errors import ParseError, PlanError
-from results import limits
+from results.records import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

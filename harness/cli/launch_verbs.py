@@ -8,7 +8,7 @@ import click
 
 from harness.cli import exit_codes
 from harness.errors import PlanError
-from results import limits
+from results.records import limits
 
 
 @click.group()

@@ -18,8 +18,8 @@ from harness.launch.slurm import submit as slurm
 from harness.machine import gpu_choice
 from harness.placement import gpu_threads, processes
 from harness.planning import cases, shards
-from results import variables
-from results.records import Order
+from results.records import variables
+from results.records.records import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

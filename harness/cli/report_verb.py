@@ -15,9 +15,9 @@ from harness.errors import StudyError
 from harness.planning import study as study_module
 from reports import output_file
 from reports.export_formats import FORMATS, Output
-from results import gate_metrics
-from results.store import Store
-from results.study import load_study
+from results.judging import gate_metrics
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

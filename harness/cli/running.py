@@ -13,20 +13,20 @@ from harness.cli import exit_codes, progress
 from harness.errors import Interrupted
 from harness.planning import estimate, extend
 from harness.run import sweep as run
-from results import relay
-from results.matching import Outcome
-from results.records import Order, TrialStatus
-from results.study import UNMATCHED, load_study
+from results.figures import relay
+from results.records.records import Order, TrialStatus
+from results.study.matching import Outcome
+from results.study.study import UNMATCHED, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from harness.run.trial_runner import RunSettings
-    from results.matching import Match
-    from results.records import PlannedTrial
-    from results.store import Store
-    from results.study import Study
+    from results.records.records import PlannedTrial
+    from results.store.store import Store
+    from results.study.matching import Match
+    from results.study.study import Study
 
     # Receives the study and the trials that were requested; returns the exit code.
     Conclude = Callable[[Store, Sequence[PlannedTrial]], int]
@@ -172,7 +172,7 @@ def _conclude(store: Store, *, is_json: bool) -> None:
 def print_summary(store: Store, *, is_json: bool) -> None:
     """Prints the figures of a study on stdout, as JSON or as a table."""
     if is_json:
-        from results.summary import summary
+        from results.figures.summary import summary
 
         click.echo(json.dumps(summary(store), indent=2))
     else:

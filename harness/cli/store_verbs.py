@@ -45,7 +45,7 @@ def merge(
     they are; the result does not depend on their order.
     """
     from harness.planning import study as study_module
-    from results import merge as merging
+    from results.study import merge as merging
 
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     merged = merging.merge(roots, output)

@@ -105,7 +105,7 @@ def make_model(of: Mapping[str, Key]) -> type[pydantic.BaseModel]:
 
 def render_schema() -> str:
     """Returns the JSON Schema of a study file, as it is published."""
-    from results.schema import DIALECT
+    from results.records.schema import DIALECT
 
     of = known_keys()
     schema = {"$schema": DIALECT, **make_model(of).model_json_schema()}

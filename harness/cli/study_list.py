@@ -9,17 +9,18 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
-from results import benchmark_record, record_file
 from results.errors import ResultsError
-from results.records import StatusRecord, TrialStatus
-from results.store import BENCHMARKS_NAME, PLAN_NAME, Store
-from results.texts import printable
+from results.records import benchmark_record
+from results.records.records import StatusRecord, TrialStatus
+from results.records.texts import printable
+from results.store import record_file
+from results.store.store import BENCHMARKS_NAME, PLAN_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from results.records import PlannedTrial
+    from results.records.records import PlannedTrial
 
 _DATE_LENGTH = len("2026-01-01 00:00")
 

@@ -10,7 +10,7 @@ import click
 
 from harness.cli.study_file import with_those_of_file
 from harness.planning import defaults
-from results import limits
+from results.records import limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,12 +24,12 @@ from harness.doctor.canary_worker import COMPUTE, MEMORY
 from harness.doctor.finding import Finding, caution, ok
 from harness.errors import DoctorError
 from harness.machine import machine_state
-from results import statistics
+from results.statistics import statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from results.statistics import Estimate
+    from results.statistics.statistics import Estimate
 
 NUM_ROUNDS = 10
 TURN_SEC = 0.2

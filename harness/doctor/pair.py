@@ -24,15 +24,16 @@ from harness.planning import cases, defaults, plan
 from harness.planning.request import SweepRequest
 from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import RunSettings
-from results import power, relay, scaling
-from results.records import Order, Plan, ScalingMode
-from results.store import Store
-from results.study import load_study
+from results.figures import relay, scaling
+from results.judging import power
+from results.records.records import Order, Plan, ScalingMode
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from results.study import Study
+    from results.study.study import Study
 
 CHECK: Final = "A/A pair"
 LEAST_SEC: Final = 30.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import StudyError
 from harness.machine.time_of_day import now_text
-from results import atomic
+from results.store import atomic
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -25,12 +25,12 @@ from harness.machine import environment
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
-from results.records import SCHEMA_VERSION
+from results.records.records import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from results.records import TrialSpec
+    from results.records.records import TrialSpec
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
@@ -55,8 +55,8 @@ print(json.dumps(found))
 _READ_SPEC = f"""
 import sys
 from harness.trial import turns
-from results import records
-from results.records import TrialSpec
+from results.records import records
+from results.records.records import TrialSpec
 if records.SCHEMA_VERSION != {SCHEMA_VERSION}:
     sys.exit(
         f"its records have schema version {{records.SCHEMA_VERSION}}, here it is "

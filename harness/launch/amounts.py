@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.errors import PlanError
-from results import limits
+from results.records import limits
 
 _TIME = re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)")
 _DEFAULT_SEC = 24 * 60 * 60

@@ -16,11 +16,11 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from harness.machine.core_clock import TICK_SEC
-from results import gpu_record
+from results.records import gpu_record
 
 if TYPE_CHECKING:
     from harness.machine.core_clock import CoreClock, CoreTimes
-    from results.gpu_record import GpuUse
+    from results.records.gpu_record import GpuUse
 
 MAX_FOREIGN_FRACTION = 0.03
 MAX_STOLEN_FRACTION = 0.01

@@ -11,15 +11,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from results import identity
-from results.records import Environment
-from results.variables import identity_variables, recorded_variables
+from results.records import identity
+from results.records.records import Environment
+from results.records.variables import identity_variables, recorded_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.machine_record import MachineState
-    from results.records import Placement
+    from results.records.machine_record import MachineState
+    from results.records.records import Placement
 
 _OF_CODE = {"git_commit", "is_source_modified"}
 PACKAGES = (

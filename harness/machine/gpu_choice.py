@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.machine import gpus
-from results.texts import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

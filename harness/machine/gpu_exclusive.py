@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from harness.errors import UnfitMachineError
 from harness.machine import gpu_watch, gpus
-from results.gpu_record import others_text
-from results.texts import printable
+from results.records.gpu_record import others_text
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

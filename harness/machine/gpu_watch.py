@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from harness.machine import gpus
-from results.gpu_record import GpuUse
+from results.records.gpu_record import GpuUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from results.texts import printable
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

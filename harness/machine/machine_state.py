@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.machine import gpus
-from results.machine_record import MachineState
+from results.records.machine_record import MachineState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

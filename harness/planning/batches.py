@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.errors import PlanError
-from results.limits import MAX_REPLICAS
+from results.records.limits import MAX_REPLICAS
 
 
 def divide(global_batch_size: int, num_replicas: int) -> int:

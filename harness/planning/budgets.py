@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from harness.errors import ParseError
-from results.limits import MAX_BUDGET
-from results.records import Budget, BudgetUnit
+from results.records.limits import MAX_BUDGET
+from results.records.records import Budget, BudgetUnit
 
 NONE = "none"
 _FORM = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")

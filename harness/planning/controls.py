@@ -1,9 +1,9 @@
 """Chooses the controls of a relay: cases that leave something out, to explain others.
 
-They show where the time of one case goes (``results/lost_time.py``): that of the first
-backend with more than one replica, in weak scaling, at the most replicas that are not
-oversubscribed. One replica with the same batch must be a case as well, which weak
-scaling has.
+They show where the time of one case goes (``results/figures/lost_time.py``): that of
+the first backend with more than one replica, in weak scaling, at the most replicas that
+are not oversubscribed. One replica with the same batch must be a case as well, which
+weak scaling has.
 
 - ``nosync``: the case without communication.
 - ``solo``: as many programs as replicas that never communicate. Their backend is
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import catalog
 from harness.errors import PlanError
 from harness.planning.quality_runs import PlannedCase
-from results.records import Control, Order, ScalingMode
+from results.records.records import Control, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.planning.plan import trial_seed
-from results import identity
-from results.records import Order, PlannedTrial
+from results.records import identity
+from results.records.records import Order, PlannedTrial
 
 if TYPE_CHECKING:
-    from results.records import Plan
+    from results.records.records import Plan
 
 
 def with_next_generation(plan: Plan) -> Plan:

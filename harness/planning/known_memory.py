@@ -11,15 +11,16 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
-from results import identity, record_file
 from results.errors import ResultsError
-from results.records import Environment, StatusRecord, TrialSpec, TrialStatus
+from results.records import identity
+from results.records.records import Environment, StatusRecord, TrialSpec, TrialStatus
+from results.store import record_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from results.records import PlannedTrial
+    from results.records.records import PlannedTrial
 
 _MAX_EARLIER_TRIALS = 2_000
 _DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)

@@ -1,9 +1,9 @@
 """Plans the trials that match N replicas with one replica; nothing of them is timed.
 
 For every backend and size that a study measures: a few steps on a small global batch,
-and the same on one replica of the backend ``single`` (``results/matching.py``). All
-sizes share the global batch, and so the one replica, if their common multiple is small
-enough.
+and the same on one replica of the backend ``single`` (``results/study/matching.py``).
+All sizes share the global batch, and so the one replica, if their common multiple is
+small enough.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.planning.quality_runs import PlannedCase
-from results.matching import NUM_STEPS, is_judged
-from results.records import Control, Matching, ScalingMode
+from results.records.records import Control, Matching, ScalingMode
+from results.study.matching import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from harness.planning.request import SweepRequest
-    from results.records import PlannedTrial
+    from results.records.records import PlannedTrial
 
 REFERENCE_BACKEND: Final = "single"
 FEWEST_EXAMPLES: Final = 16

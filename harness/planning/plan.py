@@ -37,9 +37,8 @@ from harness.planning import (
     plan_count,
     quality_runs,
 )
-from results import identity
-from results.record_file import first_complaint
-from results.records import (
+from results.records import identity
+from results.records.records import (
     Control,
     Matching,
     Measuring,
@@ -48,6 +47,7 @@ from results.records import (
     ScalingMode,
     TrialSpec,
 )
+from results.store.record_file import first_complaint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.records import OptionValue
+    from results.records.records import OptionValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

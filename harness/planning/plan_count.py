@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
-from results.limits import MAX_TRIALS
-from results.records import ScalingMode
+from results.records.limits import MAX_TRIALS
+from results.records.records import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from harness.errors import ParseError
-from results.limits import MAX_REPLICAS
+from results.records.limits import MAX_REPLICAS
 
 _RANGE = re.compile(r"(?P<first>\d+)\.\.(?P<last>\d+)(?:x(?P<factor>\d+))?")
 _ALLOWED = (

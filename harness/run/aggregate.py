@@ -12,10 +12,10 @@ from harness.run.out_of_memory import is_out_of_memory
 from harness.run.rank_results import make_result
 from harness.trial import first_exit
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
-from results import gpu_record
-from results.limits import MAX_TEXT
-from results.records import Failure, Phase, TrialStatus
-from results.texts import storable
+from results.records import gpu_record
+from results.records.limits import MAX_TEXT
+from results.records.records import Failure, Phase, TrialStatus
+from results.records.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from harness.run.launch import TrialExit
     from harness.trial.first_exit import FirstExit
-    from results.gpu_record import GpuUse
-    from results.records import TrialSpec, Turn
+    from results.records.gpu_record import GpuUse
+    from results.records.records import TrialSpec, Turn
 
 CONSEQUENCE_TYPES = ("WorkerLostError",)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from harness.run.out_of_memory import is_out_of_memory
 from harness.trial.ending import signal_name
 from harness.trial.rank_file import one_line
-from results.limits import MAX_TEXT
-from results.records import Failure, Phase, TrialStatus
-from results.texts import storable
+from results.records.limits import MAX_TEXT
+from results.records.records import Failure, Phase, TrialStatus
+from results.records.texts import storable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.run.launch import TrialExit
     from harness.trial.first_exit import FirstExit
     from harness.trial.rank_file import RankLog
-    from results.records import TrialResult
+    from results.records.records import TrialResult
 
 _STDERR_TAIL_BYTES = 8_000
 

@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from harness.run import launch, trial_runner
-from results.records import TrialStatus
+from results.records.records import TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.run.trial_runner import RunSettings
-    from results.records import Plan, PlannedTrial
-    from results.store import Store
+    from results.records.records import Plan, PlannedTrial
+    from results.store.store import Store
 
 
 def run_missing(

@@ -30,14 +30,14 @@ from harness.machine.gpu_watch import GpuWatch
 from harness.run import starting, trial_runner, turn_file
 from harness.run.resident import Resident, ResidentEndedError, latest, total
 from harness.trial import heap
-from results.measuring import MAX_ATTEMPTS, Control, Turn
+from results.records.measuring import MAX_ATTEMPTS, Control, Turn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from harness.run.trial_runner import RunSettings, VoidReason
-    from results.records import PlannedTrial, StatusRecord
-    from results.store import Store
+    from results.records.records import PlannedTrial, StatusRecord
+    from results.store.store import Store
 
     # Receives what the relay does now, and the seconds to the generation's end.
     Stage = Callable[[str, float | None], None]

@@ -37,8 +37,8 @@ from harness.run import aggregate, launch, process_tree, scratch
 from harness.run.gang_tree import GangTree
 from harness.run.launch import ProcessTree
 from harness.trial import checkpoints
-from results import gpu_record
-from results.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
+from results.records import gpu_record
+from results.records.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from harness.placement.processes import Processes
     from harness.planning.source_tree import SourceTree
     from harness.run.launch import TrialExit
-    from results.gpu_record import GpuUses
-    from results.records import Environment, PlannedTrial, Turn
-    from results.store import Store
+    from results.records.gpu_record import GpuUses
+    from results.records.records import Environment, PlannedTrial, Turn
+    from results.store.store import Store
 
     VoidReason = Callable[[Disturbance, int], str]
     # Takes start and end of a window in nanoseconds; without them, all the time.

@@ -46,8 +46,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from results.records import Phase
-from results.texts import printable
+from results.records.records import Phase
+from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,7 +6,7 @@ Reads ``spec.json`` and the placement in ``env.json``, writes ``rank_<k>.jsonl``
 code 0 when the observations are complete, 1 after a failure that is in the file. In a
 trial of several processes (``harness.trial.ranks`` or ``harness.launch.member`` starts
 them), the cluster environment says which one this is; one that is not measured serves
-the others. The controls of ``results.measuring.Control`` are made here.
+the others. The controls of ``results.records.measuring.Control`` are made here.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, clock_host, rank_path
 from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
-from results.records import Control, Environment, TrialSpec
+from results.records.records import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from results.records import Placement
+    from results.records.records import Placement
 
 
 class DeviceMemory:

@@ -9,8 +9,8 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from reports import formats, svg, tips
 from reports.figures import labels, quantities
-from results import scaling
-from results.records import Control, ScalingMode
+from results.figures import scaling
+from results.records.records import Control, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from reports.view import View
-    from results.scaling import Point
+    from results.figures.scaling import Point
 
 WIDTH, HEIGHT = 300, 205
 MOST_LINES: Final = 7

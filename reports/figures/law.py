@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from results.laws import Fit
+    from results.statistics.laws import Fit
 
 WIDTH, HEIGHT = 300, 205
 NAMES: Final = {"amdahl": "Amdahl", "usl": "USL"}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from markupsafe import Markup
 
-    from results.run_scores import Profile
+    from results.statistics.run_scores import Profile
 
 WIDTH, HEIGHT = 310, 200
 LEGEND_LINE = 13

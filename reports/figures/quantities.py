@@ -6,13 +6,13 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from reports import formats
-from results import points
+from results.figures import points
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.scaling import Point
-    from results.statistics import Estimate
+    from results.figures.scaling import Point
+    from results.statistics.statistics import Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,7 +1,7 @@
 """The figures of the report, for a notebook: each takes ``points_frame(study)``.
 
 from reports import plot
-from results import frame
+from results.figures import frame
 
 plot.scaling(frame.points_frame(study), quantity="speedup")
 """

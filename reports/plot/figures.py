@@ -53,7 +53,7 @@ def scaling(
     """Draws efficiency, speedup or throughput over the number of replicas.
 
     Args:
-      frame: ``results.frame.points_frame(study)``.
+      frame: ``results.figures.frame.points_frame(study)``.
       ax: Where; None for a new figure.
       quantity: ``efficiency``, ``speedup`` or ``throughput``.
       mode: ``weak`` or ``strong``; None for the first of the frame.
@@ -95,7 +95,7 @@ def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
     """Draws ratios of throughput between backends, with intervals.
 
     Args:
-      frame: ``results.frame.points_frame(study)``.
+      frame: ``results.figures.frame.points_frame(study)``.
       ax: Where; None for a new figure.
 
     Raises:
@@ -124,7 +124,7 @@ def waterfall(
     """Draws where the time of a step of one case went.
 
     Args:
-      frame: ``results.frame.points_frame(study)``.
+      frame: ``results.figures.frame.points_frame(study)``.
       ax: Where; None for a new figure.
       backend: Of the case; None for the first.
       num_replicas: Of the case; None for the largest.
@@ -156,7 +156,7 @@ def learning(
     """Draws quality over training: the median of the seeds of a case, and their band.
 
     Args:
-      frame: ``results.frame.points_frame(study)``; at most seven cases are readable.
+      frame: ``results.figures.frame.points_frame(study)``, of at most seven cases.
       ax: Where; None for a new figure.
       metric: Name of the quality metric; None for the first.
       spent: ``train_time_sec``, ``num_examples`` or ``num_environment_steps``.
@@ -192,7 +192,7 @@ def steps(
     """Draws the distribution of the recorded step times of each case.
 
     Args:
-      frame: ``results.frame.points_frame(study)``.
+      frame: ``results.figures.frame.points_frame(study)``.
       ax: Where; None for a new figure.
       kind: ``box``, or ``ecdf`` for the share of steps that took at most so long.
       phase: ``measure`` or ``warmup``.

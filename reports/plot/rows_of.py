@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from results.study import Case
+    from results.study.study import Case
 
 MILLISECONDS: Final = 1000
 
@@ -28,7 +28,7 @@ def select(frame: pd.DataFrame, figure: str) -> pd.DataFrame:
         present = ", ".join(dict.fromkeys(frame["figure"])) or "nothing"
         raise ValueError(
             f"the frame has no rows of figure {figure!r}, only of {present}: pass "
-            "results.frame.points_frame(study) of a study that measured it"
+            "results.figures.frame.points_frame(study) of a study that measured it"
         )
     return found
 

@@ -6,13 +6,13 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 from reports import page
-from results import scaling
+from results.figures import scaling
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.study import Entry
+    from results.study.study import Entry
 
 TITLE = "Coverage and failures"
 SLUG = "coverage"

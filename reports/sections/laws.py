@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from reports import page
 from reports.figures import law
-from results import scaling_laws
+from results.figures import scaling_laws
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -10,14 +10,14 @@ from reports import axes, formats, page
 from reports.figures import curves, data, limits
 from reports.plot import rows_of
 from reports.sections import seeds
-from results import learning_gains
+from results.figures import learning_gains
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records import QualityMetric, QualityPoint
-    from results.study import Case, Entry
+    from results.records.records import QualityMetric, QualityPoint
+    from results.study.study import Case, Entry
 
 TITLE = "Learning"
 SLUG = "learning"

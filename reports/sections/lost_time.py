@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.explain import Explained
-    from results.lost_time import LostTime, Part
-    from results.recorded_loss import RecordedLoss
+    from results.figures.explain import Explained
+    from results.figures.lost_time import LostTime, Part
+    from results.figures.recorded_loss import RecordedLoss
 
 TITLE = "Where the time went"
 SLUG = "lost-time"

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records import Environment
-    from results.study import Entry
+    from results.records.records import Environment
+    from results.study.study import Entry
 
 TITLE = "Machine"
 SLUG = "machine"

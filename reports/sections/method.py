@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reports import marks, page, reproduce
-from results import relay, statistics
-from results.records import Order
+from results.figures import relay
+from results.records.records import Order
+from results.statistics import statistics
 
 if TYPE_CHECKING:
     from markupsafe import Markup

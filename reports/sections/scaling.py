@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from reports import page
 from reports.figures import data, quantities, references
 from reports.figures import scaling as drawing
-from results import scaling_laws
+from results.figures import scaling_laws
 
 if TYPE_CHECKING:
     from markupsafe import Markup

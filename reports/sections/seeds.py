@@ -9,7 +9,7 @@ import numpy as np
 
 from reports import formats
 from reports.figures import profiles
-from results import run_scores
+from results.statistics import run_scores
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.sections.learning import Run
-    from results.run_scores import RunScore
-    from results.study import Case, Entry
+    from results.statistics.run_scores import RunScore
+    from results.study.study import Case, Entry
 
 _FEWEST = 2  # runs of a case that are aggregated
 _NUM_THRESHOLDS = 101

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from reports import formats, page, tips
 from reports.figures import rows
 from reports.plot import rows_of
-from results import scaling
+from results.figures import scaling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.statistics import Estimate
-    from results.study import Case, Entry
+    from results.statistics.statistics import Estimate
+    from results.study.study import Case, Entry
 
 TITLE = "Time to first step and memory"
 SLUG = "startup"

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from reports.site.card import Card
     from reports.view import View
-    from results.gate_metrics import Metric
-    from results.store import Store
-    from results.study import Study
+    from results.judging.gate_metrics import Metric
+    from results.store.store import Store
+    from results.study.study import Study
 
 INDEX: Final = "index.html"
 _BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')

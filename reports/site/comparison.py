@@ -7,25 +7,22 @@ from typing import TYPE_CHECKING
 
 from reports import formats, judgement, page
 from reports.site import assets, chart, ratio_bar
-from results import (
-    compare,
-    errors,
-    scaling,
-    study_differences,
-    study_match,
-)
+from results import errors
+from results.figures import scaling
+from results.judging import compare
+from results.study import study_differences, study_match
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from markupsafe import Markup
 
-    from results.compare import RatioTable, Row
-    from results.gate_metrics import Metric
-    from results.records import ScalingMode
-    from results.scaling import Point
-    from results.study import Study
-    from results.study_differences import StudyDifference
+    from results.figures.scaling import Point
+    from results.judging.compare import RatioTable, Row
+    from results.judging.gate_metrics import Metric
+    from results.records.records import ScalingMode
+    from results.study.study import Study
+    from results.study.study_differences import StudyDifference
 
 FIRST, SECOND = "A", "B"
 

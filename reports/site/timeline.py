@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Final
 from reports import formats
 from reports.site import chart
 from reports.site.card import day
-from results import change_points
-from results.history import history
+from results.figures.history import history
+from results.statistics import change_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from markupsafe import Markup
 
-    from results.history import Observation, Series
-    from results.study import Study
+    from results.figures.history import Observation, Series
+    from results.study.study import Study
 
 MOST_CHARTS: Final = 40
 _FEWEST: Final = 2

@@ -29,8 +29,8 @@ OTHER_FILES = ("Makefile", "pyproject.toml")
 
 # (file, identifier) -> why the word is right there.
 ALLOWED_IDENTIFIERS = {
-    ("results/lock.py", "HOLDER_NAME"): "a lock has a holder: the name of a file",
-    ("results/lock.py", "_read_holder"): "a lock has a holder",
+    ("results/store/lock.py", "HOLDER_NAME"): "a lock has a holder: the name of a file",
+    ("results/store/lock.py", "_read_holder"): "a lock has a holder",
 }
 
 # (file, phrase) -> why the phrase is right there.

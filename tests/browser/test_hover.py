@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import frame
+from results.figures import frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import pandas as pd
 
-    from results.store import Store
+    from results.store.store import Store
 
 PANELS = ".shown-efficiency.shown-linear svg"
 HALF_A_DIGIT = 0.5

@@ -10,13 +10,13 @@ import pandas as pd
 import pytest
 
 from reports import build
-from results import frame
-from results.records import Failure, Phase, TrialStatus
+from results.figures import frame
+from results.records.records import Failure, Phase, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.store import Store
+    from results.store.store import Store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

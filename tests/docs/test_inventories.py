@@ -9,7 +9,7 @@ import pytest
 
 import replicator.catalog
 import workloads.catalog
-from results import schema
+from results.records import schema
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,16 +67,12 @@ def test_every_public_name_is_described(root: Path) -> None:
 
 
 @pytest.mark.parametrize("package", ["results"])
-def test_every_module_is_described(root: Path, package: str) -> None:
-    """The table of files has the modules."""
-    modules = {
-        path.name
-        for path in (root / package).glob("*.py")
-        if path.name not in ("__init__.py", "errors.py")
-    }
-    text = read(root, f"{package}/README.md").partition("## Files")[2]
+def test_every_folder_of_a_package_is_described(root: Path, package: str) -> None:
+    """Its README has a table of the folders."""
+    folders = {f"{path.parent.name}/" for path in (root / package).glob("*/*.py")}
+    text = read(root, f"{package}/README.md").partition("## Folders")[2]
 
-    assert modules == set(re.findall(r"`(\w+\.py)`", text))
+    assert folders == {cell for cell in first_cells(text) if cell.endswith("/")}
 
 
 def test_every_record_is_described(root: Path) -> None:

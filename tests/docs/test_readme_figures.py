@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from results import relay, scaling
-from results.store import Store
-from results.study import load_study
+from results.figures import relay, scaling
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.statistics import Estimate
+    from results.statistics.statistics import Estimate
 
 STUDY = "docs/reports/resnet50-two-cores"
 

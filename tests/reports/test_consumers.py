@@ -19,15 +19,16 @@ import pandas as pd
 import pytest
 
 from reports import benchmark_formats, export_formats, exports, judgement, mlperf, otava
-from results import gate_metrics, scaling
-from results.benchmarks import judge_benchmarks
 from results.errors import ResultsError
-from results.study import load_study
+from results.figures import scaling
+from results.judging import gate_metrics
+from results.judging.benchmarks import judge_benchmarks
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store import Store
+    from results.store.store import Store
 
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.
@@ -170,7 +171,7 @@ def test_our_own_import_reads_the_export_of_pytest_benchmark(
     store: Store, tmp_path: Path
 ) -> None:
     """One format, both ways."""
-    pytest_benchmark = importlib.import_module("results.pytest_benchmark")
+    pytest_benchmark = importlib.import_module("results.judging.pytest_benchmark")
     path = tmp_path / "study.json"
     text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
     path.write_text(text, encoding="utf-8")
@@ -227,7 +228,7 @@ def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path: Path) -> None:
     """A regression is a failure, an inconclusive case an error."""
     junitparser = pytest.importorskip("junitparser")
     benchmark_json = importlib.import_module("benchmark_json")
-    pytest_benchmark = importlib.import_module("results.pytest_benchmark")
+    pytest_benchmark = importlib.import_module("results.judging.pytest_benchmark")
     old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}
     new = {**old, "test_b": (2.0, 2.01, 1.99)}
     change, baseline = (

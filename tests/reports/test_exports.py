@@ -14,10 +14,10 @@ import pandas as pd
 import pytest
 
 from reports import exports, markdown
-from results import frame
+from results.figures import frame
 
 if TYPE_CHECKING:
-    from results.store import Store
+    from results.store.store import Store
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/schema/report.schema.json").read_text()

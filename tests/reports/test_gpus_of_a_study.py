@@ -9,7 +9,7 @@ import pytest
 
 from reports.sections import machine
 from reports.view import view_store
-from results.gpu_record import GpuUse
+from results.records.gpu_record import GpuUse
 
 if TYPE_CHECKING:
     import pathlib

@@ -14,11 +14,11 @@ from relay_study import ALL, Lost, RelayShape, make_store
 from reports import text, verdict
 from reports.sections import lost_time
 from reports.view import view_store
-from results import summary
-from results.records import Control
+from results.figures import summary
+from results.records.records import Control
 
 if TYPE_CHECKING:
-    from results.store import Store
+    from results.store.store import Store
 
 NUMBER = r"\d+\s% \[\d+\s%,\s\d+\s%\]"
 

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from reports import judgement
-from results import compare, gate, gate_metrics
-from results.study import Study, load_study
+from results.judging import compare, gate, gate_metrics
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

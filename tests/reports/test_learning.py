@@ -9,7 +9,7 @@ import pytest
 from reports import formats, text
 from reports.sections import counts, learning, seeds
 from reports.view import view_store
-from results import run_scores
+from results.statistics import run_scores
 
 if TYPE_CHECKING:
     import pathlib

@@ -14,13 +14,13 @@ from relay_study import ALL, Lost, RelayShape, make_store
 from reports import build, text
 from reports.sections import lost_time
 from reports.view import view_store
-from results import summary
-from results.lost_time import PARTS
+from results.figures import summary
+from results.figures.lost_time import PARTS
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.store import Store
+    from results.store.store import Store
 
 
 @pytest.fixture(scope="module")

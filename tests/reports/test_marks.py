@@ -10,15 +10,15 @@ from reports import brief, formats, marks
 from reports.marks import Level
 from reports.sections import machine, method
 from reports.view import view_store
-from results import relay as relay_counts
-from results.records import ScalingMode
+from results.figures import relay as relay_counts
+from results.records.records import ScalingMode
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable
 
     from reports.view import View
-    from results.study import Entry
+    from results.study.study import Entry
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 

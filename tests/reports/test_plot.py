@@ -17,7 +17,8 @@ from reports import formats, plot, svg
 from reports.figures import curves, data, limits, rows
 from reports.figures import scaling as over_replicas
 from reports.plot import rows_of
-from results import frame, statistics
+from results.figures import frame
+from results.statistics import statistics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

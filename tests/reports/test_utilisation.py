@@ -11,8 +11,8 @@ from relay_study import RelayShape, make_store
 from reports import utilisation
 from reports.sections import lost_time
 from reports.view import view_store
-from results import scaling, summary
-from results.study import load_study
+from results.figures import scaling, summary
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     import pathlib

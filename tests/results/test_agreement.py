@@ -10,16 +10,17 @@ import pytest
 
 from reports import trust
 from reports.view import view_store
-from results import agreement, scaling, summary
-from results.records import Control, Matching
-from results.study import Study, load_study
+from results.figures import scaling, summary
+from results.records.records import Control, Matching
+from results.study import agreement
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from results.store import Store
-    from results.study import Entry
+    from results.store.store import Store
+    from results.study.study import Entry
 
 
 @pytest.fixture

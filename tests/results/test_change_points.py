@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from results import errors
-from results.change_points import (
+from results.statistics.change_points import (
     FEWEST,
     PENALTY,
     change_points,

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import compare, gate_metrics, two_groups
 from results.errors import ResultsError
-from results.study import Study, load_study
+from results.judging import compare, gate_metrics
+from results.statistics import two_groups
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
 
-from results import explain
-from results.records import Control
-from results.study import load_study
+from results.figures import explain
+from results.records.records import Control
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.study import Study
+    from results.study.study import Study
 
 # Noise of 3 % that the cases of a generation share, and 0.05 % between processes.
 TOLERANCE_SEC = 0.0012

@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 
-from results import frame, schema, summary
-from results.store import Store
+from results.figures import frame, summary
+from results.records import schema
+from results.store.store import Store
 
 SCHEMAS = pathlib.Path(__file__).parents[2] / "docs" / "schema"
 

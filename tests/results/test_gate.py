@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import gate, gate_metrics
 from results.errors import ResultsError
-from results.judge import Verdict
-from results.study import Study, load_study
+from results.judging import gate, gate_metrics
+from results.statistics.judge import Verdict
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

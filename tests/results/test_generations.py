@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results import errors, generations
+from results import errors
+from results.statistics import generations
 
 LOGS = [0.50, 0.54, 0.47, 0.52]
 

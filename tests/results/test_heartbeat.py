@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from results import errors, heartbeat, lock
+from results import errors
+from results.store import heartbeat, lock
 
 if TYPE_CHECKING:
     import pathlib
@@ -22,7 +23,8 @@ NUM_MACHINES = 6
 # As on another machine whose kernel sees no lock of this one.
 MACHINE = """
 import contextlib, pathlib, sys, time
-from results import errors, heartbeat
+from results import errors
+from results.store import heartbeat
 root, name, start = pathlib.Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
 heartbeat.kernel_id = lambda: name
 while time.time() < start:

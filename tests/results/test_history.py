@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from results import change_points
-from results.history import History, history, machine_class
-from results.records import TrialStatus
-from results.store import Store
-from results.study import load_study
+from results.figures.history import History, history, machine_class
+from results.records.records import TrialStatus
+from results.statistics import change_points
+from results.store.store import Store
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from results import bounds, errors, schema, statistics, texts, upgrade
-from results.lock import lock_study
-from results.records import Budget, BudgetUnit, QualityMetric
-from results.store import Store
-from results.summary import summary
+from results import errors
+from results.figures.summary import summary
+from results.records import bounds, schema, texts, upgrade
+from results.records.records import Budget, BudgetUnit, QualityMetric
+from results.statistics import statistics
+from results.store.lock import lock_study
+from results.store.store import Store
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from results import identity
-from results.records import TrialSpec
+from results.records import identity
+from results.records.records import TrialSpec
 
 SPEC = TrialSpec(
     workload="resnet50",

@@ -8,7 +8,7 @@ import pytest
 import scipy.stats
 
 from results import errors
-from results.improvement import probability
+from results.statistics.improvement import probability
 
 
 def test_the_estimate_is_the_share_of_better_pairs() -> None:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results import errors, judge
-from results.judge import Verdict
+from results import errors
+from results.statistics import judge
+from results.statistics.judge import Verdict
 
 LIMIT = math.log(1.05)
 E = 1e-9

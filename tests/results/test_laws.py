@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from results import errors, karp_flatt, laws, statistics
-from results.law_solution import Interval
-from results.statistics import Estimate
+from results import errors
+from results.statistics import karp_flatt, laws, statistics
+from results.statistics.law_solution import Interval
+from results.statistics.statistics import Estimate
 
 DATA = Path(__file__).parent / "data" / "mlperf_v0.6_resnet_tpu.csv"
 NUMBERS = (1, 2, 4, 8, 16, 32)

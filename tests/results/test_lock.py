@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from results import errors, lock
+from results import errors
+from results.store import lock
 
 if TYPE_CHECKING:
     import pathlib
 
 OWNER = """
 import pathlib, sys, time
-from results import lock
+from results.store import lock
 with lock.lock_study(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

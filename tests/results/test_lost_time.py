@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from results import errors
-from results.lost_time import PARTS, Observed, decompose
+from results.figures.lost_time import PARTS, Observed, decompose
 
 # A step of 100 ms: 50 alone without input, 8 contention, 20 communication, 12 input,
 # 4 imbalance, 6 unexplained.

@@ -10,10 +10,10 @@ import pytest
 
 from reports import build, text, trust
 from reports.view import view_store
-from results import identity, matching, scaling, scaling_laws, summary
-from results.match_record import Change
-from results.matching import Outcome
-from results.records import (
+from results.figures import scaling, scaling_laws, summary
+from results.records import identity
+from results.records.match_record import Change
+from results.records.records import (
     Control,
     Matching,
     Order,
@@ -23,13 +23,15 @@ from results.records import (
     TrialSpec,
     TrialStatus,
 )
-from results.study import UNMATCHED, load_study
+from results.study import matching
+from results.study.matching import Outcome
+from results.study.study import UNMATCHED, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from results.store import Store
+    from results.store.store import Store
 
 GLOBAL_BATCH_SIZE = 16
 LOSSES = (2.5, 2.25, 2.0)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import errors, merge
-from results.records import TrialStatus
-from results.store import Store
-from results.study import load_study
+from results import errors
+from results.records.records import TrialStatus
+from results.store.store import Store
+from results.study import merge
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     import pathlib

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import errors, identity, merge
-from results.lock import lock_study
-from results.store import Store
+from results import errors
+from results.records import identity
+from results.store.lock import lock_study
+from results.store.store import Store
+from results.study import merge
 
 if TYPE_CHECKING:
     import pathlib

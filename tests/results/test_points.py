@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import frame, points, summary
+from results.figures import frame, points, summary
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from results.store import Store
+    from results.store.store import Store
 
 README = pathlib.Path(__file__).parents[2] / "results" / "README.md"
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results import errors, generations, judge, power
-from results.judge import Verdict
+from results import errors
+from results.judging import power
+from results.statistics import generations, judge
+from results.statistics.judge import Verdict
 
 SPREAD = 0.03
 # Of the numerical average over standard deviations.

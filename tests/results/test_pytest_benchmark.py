@@ -12,8 +12,9 @@ import benchmark_json
 import jsonschema
 import pytest
 
-from results import benchmark_record, pytest_benchmark, schema
 from results.errors import ResultsError
+from results.judging import pytest_benchmark
+from results.records import benchmark_record, schema
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results import gate_metrics, learning_gains, quality_gate
 from results.errors import ResultsError
-from results.judge import Verdict
-from results.study import Study, load_study
+from results.figures import learning_gains
+from results.judging import gate_metrics, quality_gate
+from results.statistics.judge import Verdict
+from results.study.study import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.gate import Gate
+    from results.judging.gate import Gate
 
 BASE = "1234567890ab"
 TOP_1 = gate_metrics.metric_of_gate("top_1")

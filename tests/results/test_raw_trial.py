@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import raw_trial, recomputed
-from results.raw_trial import RawError
+from results.verify import raw_trial, recomputed
+from results.verify.raw_trial import RawError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

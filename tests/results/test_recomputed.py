@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results import generations, recomputed, statistics
+from results.statistics import generations, statistics
+from results.verify import recomputed
 
 FIGURES = 1e-12
 # The half width over unpaired groups is drawn twice, 20,000 and 200,000 times.

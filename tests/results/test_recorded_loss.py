@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from relay_study import RelayShape, make_store
 
-from results import recorded_loss, scaling
-from results.records import Control, ScalingMode
-from results.study import load_study
+from results.figures import recorded_loss, scaling
+from results.records.records import Control, ScalingMode
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.recorded_loss import RecordedLoss
-    from results.study import Study
+    from results.figures.recorded_loss import RecordedLoss
+    from results.study.study import Study
 
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT = 0.048, 0.055, 0.002
 """Seconds per step: of one replica, and of each of two."""

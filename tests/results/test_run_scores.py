@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from results import errors, run_scores
+from results import errors
+from results.statistics import run_scores
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 11, 40])

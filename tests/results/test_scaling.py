@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import errors, identity, scaling, study
-from results.records import PlannedTrial, ScalingMode, TrialStatus
-from results.store import Store
+from results import errors
+from results.figures import scaling
+from results.records import identity
+from results.records.records import PlannedTrial, ScalingMode, TrialStatus
+from results.store.store import Store
+from results.study import study
 
 if TYPE_CHECKING:
     import pathlib

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import scaling, scaling_laws
-from results.records import ScalingMode
-from results.study import load_study
+from results.figures import scaling, scaling_laws
+from results.records.records import ScalingMode
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     import pathlib

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from results import errors, simultaneous
+from results import errors
+from results.statistics import simultaneous
 
 probabilities = st.lists(st.floats(min_value=0, max_value=1), max_size=8)
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from results import errors, upgrade
-from results.records import SCHEMA_VERSION, TrialStatus
-from results.store import Store
+from results import errors
+from results.records import upgrade
+from results.records.records import SCHEMA_VERSION, TrialStatus
+from results.store.store import Store
 
 
 @pytest.fixture

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import study_differences
 from results.errors import ResultsError
-from results.study import load_study
+from results.study import study_differences
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.study import Study
+    from results.study.study import Study
 
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 

@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results import errors, study, targets
-from results.records import ScalingMode, TrialStatus
+from results import errors
+from results.figures import targets
+from results.records.records import ScalingMode, TrialStatus
+from results.study import study
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.study import Case
+    from results.study.study import Case
 
 
 @pytest.fixture

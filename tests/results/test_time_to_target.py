@@ -7,7 +7,7 @@ import math
 import pytest
 
 from results import errors
-from results.time_to_target import Time, first_reached, kaplan_meier, median
+from results.statistics.time_to_target import Time, first_reached, kaplan_meier, median
 
 
 def _times(*amounts: float, ended: tuple[float, ...] = ()) -> list[Time]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.machine.disturbance import Disturbance, void_reason
-from results.relay import _without_numbers
+from results.figures.relay import _without_numbers
 
 NONE = Disturbance(
     foreign_cpu_fraction=0.0,

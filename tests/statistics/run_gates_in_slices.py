@@ -21,15 +21,18 @@ from typing import TYPE_CHECKING
 from scipy import stats
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
-from results import gate_metrics, judge, relay, study_match
-from results.records import Control
-from results.store import Store
-from results.study import load_study
+from results.figures import relay
+from results.judging import gate_metrics
+from results.records.records import Control
+from results.statistics import judge
+from results.store.store import Store
+from results.study import study_match
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.study import Study
+    from results.study.study import Study
 
 
 def log_slowdowns(study: Study) -> dict[str, list[float]]:

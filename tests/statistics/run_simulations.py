@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 import simulated_designs as designs
 
-from results import judge, power
+from results.judging import power
+from results.statistics import judge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from results.change_points import change_points
+from results.statistics.change_points import change_points
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_SERIES = 2_000

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from results import statistics
+from results.statistics import statistics
 
 NUM_STUDIES = 1500
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.

@@ -13,7 +13,7 @@ import simulated_designs
 from simulated_designs import Coverage
 from simulated_sweeps import MACHINE, Sweeps, relay
 
-from results import power
+from results.judging import power
 
 NUM_SWEEPS = 300
 SEED = 22

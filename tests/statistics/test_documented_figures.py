@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from results import power, statistics
+from results.judging import power
+from results.statistics import statistics
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA = 0.05

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from results import errors, statistics
+from results import errors
+from results.statistics import statistics
 
 positive = st.floats(min_value=1e-3, max_value=1e6)
 

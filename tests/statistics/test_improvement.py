@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from results.improvement import probability
+from results.statistics.improvement import probability
 
 NUM_STUDIES = 400
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from results import laws
+from results.statistics import laws
 
 NUM_STUDIES = 250
 # Binomial noise of NUM_STUDIES studies: three standard errors of 0.95.

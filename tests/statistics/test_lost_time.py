@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results.lost_time import Observed, decompose
+from results.figures.lost_time import Observed, decompose
 
 NUM_STUDIES = 400
 NUM_GENERATIONS = 5

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from results import run_scores
+from results.statistics import run_scores
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results import generations, statistics
+from results.statistics import generations, statistics
 
 NUM_STUDIES = 20_000
 MOST_GENERATIONS = 60

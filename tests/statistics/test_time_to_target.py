@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from results.time_to_target import Time, median
+from results.statistics.time_to_target import Time, median
 
 NUM_STUDIES = 1000
 BUDGET = 130.0

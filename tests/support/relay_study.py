@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import synthetic_trial
 
-from results import identity
-from results.records import (
+from results.records import identity
+from results.records.records import (
     Control,
     Measuring,
     Order,
@@ -29,7 +29,7 @@ from results.records import (
     TrialStatus,
     Turn,
 )
-from results.store import Store
+from results.store.store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -15,12 +15,12 @@ import numpy as np
 from scipy import stats
 from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
 
-from results import generations, judge, statistics
+from results.statistics import generations, judge, statistics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.statistics import Estimate
+    from results.statistics.statistics import Estimate
 
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import synthetic_trial
 
-from results import identity
-from results.records import (
+from results.records import identity
+from results.records.records import (
     Budget,
     BudgetUnit,
     Contrast,
@@ -27,7 +27,7 @@ from results.records import (
     TrialSpec,
     TrialStatus,
 )
-from results.store import Store
+from results.store.store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -9,8 +9,8 @@ from small_programs import build
 
 import replicator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from results import matching as verdict
-from results.match_record import Change
+from results.records.match_record import Change
+from results.study import matching as verdict
 from workloads import catalog, matching
 
 GLOBAL_BATCH_SIZE = 16

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results.frame import points_frame
-from results.study import load_study
+from results.figures.frame import points_frame
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store import Store
+    from results.store.store import Store
 
 NUM_TRIALS = 56
 

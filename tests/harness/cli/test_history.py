@@ -11,7 +11,7 @@ import pytest
 
 from harness.cli import exit_codes
 from reports import formats
-from results.change_points import FEWEST
+from results.statistics.change_points import FEWEST
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.cli.reporting_verbs import FORMATS
-from results.limits import MAX_TRIALS
+from results.records.limits import MAX_TRIALS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ import benchmark_json
 import pytest
 
 from harness.cli import exit_codes
-from results import change_points
+from results.statistics import change_points
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ from harness.cli import exit_codes
 from harness.doctor import diagnose, pair
 from harness.errors import DoesNotFitError
 from harness.planning import defaults
-from results import power
-from results.records import Control
+from results.judging import power
+from results.records.records import Control
 
 if TYPE_CHECKING:
     from harness.run.trial_runner import RunSettings

@@ -16,7 +16,7 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
 from harness.machine import disturbance
-from results.records import SCHEMA_VERSION
+from results.records.records import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("harness", "replicator", "results", "workloads")

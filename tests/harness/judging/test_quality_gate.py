@@ -10,9 +10,9 @@ import pytest
 
 from harness.cli import exit_codes, gating
 from harness.planning.request import SweepRequest
-from results import gate_metrics
-from results.records import Order
-from results.store import Store
+from results.judging import gate_metrics
+from results.records.records import Order
+from results.store.store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,8 @@ import pytest
 
 from harness.machine import canary, environment
 from harness.run import launch
-from results.machine_record import MachineState
-from results.records import Placement
+from results.records.machine_record import MachineState
+from results.records.records import Placement
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Placement(

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.run import launch
-from results import record_file, user_folders, variables
-from results.records import Environment, Failure, Placement, StatusRecord
-from results.store import Store
+from results.records import user_folders, variables
+from results.records.records import Environment, Failure, Placement, StatusRecord
+from results.store import record_file
+from results.store.store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -16,8 +16,8 @@ from harness.placement import allocation, gpu_threads
 from harness.placement.processes import processes_of
 from harness.planning.request import SweepRequest
 from harness.run import launch
-from results import variables
-from results.records import Order
+from results.records import variables
+from results.records.records import Order
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,13 +17,13 @@ from harness.errors import PlanError
 from harness.planning import code_digest
 from harness.planning.code_digest import DISTRIBUTIONS, Sources
 from harness.run.trial_runner import RunSettings, run_trial
-from results import identity
-from results.records import PlannedTrial, ScalingMode, TrialStatus
+from results.records import identity
+from results.records.records import PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.store import Store
+    from results.store.store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 # Finding the versions takes longer than all else, and each digest would do it anew.

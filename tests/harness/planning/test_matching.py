@@ -10,8 +10,8 @@ import pytest
 from harness import catalog
 from harness.planning import cases, matching, plan
 from harness.planning import study as study_module
-from results.matching import NUM_STEPS
-from results.records import Control, Order
+from results.records.records import Control, Order
+from results.study.matching import NUM_STEPS
 
 if TYPE_CHECKING:
     from harness.planning.request import SweepRequest

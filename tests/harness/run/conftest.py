@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results.frame import steps_frame, trials_frame
-from results.summary import summary
+from results.figures.frame import steps_frame, trials_frame
+from results.figures.summary import summary
 
 if TYPE_CHECKING:
-    from results.store import Store
+    from results.store.store import Store
 
 
 def _tables(store: Store) -> Any:

@@ -15,10 +15,11 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.machine import gpu_exclusive
 from harness.machine.gpus import Gpu
-from results import frame, verify
-from results.gpu_record import GpuUse
-from results.records import Environment, Phase, TrialStatus, Turn
-from results.store import Store
+from results.figures import frame
+from results.records.gpu_record import GpuUse
+from results.records.records import Environment, Phase, TrialStatus, Turn
+from results.store.store import Store
+from results.verify.verify import verify
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

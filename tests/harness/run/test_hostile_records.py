@@ -22,9 +22,9 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import launch
 from reports.figures import curves, ecdf, heat, hero, law, profiles, rows, scaling
-from results import identity
-from results.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
-from results.records import TrialSpec
+from results.records import identity
+from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
+from results.records.records import TrialSpec
 
 if TYPE_CHECKING:
     import pathlib

@@ -18,13 +18,13 @@ from harness.run.launch import TrialExit
 from harness.run.trial_runner import clean_trial_dir
 from reports import formats, svg
 from reports.sections import learning
-from results.limits import MAX_TRIALS
-from results.records import TrialStatus
+from results.records.limits import MAX_TRIALS
+from results.records.records import TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store import Store
+    from results.store.store import Store
 
 ENDED = TrialExit(
     exit_code=1, is_timed_out=False, timeout_sec=9, duration_sec=1, num_oom_kills=0
@@ -106,7 +106,7 @@ def test_a_path_without_permission_is_one_line(
     def refuse(_: object) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", "runs")
 
-    monkeypatch.setattr("results.atomic.check_reachable", refuse)
+    monkeypatch.setattr("results.store.atomic.check_reachable", refuse)
     code, out, err = harness("plan", "--workload=resnet50")
 
     assert (exit_codes.USAGE, "") == (code, out)

@@ -17,8 +17,8 @@ from harness.run import process_tree, relay
 from harness.run.relay import Generation, run_generation
 from harness.run.resident import Resident
 from harness.trial import rank_file
-from results import identity
-from results.records import (
+from results.records import identity
+from results.records.records import (
     Control,
     Measuring,
     Order,
@@ -27,7 +27,7 @@ from results.records import (
     ScalingMode,
     TrialStatus,
 )
-from results.store import Store
+from results.store.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,12 +10,12 @@ import pytest
 
 from harness.run.trial_runner import run_trial
 from harness.trial.ending import cause_of
-from results import identity
-from results.records import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.records import identity
+from results.records.records import Phase, PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     from harness.run.trial_runner import RunSettings
-    from results.store import Store
+    from results.store.store import Store
 
 pytestmark = pytest.mark.processes
 

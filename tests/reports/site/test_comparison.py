@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reports.site import comparison
-from results import gate_metrics
 from results.errors import ResultsError
-from results.study import load_study
+from results.judging import gate_metrics
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from reports.site.comparison import Compared
-    from results.store import Store
+    from results.store.store import Store
 
 METRIC = gate_metrics.THROUGHPUT
 

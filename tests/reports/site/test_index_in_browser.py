@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reports.site import build, comparison
-from results import gate_metrics
-from results.study import load_study
+from results.judging import gate_metrics
+from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store import Store
+    from results.store.store import Store
 
 CHROMIUM = next(
     (

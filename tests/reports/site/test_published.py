@@ -9,8 +9,8 @@ import covering
 import pytest
 
 from reports.site import build
-from results import gate_metrics
-from results.store import Store
+from results.judging import gate_metrics
+from results.store.store import Store
 
 MOST_BYTES_OF_A_STUDY = 8_000_000  # D4PG has 60 steps a second, and each is kept
 DRAWN = "resnet50-two-cores"

@@ -1,0 +1,1 @@
+"""Figures of a study: every number that a report shows."""

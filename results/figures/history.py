@@ -1,0 +1,259 @@
+"""Studies of the same case over time, and where its throughput changed.
+
+Imported micro-benchmarks have series as well, of calls per second.
+
+A *series* has one case (all that a spec says, except its code, repetition, seed and
+number of steps) on one machine class (``machine_class``): figures of different machines
+are never compared. Change points are searched in the logarithms of the throughput.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from typing import TYPE_CHECKING, Any
+
+from results.figures import scaling
+from results.records import identity
+from results.statistics import change_points
+from results.statistics.statistics import geometric_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from results.records.benchmark_record import Benchmarks
+    from results.records.records import Environment
+    from results.statistics.statistics import Estimate
+    from results.study.study import Case, Study
+
+_OF_CODE = {"git_commit", "is_source_modified"}
+_OWN_PACKAGE = "replicator-harness"
+_NOT_SERIES = {
+    "schema_version",
+    "code_digest",
+    "repetition_index",
+    "seed",
+    "num_measured_steps",
+    "is_evaluated",
+}
+_COMMIT_LENGTH = 9
+_BENCHMARKS = ("micro-benchmark", "pytest-benchmark")
+"""In place of workload and preset."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """One case of one study.
+
+    Attributes:
+      study: Name of the study.
+      date: Start of its first trial, RFC 3339, UTC.
+      commit: Abbreviated, with ``+`` where the source differed; empty if unknown.
+      throughput: With its interval.
+      change: Factor from the segment before to the one that begins here; None where
+        none begins.
+    """
+
+    study: str
+    date: str
+    commit: str
+    throughput: Estimate
+    change: float | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """One case on one machine class, over time.
+
+    Attributes:
+      workload: Its name.
+      preset: Its preset.
+      case: Backend, replicas and batch, in words.
+      case_key: Digest of all that the case is; equal on all machines.
+      machine: The machine class, a digest.
+      machine_name: CPU, cores and GPUs, in words.
+      observations: In order of time.
+    """
+
+    workload: str
+    preset: str
+    case: str
+    case_key: str
+    machine: str
+    machine_name: str
+    observations: tuple[Observation, ...]
+
+    @property
+    def num_missing(self) -> int:
+        """How many more studies it takes before changes can be found."""
+        return max(0, change_points.FEWEST - len(self.observations))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class History:
+    """All series of some studies.
+
+    Attributes:
+      series: By workload, preset, case and machine.
+      left_out: Cases without a place in a series, and why, one line each.
+    """
+
+    series: tuple[Series, ...]
+    left_out: tuple[str, ...]
+
+
+def machine_class(env: Environment) -> str:
+    """Returns a digest of what must match before two figures are compared.
+
+    As the fingerprint, but without the version of this package: that is what changes.
+    """
+    state = None
+    if env.machine_state is not None:
+        state = env.machine_state.model_dump(mode="json", exclude=_OF_CODE)
+    packages = {k: v for k, v in env.packages.items() if k != _OWN_PACKAGE}
+    return identity.digest(
+        {
+            "cpu_model": env.cpu_model,
+            "num_logical_cores": env.num_logical_cores,
+            "memory_gib": round(env.memory_bytes / 2**30),
+            "gpus": sorted(set(env.gpus)),
+            "kernel": env.kernel,
+            "python": env.python_version,
+            "packages": packages,
+            "num_available_cores": env.placement.num_available_cores,
+            "cgroup_quota_cores": env.placement.cgroup_quota_cores,
+            "state": state,
+        }
+    )
+
+
+def history(studies: Iterable[Study], benchmarks: Iterable[Benchmarks] = ()) -> History:
+    """Returns the series of some studies and of some micro-benchmarks, in any order."""
+    found: dict[tuple[str, ...], list[Observation]] = {}
+    names: dict[tuple[str, ...], str] = {}
+    left_out: list[str] = []
+    for study in studies:
+        for case in study.cases:
+            reason = _why_left_out(case)
+            if reason:
+                left_out.append(f"{study.plan.study}, {case.label}: {reason}")
+                continue
+            env = _environments(case)[0]
+            key = (*_key(case), machine_class(env))
+            found.setdefault(key, []).append(_observe(study, case))
+            names[key] = env.machine_name
+    for imported in benchmarks:
+        for name in imported.names:
+            key = (*_BENCHMARKS, name, identity.digest(name), imported.machine.digest)
+            found.setdefault(key, []).append(_observe_benchmark(imported, name))
+            names[key] = imported.machine.words
+    series = [
+        _make_series(key, names[key], observations)
+        for key, observations in sorted(found.items())
+    ]
+    return History(series=tuple(series), left_out=tuple(left_out))
+
+
+def _key(case: Case) -> tuple[str, ...]:
+    spec = case.spec
+    content = spec.model_dump(mode="json", exclude=_NOT_SERIES)
+    return spec.workload, spec.preset, case.label, identity.digest(content)
+
+
+def _environments(case: Case) -> list[Environment]:
+    return [
+        entry.trial.env
+        for entry in case.ok_entries
+        if entry.trial is not None and entry.trial.env is not None
+    ]
+
+
+def _why_left_out(case: Case) -> str:
+    if not case.ok_entries:
+        return "no trial is ok"
+    machines = {machine_class(env) for env in _environments(case)}
+    if len(machines) != 1:
+        return f"its trials ran on {len(machines)} machine classes"
+    return ""
+
+
+def _observe(study: Study, case: Case) -> Observation:
+    throughput = scaling.estimate(
+        case, scaling.throughput_of, unit=f"{study.example_unit}/s"
+    )
+    assert throughput is not None
+    starts = [
+        entry.trial.status.started_at
+        for entry in case.ok_entries
+        if entry.trial is not None and entry.trial.status is not None
+    ]
+    commits = {_commit(env) for env in _environments(case)}
+    return Observation(
+        study=study.plan.study,
+        date=min(starts),
+        commit=commits.pop() if len(commits) == 1 else "several",
+        throughput=throughput,
+    )
+
+
+def _observe_benchmark(imported: Benchmarks, name: str) -> Observation:
+    """Returns how often per second a benchmark can be called: more is better."""
+    return Observation(
+        study=imported.study,
+        date=imported.measured_at,
+        commit=_short(imported.commit, imported.is_source_modified),
+        throughput=geometric_mean(
+            [1 / sec for sec in imported.medians(name)], unit="calls/s"
+        ),
+    )
+
+
+def _commit(env: Environment) -> str:
+    state = env.machine_state
+    if state is None or state.git_commit is None:
+        return ""
+    return _short(state.git_commit, bool(state.is_source_modified))
+
+
+def _short(commit: str, is_source_modified: bool) -> str:
+    return f"{commit[:_COMMIT_LENGTH]}{'+' if commit and is_source_modified else ''}"
+
+
+def _make_series(
+    key: tuple[str, ...], machine_name: str, observations: Sequence[Observation]
+) -> Series:
+    workload, preset, case, case_key, machine = key
+    ordered = sorted(observations, key=lambda found: (found.date, found.study))
+    return Series(
+        workload=workload,
+        preset=preset,
+        case=case,
+        case_key=case_key,
+        machine=machine,
+        machine_name=machine_name,
+        observations=tuple(_with_changes(ordered)),
+    )
+
+
+def _with_changes(ordered: Sequence[Observation]) -> list[Observation]:
+    """Marks the observations at which a segment begins."""
+    found = list(ordered)
+    if len(found) < change_points.FEWEST:
+        return found
+    logs = [math.log(of.throughput.value) for of in found]
+    starts = [0, *change_points.change_points(logs), len(logs)]
+    for before, start, end in zip(starts, starts[1:], starts[2:], strict=False):
+        difference = statistics.fmean(logs[start:end]) - statistics.fmean(
+            logs[before:start]
+        )
+        found[start] = dataclasses.replace(found[start], change=math.exp(difference))
+    return found
+
+
+def as_data(found: History) -> dict[str, Any]:
+    """Returns the series as plain data, for ``--json``."""
+    return {
+        "fewest_for_change_points": change_points.FEWEST,
+        **dataclasses.asdict(found),
+    }

@@ -1,0 +1,104 @@
+"""Whether the input pipelines explain the time of a step: the control ``input_only``.
+
+With T the mean time of a step, and f = T(input_only) / T(case) in every generation:
+
+- *input-bound*: the interval of f is at or above 0.9. The pipelines alone take almost
+  the whole step, so faster replicas, or faster communication, would wait for batches.
+- *not input-bound*: the interval is below 0.9.
+- otherwise inconclusive, as it is with one generation.
+
+Pipelines run beside the step, so what they take alone is a lower limit of it, and not a
+part that others add up to. On CPUs the control has the cores to itself: a step can wait
+for its input without being input-bound by this rule, and the part ``input``
+(``results/figures/lost_time.py``) shows that.
+
+It explains a loss where T(input_only) is above T(one replica) as well: the pipelines
+alone take longer than the step that N replicas are compared with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+FRACTION = 0.9
+"""Least fraction of a step that the pipelines of an input-bound step take alone."""
+
+CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationMean:
+    """A mean over generations.
+
+    Attributes:
+      value: The mean.
+      low: Lower end of its interval, or None with one generation.
+      high: Upper end, or None.
+    """
+
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class InputBound:
+    """What the input pipelines of a case take alone.
+
+    Attributes:
+      input_sec: Seconds per step of the pipelines alone.
+      fraction: Of the step of the case.
+      excess_sec: What they take longer than the step of one replica.
+      verdict: ``input-bound``, ``not input-bound`` or ``inconclusive``.
+      explains_loss: Whether it is input-bound, and the pipelines alone take longer
+        than the step of one replica.
+    """
+
+    input_sec: GenerationMean
+    fraction: GenerationMean
+    excess_sec: GenerationMean
+    verdict: str
+    explains_loss: bool
+
+
+def mean_interval(values: np.ndarray) -> GenerationMean:
+    """Returns the mean over generations with the interval of Student's t."""
+    mean, n = float(values.mean()), values.size
+    if n == 1:
+        return GenerationMean(value=mean, low=None, high=None)
+    from scipy import special  # a tenth of the import time of scipy.stats
+
+    quantile = float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    half = quantile * float(values.std(ddof=1)) / math.sqrt(n)
+    return GenerationMean(value=mean, low=mean - half, high=mean + half)
+
+
+def judge(case: np.ndarray, baseline: np.ndarray, input_only: np.ndarray) -> InputBound:
+    """Says whether a case is input-bound.
+
+    Args:
+      case: Its mean seconds per step, by generation.
+      baseline: Those of one replica.
+      input_only: Those of its pipelines alone.
+    """
+    fraction = mean_interval(input_only / case)
+    excess = mean_interval(input_only - baseline)
+    verdict = "inconclusive"
+    if fraction.low is not None and fraction.low >= FRACTION:
+        verdict = "input-bound"
+    elif fraction.high is not None and fraction.high < FRACTION:
+        verdict = "not input-bound"
+    return InputBound(
+        input_sec=mean_interval(input_only),
+        fraction=fraction,
+        excess_sec=excess,
+        verdict=verdict,
+        explains_loss=(
+            verdict == "input-bound" and excess.low is not None and excess.low > 0
+        ),
+    )

@@ -1,0 +1,200 @@
+"""What more replicas change in learning: better results, and less time to a target.
+
+Per quality metric and backend, runs with more replicas are compared with those of the
+fewest. A comparison needs three runs (seeds) of each. The target is the median of what
+the runs with the fewest replicas reached at the end, so half of these reach it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+from results import errors
+from results.figures import targets
+from results.figures.targets import Axis
+from results.statistics import improvement, time_to_target
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.records.records import QualityMetric
+    from results.statistics.improvement import Improvement
+    from results.statistics.time_to_target import TimeToTarget
+    from results.study.study import Case, Entry, Study
+
+FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
+
+IS_HIGHER_BETTER = {
+    "episode_return": True,
+    "fid": False,
+    "inception_score": True,
+    "kid": False,
+    "top_1": True,
+}
+"""Which way each known quality metric gets better; others are not compared."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """The runs of one case, beside those with the fewest replicas.
+
+    Attributes:
+      case: The case.
+      better: How probably one of its runs is better than one with the fewest replicas;
+        None for the fewest themselves.
+      seconds: Training time to the target.
+      examples: Examples to the target.
+    """
+
+    case: Case
+    better: Improvement | None
+    seconds: TimeToTarget
+    examples: TimeToTarget
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gains:
+    """All cases of one backend and metric.
+
+    Attributes:
+      metric: Name of the metric.
+      backend: Name of the backend.
+      target: Quality whose time is stated.
+      is_higher_better: Whether that is at least, or at most, the target.
+      cases: One per number of replicas, ascending.
+    """
+
+    metric: str
+    backend: str
+    target: float
+    is_higher_better: bool
+    cases: tuple[Gain, ...]
+
+
+def of_study(study: Study) -> tuple[Gains, ...]:
+    """Returns what more replicas change, by metric and backend."""
+    names = dict.fromkeys(
+        metric.name for case in study.quality_runs for metric in _metrics(case)
+    )
+    return tuple(
+        gains for name in names for gains in of_metric(name, study.quality_runs)
+    )
+
+
+def of_metric(name: str, cases: Sequence[Case]) -> tuple[Gains, ...]:
+    """Returns what more replicas change, by backend; empty without enough runs.
+
+    Also empty where the metric was measured with several protocols, whose figures are
+    not comparable, and for a metric of which it is not known which way is better.
+
+    Args:
+      name: Name of the quality metric.
+      cases: Those of ``Study.quality_runs``.
+    """
+    is_higher_better = IS_HIGHER_BETTER.get(name)
+    protocols = {
+        (metric.protocol, metric.num_examples if metric.protocol else 0)
+        for case in cases
+        for metric in _metrics(case)
+        if metric.name == name
+    }
+    if is_higher_better is None or len(protocols) != 1:
+        return ()
+    by_backend: dict[str, list[Case]] = {}
+    for case in cases:
+        if case.spec.revision:  # what a gate compares with, not more replicas
+            continue
+        if len(case.ok_entries) >= FEWEST_RUNS and _has_everywhere(case, name):
+            by_backend.setdefault(case.spec.backend, []).append(case)
+    return tuple(
+        _of_backend(
+            name, sorted(own, key=_num_replicas), is_higher_better=is_higher_better
+        )
+        for own in by_backend.values()
+    )
+
+
+def _metrics(case: Case) -> list[QualityMetric]:
+    return [
+        metric
+        for entry in case.ok_entries
+        for point in entry.result.curve
+        for metric in point.quality
+    ]
+
+
+def _has_everywhere(case: Case, name: str) -> bool:
+    """Whether every evaluation of every run has the metric."""
+    return all(
+        any(metric.name == name for metric in point.quality)
+        for entry in case.ok_entries
+        for point in entry.result.curve
+    )
+
+
+def _num_replicas(case: Case) -> int:
+    return case.spec.num_replicas
+
+
+def _of_backend(metric: str, cases: Sequence[Case], *, is_higher_better: bool) -> Gains:
+    fewest = cases[0]
+    reached = _reached(fewest, metric)
+    target = statistics.median(reached)
+
+    def better(case: Case) -> Improvement | None:
+        if case is fewest:
+            return None
+        return improvement.probability(
+            _reached(case, metric), reached, is_higher_better=is_higher_better
+        )
+
+    def spent(case: Case, axis: Axis) -> TimeToTarget:
+        found = targets.of_case(
+            case, metric, target, is_higher_better=is_higher_better, axis=axis
+        )
+        assert found is not None  # it has runs that are ok
+        return found
+
+    return Gains(
+        metric=metric,
+        backend=fewest.spec.backend,
+        target=target,
+        is_higher_better=is_higher_better,
+        cases=tuple(
+            Gain(
+                case=case,
+                better=better(case),
+                seconds=spent(case, Axis.SECONDS),
+                examples=spent(case, Axis.EXAMPLES),
+            )
+            for case in cases
+        ),
+    )
+
+
+def _reached(case: Case, metric: str) -> list[float]:
+    """The quality of each run at its last evaluation."""
+    return [reached(entry, metric) for entry in case.ok_entries]
+
+
+def final(entry: Entry, metric: str) -> QualityMetric:
+    """Returns a metric of a quality run at its last evaluation.
+
+    Raises:
+      ResultsError: The run has no such metric; the message lists its own.
+    """
+    known = {quality.name: quality for quality in entry.result.curve[-1].quality}
+    if metric not in known:
+        raise errors.ResultsError(
+            f"the quality runs of {entry.spec.workload} measure"
+            f" {', '.join(sorted(known)) or 'nothing'}, not {metric!r}; choose one of"
+            " these"
+        )
+    return known[metric]
+
+
+def reached(entry: Entry, metric: str) -> float:
+    """Returns the value of ``final``."""
+    return final(entry, metric).value

@@ -1,0 +1,276 @@
+"""The tidy frame of a study: every number that a figure of the report draws."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pandas as pd
+
+from results.figures import explain, recorded_loss, scaling
+from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
+from results.records.records import Control
+from results.statistics import statistics
+from results.study.study import Study, load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from results.figures.explain import Explained
+    from results.figures.point_columns import Row
+    from results.figures.recorded_loss import RecordedLoss
+    from results.figures.scaling import Comparison, Point
+    from results.statistics.statistics import Estimate
+    from results.store.store import Store
+
+QUANTITIES: Final = ("throughput", "speedup", "efficiency")
+"""What is drawn over the number of replicas."""
+
+
+def points_frame(source: Store | Study) -> pd.DataFrame:
+    """Returns every number that the figures of the report draw, one per row.
+
+    Quality runs, controls, other revisions and trials that are not ok are in no row of
+    the figures that they are no part of, so that a mean of rows is never a mean of
+    different things. ``figure`` and ``quantity`` select, ``kind`` says what a row is:
+
+    ==========  =============================================  =======================
+    figure      quantity                                       kind
+    ==========  =============================================  =======================
+    scaling     throughput, speedup, efficiency                estimate, repetition,
+                                                               ceiling, crossed_out
+    forest      ratio of throughput: backend / other_backend   estimate
+    waterfall   parts of a step in s, then the whole           part, whole
+    learning    the name of a quality metric                   evaluation
+    steps       step_time                                      step
+    ==========  =============================================  =======================
+
+    An estimate has ``low`` and ``high``, the ends of its 95 % interval, where there is
+    one. A ceiling is the throughput of as many programs that never communicate. A case
+    that does not match one replica is crossed out: it has a reason and no value.
+
+    Args:
+      source: A store, or the study that was read from it.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    study = source if isinstance(source, Study) else load_study(source)
+    points = scaling.points(study)
+    explained = explain.explain(study)
+    losses: list[Explained | RecordedLoss] = [*explained]
+    losses += recorded_losses(points, explained)
+    return frame_of(study, points, scaling.comparisons(study), losses)
+
+
+def recorded_losses(
+    points: Sequence[Point], explained: Sequence[Explained]
+) -> tuple[RecordedLoss, ...]:
+    """Returns what turns record about cases that no control explains."""
+    with_controls = {item.case.case_id for item in explained if item.lost is not None}
+    return tuple(
+        item
+        for item in recorded_loss.of_points(points)
+        if item.case.case_id not in with_controls
+    )
+
+
+def frame_of(
+    study: Study,
+    points: Sequence[Point],
+    comparisons: Sequence[Comparison],
+    losses: Sequence[Explained | RecordedLoss],
+) -> pd.DataFrame:
+    """Returns the frame of ``points_frame`` where its figures are known already."""
+    rows = [
+        *_scaling_rows(study, points),
+        *_ratio_rows(comparisons),
+        *_part_rows(losses),
+        *_learning_rows(study),
+    ]
+    plain = pd.DataFrame(rows, columns=list(POINT_COLUMNS)).astype(types())
+    steps = _steps(study)
+    return pd.concat([plain, *steps], ignore_index=True) if steps else plain
+
+
+def _of(estimate: Estimate) -> Row:
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+        "n": estimate.n,
+        "unit": estimate.unit,
+        "method": estimate.method,
+    }
+
+
+def _scaling_rows(study: Study, points: Sequence[Point]) -> Iterator[Row]:
+    for point in points:
+        for quantity in QUANTITIES:
+            common: Row = {"mode": point.mode.value, "is_baseline": point.is_baseline}
+            if point.is_crossed_out:
+                more = common | {"method": point.missing_reason}
+                yield new_row("scaling", quantity, "crossed_out", point.case, **more)
+            estimate = getattr(point, quantity)
+            if estimate is not None:
+                more = common | _of(estimate)
+                yield new_row("scaling", quantity, "estimate", point.case, **more)
+            elif point.is_baseline and point.throughput is not None:
+                ideal = float(point.num_replicas) if quantity == "speedup" else 1.0
+                more = common | {"value": ideal, "method": "1 by definition"}
+                yield new_row("scaling", quantity, "estimate", point.case, **more)
+            for trial_id, repetition, value in repetitions(point, quantity):
+                more = common | {
+                    "value": value,
+                    "unit": point.throughput.unit
+                    if point.throughput is not None and quantity == "throughput"
+                    else "",
+                    "trial_id": trial_id,
+                    "repetition_index": repetition,
+                }
+                yield new_row("scaling", quantity, "repetition", point.case, **more)
+    yield from _ceilings(study, points)
+
+
+def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
+    """Returns single repetitions; ratios where both sides have the same ones."""
+    entries = {entry.key: entry.trial_id for entry in point.case.ok_entries}
+    here = scaling.values(point.case, scaling.throughput_of)
+    if quantity == "throughput":
+        return [(entries[key], key[0], value) for key, value in here.items()]
+    if point.is_baseline or point.baseline is None or point.speedup is None:
+        return []
+    if point.speedup.method == statistics.TWO_GROUPS:
+        return []
+    there = scaling.values(point.baseline, scaling.throughput_of)
+    factor: float = point.baseline.spec.num_replicas
+    if quantity == "efficiency":
+        factor /= point.num_replicas
+    return [
+        (entries[key], key[0], factor * value / there[key])
+        for key, value in here.items()
+        if key in there
+    ]
+
+
+def _ceilings(study: Study, points: Sequence[Point]) -> Iterator[Row]:
+    """Yields what as many programs that never communicate reach together.
+
+    Their speedup and efficiency are relative to the baseline of each backend.
+    """
+    for case in study.controls:
+        if case.spec.control is not Control.SOLO:
+            continue
+        found = scaling.estimate(case, scaling.throughput_of, unit="")
+        if found is None:
+            continue
+        size = case.spec.num_replicas
+        for mode in case.modes:
+            common = {"mode": mode.value, "n": found.n}
+            yield new_row(
+                "scaling", "throughput", "ceiling", case, value=found.value, **common
+            )
+            for point in points:
+                if not point.is_baseline or point.mode is not mode:
+                    continue
+                if point.throughput is None or point.num_replicas == size:
+                    continue
+                speedup = point.num_replicas * found.value / point.throughput.value
+                for quantity, value in (
+                    ("speedup", speedup),
+                    ("efficiency", speedup / size),
+                ):
+                    more = common | {"value": value, "backend": point.backend}
+                    yield new_row("scaling", quantity, "ceiling", case, **more)
+
+
+def _ratio_rows(comparisons: Sequence[Comparison]) -> Iterator[Row]:
+    for item in comparisons:
+        if item.ratio is not None:
+            more = _of(item.ratio) | {
+                "mode": modes_text(item.modes),
+                "other_backend": item.second.spec.backend,
+                "is_oversubscribed": item.is_oversubscribed,
+            }
+            yield new_row("forest", "ratio", "estimate", item.first, **more)
+
+
+def _part_rows(losses: Sequence[Explained | RecordedLoss]) -> Iterator[Row]:
+    for item in losses:
+        if item.lost is None:
+            continue
+        for part in (*item.lost.parts, item.lost.step):
+            if part.value_sec is not None:
+                kind = "whole" if part is item.lost.step else "part"
+                more = {
+                    "value": part.value_sec,
+                    "low": part.low_sec,
+                    "high": part.high_sec,
+                    "n": item.lost.num_generations,
+                    "unit": "s",
+                    "method": item.lost.method,
+                }
+                yield new_row("waterfall", part.name, kind, item.case, **more)
+
+
+def _learning_rows(study: Study) -> Iterator[Row]:
+    for case in study.quality_runs:
+        for entry in case.ok_entries:
+            for point in entry.result.curve:
+                for metric in point.quality:
+                    yield new_row(
+                        "learning",
+                        metric.name,
+                        "evaluation",
+                        case,
+                        value=metric.value,
+                        low=metric.low,
+                        high=metric.high,
+                        n=metric.num_examples,
+                        unit=metric.unit,
+                        method=metric.method,
+                        protocol=metric.protocol,
+                        trial_id=entry.trial_id,
+                        repetition_index=entry.spec.repetition_index,
+                        num_steps=point.num_steps,
+                        num_examples=point.num_examples,
+                        num_environment_steps=point.num_environment_steps,
+                        train_time_sec=point.train_time_sec,
+                    )
+
+
+def _steps(study: Study) -> list[pd.DataFrame]:
+    """Returns the recorded steps of all timed trials that are ok, in one frame."""
+    rows, phases, ranks, lengths, times = [], [], [], [], []
+    for case in study.cases:
+        for entry in case.ok_entries:
+            row = new_row(
+                "steps",
+                "step_time",
+                "step",
+                case,
+                unit="s",
+                trial_id=entry.trial_id,
+                repetition_index=entry.spec.repetition_index,
+            )
+            for rank in entry.result.ranks:
+                for phase, values in (
+                    ("warmup", rank.warmup_step_time_sec),
+                    ("measure", rank.step_time_sec),
+                ):
+                    if values:
+                        rows.append(row)
+                        phases.append(phase)
+                        ranks.append(rank.rank)
+                        lengths.append(len(values))
+                        times.append(np.asarray(values, dtype=np.float64))
+    if not rows:
+        return []
+    frame = pd.DataFrame(rows, columns=list(POINT_COLUMNS))
+    frame["phase"], frame["rank"] = phases, ranks
+    repeated = frame.loc[np.repeat(np.arange(len(frame)), lengths)].reset_index(
+        drop=True
+    )
+    repeated["value"] = np.concatenate(times)
+    repeated["step_index"] = np.concatenate([np.arange(length) for length in lengths])
+    return [repeated.astype(types())]

@@ -1,0 +1,186 @@
+"""What a case loses against ideal scaling, from what every turn of a relay records.
+
+Controls (``results/figures/lost_time.py``) explain more, but a study need not have
+them. Every turn records the CPU time of the trial, and how long its runnable threads
+waited for a core. With T the time of a step, c its CPU time and w this wait, each per
+core, and ``ideal`` the step of the baseline with as many examples per replica, the
+parts are
+
+=============  =======================================================================
+part           difference
+=============  =======================================================================
+ideal          T of the baseline, times the examples per replica relative to it
+computing      c - c of ideal: the same examples take more CPU time. Shared caches and
+               memory bandwidth, smaller batches, and the work of collectives
+core_wait      w - w of ideal: runnable threads that have no core, as far as the cores
+               do not compute for the trial meanwhile: w is at most T - c
+unexplained    T(case) - all others: cores without work. They wait for collectives, for
+               the slowest replica or for input; which of them, only controls tell
+=============  =======================================================================
+
+They sum to the step exactly, in every generation and therefore on average. Intervals
+are Student's t over generations. Only for CPUs: the CPU time of a step on a GPU is not
+what the step costs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from results.figures import explain, lost_time
+from results.figures.lost_time import METHOD, ONE_GENERATION, LostTime
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from results.figures.scaling import Point
+    from results.records.records import ScalingMode, Turn
+    from results.study.study import Case, Entry
+
+PARTS = ("ideal", "computing", "core_wait", "unexplained")
+NO_CPU_TIME = "turns of this case or of its baseline have no duration or CPU time"
+NO_CORE_WAIT = "the kernel does not record it here: part of unexplained"
+NO_COMMON_ROUND = "no round of any generation has a valid turn of case and baseline"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedLoss:
+    """A case in one scaling mode, and the parts of its step.
+
+    Attributes:
+      case: The case.
+      baseline: What it is compared with.
+      mode: Weak or strong.
+      lost: The parts of its step, or None; ``reason`` says why.
+      reason: Why there are no parts; empty if there are.
+    """
+
+    case: Case
+    baseline: Case
+    mode: ScalingMode
+    lost: LostTime | None
+    reason: str
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the parts."""
+        entries = (*self.case.ok_entries, *self.baseline.ok_entries)
+        return tuple(entry.trial_id for entry in entries)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class _Step:
+    """Mean seconds per step and core; the wait is None where it is not recorded."""
+
+    time: float
+    computing: float
+    core_wait: float | None
+
+
+def of_points(points: Iterable[Point]) -> tuple[RecordedLoss, ...]:
+    """Splits the step of every case that has a speedup on CPUs, in planned order."""
+    return tuple(
+        _split(point.case, point.baseline, point.mode)
+        for point in points
+        if point.speedup is not None
+        and point.baseline is not None
+        and not point.is_baseline
+        and point.case.is_in_relay
+        and point.case.spec.device == "cpu"
+    )
+
+
+def _split(case: Case, baseline: Case, mode: ScalingMode) -> RecordedLoss:
+    there = {entry.key: entry for entry in baseline.ok_entries}
+    pairs = [(e, there[e.key]) for e in case.ok_entries if e.key in there]
+    steps = [found for pair in pairs if (found := _steps(*pair)) is not None]
+    reason = "" if steps else NO_COMMON_ROUND
+    if any(step.time <= 0 or step.computing <= 0 for both in steps for step in both):
+        reason = NO_CPU_TIME
+    return RecordedLoss(
+        case=case,
+        baseline=baseline,
+        mode=mode,
+        lost=None if reason else _parts(case, baseline, steps),
+        reason=reason,
+    )
+
+
+def _parts(case: Case, baseline: Case, steps: list[tuple[_Step, _Step]]) -> LostTime:
+    scale = case.spec.per_replica_batch_size / baseline.spec.per_replica_batch_size
+    step = np.array([here.time for here, _ in steps])
+    values: dict[str, np.ndarray] = {
+        "ideal": np.array([alone.time * scale for _, alone in steps]),
+        "computing": np.array(
+            [here.computing - alone.computing * scale for here, alone in steps]
+        ),
+    }
+    reasons: dict[str, str] = {}
+    waits = [
+        here.core_wait - alone.core_wait * scale
+        for here, alone in steps
+        if here.core_wait is not None and alone.core_wait is not None
+    ]
+    if len(waits) == len(steps):
+        values["core_wait"] = np.array(waits)
+    else:
+        reasons["core_wait"] = NO_CORE_WAIT
+    values["unexplained"] = step - sum(values.values())
+    return LostTime(
+        step=lost_time.make_part("step", step, of=step),
+        parts=tuple(
+            lost_time.make_part(
+                name, values.get(name), of=step, reason=reasons.get(name, "")
+            )
+            for name in PARTS
+        ),
+        num_generations=len(steps),
+        num_left_out=len(case.ok_entries) - len(steps),
+        method=METHOD if len(steps) > 1 else ONE_GENERATION,
+    )
+
+
+def _steps(case: Entry, baseline: Entry) -> tuple[_Step, _Step] | None:
+    """Means over the rounds in which both have a valid turn, or None without any."""
+    both = explain.rounds_of(case.result), explain.rounds_of(baseline.result)
+    common = sorted(both[0].keys() & both[1].keys())
+    if not common:
+        return None
+    here, there = (
+        _mean(entry, rounds, common)
+        for entry, rounds in zip((case, baseline), both, strict=True)
+    )
+    return here, there
+
+
+def _mean(entry: Entry, rounds: explain.Rounds, common: list[int]) -> _Step:
+    valid: Mapping[int, Turn] = {
+        turn.round_index: turn for turn in entry.result.turns if turn.is_valid
+    }
+    turns = [valid[index] for index in common]
+    cores = entry.spec.num_replicas * entry.spec.cores_per_replica
+    waits = [
+        turn.run_delay_sec / turn.num_steps / cores
+        for turn in turns
+        if turn.run_delay_sec is not None
+    ]
+    number = len(common)
+    time = math.fsum(max(rounds[index]) for index in common) / number
+    computing = (
+        math.fsum(
+            (turn.user_sec + turn.system_sec) / turn.num_steps / cores for turn in turns
+        )
+        / number
+    )
+    # Several threads wait at once, also while others of the trial use the cores: then
+    # a step takes no longer, and the sum of the waits can exceed it.
+    core_wait = min(math.fsum(waits) / number, max(time - computing, 0.0))
+    return _Step(
+        time=time,
+        computing=computing,
+        core_wait=core_wait if len(waits) == number else None,
+    )

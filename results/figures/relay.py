@@ -1,0 +1,148 @@
+"""What a relay says about itself: its primary contrast, its twin, its void turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from results.figures import scaling
+from results.records.records import Control, Order
+from results.statistics import generations, statistics
+
+if TYPE_CHECKING:
+    from results.statistics.statistics import Estimate
+    from results.study.study import Case, Study
+
+TWIN_CONFIDENCE = 0.99
+"""Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
+be refused although its design is right."""
+MOST_VOID = 0.3
+"""With a larger fraction of void turns, the machine is unfit and nothing is judged."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class TurnCounts:
+    """The turns of a study.
+
+    Attributes:
+      num_turns: All turns, repeated ones included.
+      num_void: Those that do not count.
+      reasons: How often each reason occurs, the most frequent first, without what was
+        measured, so that equal causes are counted together.
+    """
+
+    num_turns: int
+    num_void: int
+    reasons: tuple[tuple[str, int], ...]
+
+    @property
+    def void_fraction(self) -> float:
+        """Void turns of all turns."""
+        return self.num_void / self.num_turns if self.num_turns else 0.0
+
+    @property
+    def is_unfit(self) -> bool:
+        """Whether the machine disturbed too many turns for any verdict."""
+        return self.void_fraction > MOST_VOID
+
+
+def count_turns(study: Study) -> TurnCounts:
+    """Counts the turns of all planned trials that have a result."""
+    turns = [
+        turn
+        for entry in study.planned
+        if entry.trial is not None and entry.trial.result is not None
+        for turn in entry.trial.result.turns
+    ]
+    void = [turn for turn in turns if not turn.is_valid]
+    counts: dict[str, int] = {}
+    for turn in void:
+        reason = _without_numbers(turn.void_reason)
+        counts[reason] = counts.get(reason, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return TurnCounts(num_turns=len(turns), num_void=len(void), reasons=tuple(ordered))
+
+
+def _without_numbers(reason: str) -> str:
+    """Returns a reason with the limit in place of what was measured."""
+    with_limit = re.sub(r"\d+ %(.*) \(limit (\d+ %)\)$", r"more than \2\1", reason)
+    return re.sub(r" (once|\d+ times)$", "", with_limit)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Twin:
+    """A case that was measured twice: how far apart two equal programs are.
+
+    Attributes:
+      case: The case.
+      ratio: X(twin) / X(case); 1 is the truth.
+      strict: The same with an interval of ``TWIN_CONFIDENCE``, or None for one
+        generation or trials in sequence.
+    """
+
+    case: Case
+    ratio: Estimate
+    strict: Estimate | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the two equal programs differ: then nothing is judged."""
+        return self.strict is not None and self.strict.excludes(1.0)
+
+
+def twin_of(study: Study) -> Twin | None:
+    """Returns the twin and its case, or None where there is none with turns."""
+    for control in study.controls:
+        if control.spec.control is not Control.TWIN:
+            continue
+        wanted = _without_control(control)
+        for case in study.cases:
+            if _without_control(case) == wanted:
+                ratio = scaling.throughput_ratio(control, case)
+                if ratio is None:
+                    return None
+                return Twin(case=case, ratio=ratio, strict=_strict(control, case))
+    return None
+
+
+def _strict(control: Case, case: Case) -> Estimate | None:
+    means = [generations.mean(of) for of in scaling.turn_logs(control, case)]
+    half = statistics.half_width(means, confidence=TWIN_CONFIDENCE)
+    if half is None:
+        return None
+    return statistics.from_logs(
+        generations.mean(means),
+        half,
+        n=len(means),
+        unit="",
+        method=generations.OVER_GENERATIONS,
+        confidence=TWIN_CONFIDENCE,
+    )
+
+
+def _without_control(case: Case) -> dict[str, object]:
+    excluded = {"control", "repetition_index", "seed"}
+    return case.spec.model_dump(mode="json", exclude=excluded)
+
+
+def primary_logs(study: Study) -> list[float]:
+    """Returns d_g of the primary contrast, by generation; empty without any."""
+    primary = study.plan.measuring.primary
+    both = (*study.cases, *study.other_revisions)
+    cases = {case.case_id: case for case in both}
+    if primary is None or study.plan.measuring.order is not Order.RELAY:
+        return []
+    first = cases.get(primary.first_case_id)
+    second = cases.get(primary.second_case_id)
+    if first is None or second is None:
+        return []
+    return [generations.mean(of) for of in scaling.turn_logs(first, second)]
+
+
+def is_precise_enough(study: Study) -> bool:
+    """Returns whether the primary contrast has reached the target of the plan."""
+    target = study.plan.measuring.target
+    if target is None:
+        return True
+    return generations.is_precise_enough(primary_logs(study), target)

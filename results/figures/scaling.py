@@ -1,0 +1,339 @@
+"""Scaling laws of a study: throughput, speedup and parallel efficiency per case.
+
+Definitions, with n replicas, n_b replicas of the baseline of the same backend, global
+batch size B, K measured steps and a window of W seconds from the latest start to the
+latest end over processes:
+
+- throughput            X(n) = B * K / W
+- weak scaling          the per-replica batch size is that of the baseline, so B grows
+- strong scaling        the global batch size is that of the baseline
+- speedup (weak)        S(n) = n_b * X(n) / X(n_b), the *scaled speedup*
+- speedup (strong)      S(n) = n_b * T(n_b) / T(n), T the time of one step; since B is
+  the same, this is n_b * X(n) / X(n_b) as well
+- parallel efficiency   E(n) = S(n) / n
+- efficiency of the best  X(n) * n_b / (n * X*), with X* the highest throughput of any
+  backend's baseline in the same mode: a backend that is slow on one replica flatters
+  its own efficiency, but not this one
+
+With the usual baseline of one replica n_b = 1. X is a geometric mean over repetitions;
+the uncertainty of the baseline is part of the intervals of S and E.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from typing import TYPE_CHECKING
+
+from results.statistics import generations, statistics
+from results.study import agreement, case_index
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from results.records.records import ScalingMode
+    from results.statistics.statistics import Estimate
+    from results.study.study import Case, Entry, Key, Study
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """One case in one scaling mode.
+
+    Attributes:
+      case: Its repetitions.
+      mode: Weak or strong.
+      backend: Backend of the case.
+      num_replicas: n.
+      throughput: X(n) in examples per second, or None if no repetition is ok.
+      speedup: S(n), or None; ``missing_reason`` says why.
+      efficiency: E(n) as a ratio (1.0 is ideal), or None.
+      efficiency_of_best: The same against the fastest baseline of any backend, or None;
+        also None for that baseline itself.
+      best_baseline: The case that ``efficiency_of_best`` is relative to, or None.
+      baseline: The case that S and E are relative to, or None if it is not planned.
+      is_baseline: Whether this is the baseline itself (S = n_b by definition).
+      is_oversubscribed: More replicas than cores: shown, but no evidence on scaling.
+      missing_reason: Why a figure is missing; empty if none is.
+    """
+
+    case: Case
+    mode: ScalingMode
+    backend: str
+    num_replicas: int
+    throughput: Estimate | None
+    speedup: Estimate | None
+    efficiency: Estimate | None
+    efficiency_of_best: Estimate | None
+    best_baseline: Case | None
+    baseline: Case | None
+    is_baseline: bool
+    is_oversubscribed: bool
+    missing_reason: str
+
+    @property
+    def is_crossed_out(self) -> bool:
+        """Whether its replicas do not match one, so that it has no figures."""
+        return bool(self.case.why_unmatched)
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the throughput."""
+        return tuple(entry.trial_id for entry in self.case.ok_entries)
+
+    @property
+    def ratio_trial_ids(self) -> tuple[str, ...]:
+        """Trials behind speedup and efficiencies: the baselines' too."""
+        others = []
+        if not (self.is_baseline or self.speedup is None):
+            others.append(self.baseline)
+        if self.efficiency_of_best is not None:
+            others.append(self.best_baseline)
+        entries = {
+            entry.trial_id for case in others if case for entry in case.ok_entries
+        }
+        return self.trial_ids + tuple(sorted(entries - set(self.trial_ids)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """Throughput of one backend over another, all else equal.
+
+    Attributes:
+      first: Case of the numerator.
+      second: Case of the denominator.
+      modes: Scaling modes that have both cases.
+      ratio: X(first) / X(second), or None if one side has no ok trial.
+      is_oversubscribed: Whether either side is.
+    """
+
+    first: Case
+    second: Case
+    modes: tuple[ScalingMode, ...]
+    ratio: Estimate | None
+    is_oversubscribed: bool
+
+    @property
+    def trial_ids(self) -> tuple[str, ...]:
+        """Trials behind the ratio."""
+        entries = (*self.first.ok_entries, *self.second.ok_entries)
+        return tuple(entry.trial_id for entry in entries)
+
+
+def throughput_of(entry: Entry) -> float:
+    """Examples of the global batch per second in the measured window of one trial."""
+    return entry.result.examples_per_sec
+
+
+def time_to_first_step_of(entry: Entry) -> float:
+    """Seconds until every process has finished step 1, that is, of the slowest one."""
+    return max(rank.time_to_first_step_sec for rank in entry.result.ranks)
+
+
+def peak_memory_of(entry: Entry) -> int:
+    """Peak memory in bytes, summed over the processes of one trial."""
+    return sum(rank.peak_memory_bytes for rank in entry.result.ranks)
+
+
+def flop_utilisation_of(entry: Entry) -> float:
+    """Model FLOP utilisation of one trial; 0 where it was not measured.
+
+    Throughput times the model's floating-point operations per example, over the peak
+    rate of the devices of all processes (``harness/trial/peak.py``).
+    """
+    result = entry.result
+    peaks = [rank.peak_flops_per_sec or 0.0 for rank in result.ranks]
+    if not all(peaks) or not result.flops_per_example:
+        return 0.0
+    return result.examples_per_sec * result.flops_per_example / math.fsum(peaks)
+
+
+def values(case: Case, metric: Callable[[Entry], float]) -> Mapping[Key, float]:
+    """Returns a figure of every ok trial of a case, by repetition."""
+    return {entry.key: metric(entry) for entry in case.ok_entries}
+
+
+def estimate(
+    case: Case, metric: Callable[[Entry], float], *, unit: str
+) -> Estimate | None:
+    """Estimates a figure of a case, or None if no trial is ok."""
+    found = values(case, metric)
+    if not found:
+        return None
+    if metric is throughput_of and case.is_in_relay:
+        logs = [
+            [math.log(rate) for rate in entry.result.rates.values()]
+            for entry in case.ok_entries
+        ]
+        return _from_generations(case, logs, unit=unit)
+    return statistics.geometric_mean(list(found.values()), unit=unit)
+
+
+def _from_generations(
+    case: Case, logs: Sequence[Sequence[float]], *, unit: str = ""
+) -> Estimate:
+    """Estimates a figure from the logarithms of each generation's rounds."""
+    if len(logs) == 1:
+        return generations.these_processes_only(logs[0], unit=unit)
+    means = [generations.mean(of) for of in logs]
+    return generations.over_generations(
+        means, unit=unit, is_stopped_on_width=case.is_stopped_on_width
+    )
+
+
+def turn_logs(first: Case, second: Case) -> list[tuple[float, ...]]:
+    """Returns ln(X(first) / X(second)) of each round, by generation that has both."""
+    there = {entry.key: entry.result.rates for entry in second.ok_entries}
+    logs = [
+        generations.log_ratios(entry.result.rates, there[entry.key])
+        for entry in first.ok_entries
+        if entry.key in there
+    ]
+    return [of for of in logs if of]
+
+
+def throughput_ratio(first: Case, second: Case) -> Estimate | None:
+    """Estimates X(first) / X(second), or None if one side has no ok trial.
+
+    In a relay, turns of the same round are compared; None if no round has both.
+    """
+    if first.is_in_relay and second.is_in_relay:
+        logs = turn_logs(first, second)
+        return _from_generations(first, logs) if logs else None
+    numerator = values(first, throughput_of)
+    denominator = values(second, throughput_of)
+    if not numerator or not denominator:
+        return None
+    return statistics.ratio(dict(numerator), dict(denominator))
+
+
+def _best_baselines(
+    index: Mapping[tuple[str, ScalingMode, int], Case], baseline_n: int
+) -> dict[ScalingMode, Case]:
+    """Returns the baseline of each mode with the highest throughput."""
+    best: dict[ScalingMode, tuple[float, Case]] = {}
+    for (_, mode, num_replicas), case in index.items():
+        if num_replicas == baseline_n and case.ok_entries:
+            found = estimate(case, throughput_of, unit="")
+            assert found is not None
+            if mode not in best or found.value > best[mode][0]:
+                best[mode] = found.value, case
+    return {mode: case for mode, (_, case) in best.items()}
+
+
+def _of_best(case: Case, best: Case | None, baseline_n: int) -> Estimate | None:
+    if best is None or best is case or not case.ok_entries:
+        return None
+    relative = throughput_ratio(case, best)
+    if relative is None:
+        return None
+    return relative.scaled(baseline_n / case.spec.num_replicas)
+
+
+def _point(
+    case: Case,
+    mode: ScalingMode,
+    baseline: Case | None,
+    best: Case | None,
+    unit: str,
+    baseline_n: int,
+) -> Point:
+    throughput = estimate(case, throughput_of, unit=f"{unit}/s")
+    is_baseline = case.spec.num_replicas == baseline_n
+    speedup = efficiency = None
+    reason = ""
+    if throughput is None:
+        reason = case.why_unmatched or "no trial of this case is ok"
+    elif is_baseline:
+        reason = "this is the baseline"
+    elif baseline is None or not baseline.ok_entries:
+        which = "is planned" if baseline is None else "is ok"
+        reason = f"no trial of the baseline (n = {baseline_n}) {which}"
+    else:
+        case_index.check_mode(case, baseline, mode)
+        relative = throughput_ratio(case, baseline)
+        if relative is None:
+            reason = "no round has a valid turn of this case and of its baseline"
+        else:
+            speedup = relative.scaled(baseline_n)
+            efficiency = relative.scaled(baseline_n / case.spec.num_replicas)
+    return Point(
+        case=case,
+        mode=mode,
+        backend=case.spec.backend,
+        num_replicas=case.spec.num_replicas,
+        throughput=throughput,
+        speedup=speedup,
+        efficiency=efficiency,
+        efficiency_of_best=_of_best(case, best, baseline_n),
+        best_baseline=best,
+        baseline=baseline,
+        is_baseline=is_baseline,
+        is_oversubscribed=case.is_oversubscribed,
+        missing_reason=reason,
+    )
+
+
+def points(study: Study) -> tuple[Point, ...]:
+    """Returns one point per mode, backend and number of replicas, in that order.
+
+    Modes and backends come in planned order, replicas ascending.
+
+    Raises:
+      ResultsError: Two cases have the same mode, backend and replicas, or a case does
+        not fit the scaling mode in the plan.
+    """
+    index = case_index.by_mode_and_size(study)
+    baseline_n = study.plan.baseline_num_replicas
+    best = _best_baselines(index, baseline_n)
+    modes, backends = study.modes, study.backends
+    keys = sorted(
+        index, key=lambda key: (modes.index(key[1]), backends.index(key[0]), key[2])
+    )
+    return tuple(
+        _point(
+            index[key],
+            key[1],
+            index.get((key[0], key[1], baseline_n)),
+            best.get(key[1]),
+            study.example_unit,
+            baseline_n,
+        )
+        for key in keys
+    )
+
+
+def comparisons(study: Study) -> tuple[Comparison, ...]:
+    """Returns every pair of backends that ran under equal conditions.
+
+    A case that serves both modes is compared once. Pairs are in planned order: the
+    backend named first is the numerator. Pairs whose losses show that they do not
+    compute the same are left out (``results/study/agreement.py``).
+    """
+    index = case_index.by_mode_and_size(study)
+    broken = {pair.case_ids for pair in agreement.of_study(study).broken}
+    found: dict[tuple[str, str], list[ScalingMode]] = {}
+    cases = {case.case_id: case for case in study.cases}
+    sizes = sorted({key[2] for key in index})
+    for num_replicas, mode in itertools.product(sizes, study.modes):
+        present = [
+            index[backend, mode, num_replicas]
+            for backend in study.backends
+            if (backend, mode, num_replicas) in index
+        ]
+        for first, second in itertools.combinations(present, 2):
+            found.setdefault((first.case_id, second.case_id), []).append(mode)
+    return tuple(
+        Comparison(
+            first=cases[first],
+            second=cases[second],
+            modes=tuple(modes),
+            ratio=throughput_ratio(cases[first], cases[second]),
+            is_oversubscribed=(
+                cases[first].is_oversubscribed or cases[second].is_oversubscribed
+            ),
+        )
+        for (first, second), modes in found.items()
+        if (first, second) not in broken
+    )

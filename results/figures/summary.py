@@ -1,0 +1,224 @@
+"""A study as plain data, for ``--json`` and other programs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from results.figures import explain, learning_gains, scaling, scaling_laws
+from results.study import agreement, matching
+from results.study import study as study_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.statistics.statistics import Estimate
+    from results.store.store import Store
+
+SUMMARY_VERSION = 1
+
+
+def _estimate(estimate: Estimate | None) -> dict[str, Any] | None:
+    return None if estimate is None else dataclasses.asdict(estimate)
+
+
+def _of_positive(
+    case: study_module.Case, metric: Callable[[study_module.Entry], float], unit: str
+) -> dict[str, Any] | None:
+    """Estimates a figure where zero stands for "could not be read"."""
+    found = scaling.values(case, metric).values()
+    if not found or min(found) <= 0:
+        return None
+    return _estimate(scaling.estimate(case, metric, unit=unit))
+
+
+def _point(point: scaling.Point) -> dict[str, Any]:
+    case = point.case
+    return {
+        "backend": point.backend,
+        "mode": point.mode.value,
+        "num_replicas": point.num_replicas,
+        "per_replica_batch_size": case.spec.per_replica_batch_size,
+        "global_batch_size": case.spec.global_batch_size,
+        "is_baseline": point.is_baseline,
+        "is_oversubscribed": point.is_oversubscribed,
+        "throughput": _estimate(point.throughput),
+        "speedup": _estimate(point.speedup),
+        "efficiency": _estimate(point.efficiency),
+        "efficiency_of_best": _estimate(point.efficiency_of_best),
+        "time_to_first_step": _of_positive(case, scaling.time_to_first_step_of, "s"),
+        "peak_memory": _of_positive(case, scaling.peak_memory_of, "bytes"),
+        "flop_utilisation": _of_positive(case, scaling.flop_utilisation_of, ""),
+        "missing_reason": point.missing_reason,
+        "num_planned": len(case.entries),
+        "trial_ids": list(point.trial_ids),
+    }
+
+
+def _comparison(comparison: scaling.Comparison) -> dict[str, Any]:
+    return {
+        "first": comparison.first.spec.backend,
+        "second": comparison.second.spec.backend,
+        "num_replicas": comparison.first.spec.num_replicas,
+        "modes": [mode.value for mode in comparison.modes],
+        "is_oversubscribed": comparison.is_oversubscribed,
+        "ratio": _estimate(comparison.ratio),
+        "trial_ids": list(comparison.trial_ids),
+    }
+
+
+def _agreements(found: agreement.Agreements) -> dict[str, Any]:
+    return {
+        "num_steps": agreement.NUM_STEPS,
+        "tolerance": agreement.TOLERANCE,
+        "repeats_itself": found.repeats_itself,
+        "pairs": [
+            {
+                "first": pair.first.spec.backend,
+                "second": pair.second.spec.backend,
+                "num_replicas": pair.first.spec.num_replicas,
+                "per_replica_batch_size": pair.first.spec.per_replica_batch_size,
+                "largest_relative_difference": pair.difference,
+                "n": pair.num_pairs,
+                "holds": pair.holds,
+            }
+            for pair in found.pairs
+        ],
+    }
+
+
+def _match(match: matching.Match) -> dict[str, Any]:
+    return {
+        "backend": match.backend,
+        "num_replicas": match.num_replicas,
+        "outcome": match.outcome.value,
+        "reason": match.reason,
+        "global_batch_size": match.global_batch_size,
+        "num_steps": matching.NUM_STEPS,
+        # JSON has no infinity: a side that lacks losses or a change.
+        "loss_difference": _finite(match.loss_difference),
+        "loss_tolerance": matching.LOSS_TOLERANCE,
+        "change_difference": _finite(match.change_difference),
+        "change_tolerance": match.change_tolerance,
+        "changed": match.changed,
+        "remark": match.remark,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _quality_run(entry: study_module.Entry) -> dict[str, Any]:
+    spec, point = entry.spec, entry.result.curve[-1]
+    return {
+        "backend": spec.backend,
+        "num_replicas": spec.num_replicas,
+        "global_batch_size": spec.global_batch_size,
+        "budget": str(spec.budget),
+        "num_steps": point.num_steps,
+        "num_examples": point.num_examples,
+        "train_time_sec": point.train_time_sec,
+        "reached": [metric.model_dump(mode="json") for metric in point.quality],
+        "trial_ids": [entry.trial_id],
+    }
+
+
+def _explained(item: explain.Explained) -> dict[str, Any]:
+    spec = item.case.spec
+    return {
+        "backend": spec.backend,
+        "num_replicas": spec.num_replicas,
+        "per_replica_batch_size": spec.per_replica_batch_size,
+        "lost_time": None if item.lost is None else dataclasses.asdict(item.lost),
+        "missing_reason": item.reason,
+        "trial_ids": list(item.trial_ids),
+    }
+
+
+def _laws(found: scaling_laws.CurveLaws) -> dict[str, Any]:
+    return {
+        "backend": found.backend,
+        "mode": found.mode.value,
+        "serial_fractions": [
+            {"num_replicas": n, **dataclasses.asdict(fraction)}
+            for n, fraction in sorted(found.fractions.items())
+        ],
+        "trend": found.trend,
+        "fits": [dataclasses.asdict(fit) for fit in found.fits],
+        "refusal": found.refusal,
+    }
+
+
+def _gains(found: learning_gains.Gains) -> dict[str, Any]:
+    return {
+        "metric": found.metric,
+        "backend": found.backend,
+        "target": found.target,
+        "is_higher_better": found.is_higher_better,
+        "cases": [
+            {
+                "num_replicas": gain.case.spec.num_replicas,
+                "better": None
+                if gain.better is None
+                else dataclasses.asdict(gain.better),
+                "seconds_to_target": dataclasses.asdict(gain.seconds),
+                "examples_to_target": dataclasses.asdict(gain.examples),
+                "trial_ids": [entry.trial_id for entry in gain.case.entries],
+            }
+            for gain in found.cases
+        ],
+    }
+
+
+def summarize(study: study_module.Study) -> dict[str, Any]:
+    """Returns the figures of a study; every value has unit, n, low and high."""
+    points = scaling.points(study)
+    states = collections.Counter(entry.state for entry in study.planned)
+    return {
+        "summary_version": SUMMARY_VERSION,
+        "study": study.plan.study,
+        "baseline_num_replicas": study.plan.baseline_num_replicas,
+        "repeats": study.plan.repeats,
+        "coverage": {"planned": len(study.planned), **dict(sorted(states.items()))},
+        "points": [_point(point) for point in points],
+        "comparisons": [_comparison(item) for item in scaling.comparisons(study)],
+        "agreement": _agreements(agreement.of_study(study)),
+        "matches": [_match(match) for match in study.matches],
+        "lost_time": [_explained(item) for item in explain.explain(study)],
+        "laws": [
+            _laws(found)
+            for found in scaling_laws.of_points(
+                points, study.plan.baseline_num_replicas
+            )
+        ],
+        "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
+        "quality_runs": [
+            _quality_run(entry)
+            for run in study.quality_runs
+            for entry in run.ok_entries
+        ],
+        "failures": [
+            {"trial_id": entry.trial_id, "state": entry.state, "reason": entry.reason}
+            for entry in study.planned
+            if not entry.is_ok
+        ],
+        "problems": [
+            {
+                "path": problem.label,
+                "reason": problem.reason,
+            }
+            for problem in study.problems
+        ],
+    }
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """Reads a study and returns its figures as plain data (JSON-able).
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory.
+    """
+    return summarize(study_module.load_study(store))

@@ -1,0 +1,1 @@
+"""Verdicts: gates, comparisons, and what they can find."""

@@ -1,0 +1,236 @@
+"""A gate: every case of a change beside the same case of its baseline, judged.
+
+The baseline is another revision, measured in the same rounds, or a stored study. That
+is weaker: its rounds are not those of the change, so nothing cancels.
+
+The verdict of a gate is the worst of its cases. There is none on a machine that
+disturbed too many turns, and none where the twin (one case measured twice) differs from
+its case: a design that finds a difference between equal programs can find any.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results.figures import relay
+from results.judging import gate_metrics
+from results.statistics import judge
+from results.statistics.judge import Verdict
+from results.study import study_match
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.figures.relay import TurnCounts, Twin
+    from results.judging.gate_metrics import Judged, Metric
+    from results.statistics.judge import Judgement
+    from results.study.study import Case, Study
+
+WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedCase:
+    """One case of the change.
+
+    Attributes:
+      case: The case.
+      baseline: The same case of the baseline.
+      judgement: The verdict; None where either side has fewer than two generations.
+      reason: Why there is no verdict; empty if there is.
+    """
+
+    case: Case
+    baseline: Case
+    judgement: Judgement | None
+    reason: str = ""
+
+    @property
+    def name(self) -> str:
+        """Backend, replicas and scaling modes."""
+        return name_of(self.case)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedBenchmark:
+    """One micro-benchmark of the change, without a case.
+
+    Attributes:
+      name: Of the benchmark.
+      judgement: The verdict; None where either side has fewer than two generations.
+      reason: Why there is no verdict; empty if there is.
+    """
+
+    name: str
+    judgement: Judgement | None
+    reason: str = ""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """A gate after measuring.
+
+    Attributes:
+      metric: What was judged.
+      baseline: Its name: a revision, or a study.
+      delta: The slowdown that matters, as a ratio.
+      alpha: The probability that a slowdown of exactly ``delta`` passes.
+      cases: In planned order.
+      twin: The case that was measured twice; None where none was.
+      turns: How many turns were void.
+      is_weaker: Whether the baseline is a stored study.
+      differences: What differs between the studies although it must not, one line
+        each; such a gate is shown and does not pass.
+      failures: Trials that are not ok, one line each.
+      num_ok: Trials that are.
+    """
+
+    metric: Judged
+    baseline: str
+    delta: float
+    alpha: float
+    cases: tuple[JudgedCase | JudgedBenchmark, ...]
+    twin: Twin | None
+    turns: TurnCounts
+    is_weaker: bool = False
+    differences: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    num_ok: int = 0
+
+    @property
+    def why_unfit(self) -> str:
+        """Why the measurement gives no verdict; empty if it does."""
+        if self.turns.is_unfit:
+            return (
+                f"{self.turns.num_void} of {self.turns.num_turns} turns are void"
+                f" ({self.turns.reasons[0][0]}), more than {relay.MOST_VOID:.0%}"
+            )
+        if self.twin is not None and self.twin.differs:
+            ratio = self.twin.strict
+            assert ratio is not None
+            return (
+                f"the twin of {name_of(self.twin.case)} differs from it: ratio"
+                f" {ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]"
+                f" ({ratio.confidence:.0%}) of equal programs"
+            )
+        return ""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst verdict of the cases; None if there is none of the whole.
+
+        A case without a verdict makes the whole inconclusive, and so does a baseline
+        that is not comparable, unless another case regresses.
+        """
+        if self.why_unfit or not self.cases:
+            return None
+        found = {
+            Verdict.INCONCLUSIVE if case.judgement is None else case.judgement.verdict
+            for case in self.cases
+        }
+        if self.differences:
+            found.add(Verdict.INCONCLUSIVE)
+        return next(verdict for verdict in WORST_FIRST if verdict in found)
+
+
+def name_of(case: Case) -> str:
+    """Returns backend, replicas and scaling modes of a case."""
+    modes = "+".join(mode.value for mode in case.modes)
+    return f"{case.spec.backend} x{case.spec.num_replicas}, {modes}"
+
+
+def of_revisions(
+    study: Study, metric: Metric, *, baseline: str, delta: float, alpha: float
+) -> Gate:
+    """Judges a study that holds every case twice: of this tree, and of a revision.
+
+    Raises:
+      ResultsError: ``delta`` or ``alpha`` is out of range.
+    """
+    others = {study_match.key_of(case): case for case in study.other_revisions}
+    judged = []
+    for case in study.cases:
+        other = others[study_match.key_of(case)]
+        logs = gate_metrics.log_ratios(case, other, metric)
+        slowdowns = logs if metric.is_cost else [-log for log in logs]
+        if len(slowdowns) < judge.FEWEST_GENERATIONS:
+            judged.append(_without_verdict(case, other, len(slowdowns)))
+            continue
+        judgement = judge.judge(slowdowns, delta=delta, alpha=alpha)
+        judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
+    return conclude(study, metric, baseline, delta, alpha, judged)
+
+
+def of_studies(
+    study: Study,
+    stored: Study,
+    metric: Metric,
+    *,
+    baseline: str,
+    delta: float,
+    alpha: float,
+) -> Gate:
+    """Judges a study of this tree against a stored one.
+
+    Raises:
+      ResultsError: No case is in both, or ``delta`` or ``alpha`` is out of range.
+    """
+    judged = []
+    differences = list(study_match.differences(study, stored))
+    sign = 1.0 if metric.is_cost else -1.0
+    for case, other in study_match.pairs(study, stored):
+        differences += study_match.settings(case, other)
+        here = [sign * log for log in gate_metrics.logs(case, metric)]
+        there = [sign * log for log in gate_metrics.logs(other, metric)]
+        fewest = min(len(here), len(there))
+        if fewest < judge.FEWEST_GENERATIONS:
+            judged.append(_without_verdict(case, other, fewest))
+            continue
+        judgement = judge.judge_groups(here, there, delta=delta, alpha=alpha)
+        judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
+    gate = conclude(study, metric, baseline, delta, alpha, judged)
+    return dataclasses.replace(
+        gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
+    )
+
+
+def _without_verdict(case: Case, other: Case, number: int) -> JudgedCase:
+    return JudgedCase(
+        case=case,
+        baseline=other,
+        judgement=None,
+        reason=(
+            f"{number} generation(s) have both, a verdict needs"
+            f" {judge.FEWEST_GENERATIONS} or more"
+        ),
+    )
+
+
+def conclude(
+    study: Study,
+    metric: Metric,
+    baseline: str,
+    delta: float,
+    alpha: float,
+    judged: Sequence[JudgedCase],
+) -> Gate:
+    """Returns the gate of cases that are judged, with what failed in the study."""
+    failures = tuple(
+        f"{entry.spec.backend} x{entry.spec.num_replicas}"
+        f"{' of ' + entry.spec.revision if entry.spec.revision else ''}, repetition"
+        f" {entry.spec.repetition_index}: {entry.state}: {entry.reason}"
+        for entry in study.planned
+        if not entry.is_ok
+    )
+    return Gate(
+        metric=metric,
+        baseline=baseline,
+        delta=delta,
+        alpha=alpha,
+        cases=tuple(judged),
+        twin=relay.twin_of(study),
+        turns=relay.count_turns(study),
+        failures=failures,
+        num_ok=sum(entry.is_ok for entry in study.planned),
+    )

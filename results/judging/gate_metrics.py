@@ -1,0 +1,136 @@
+"""Figures that can be compared between generations, and their log ratios.
+
+A *generation* is one repetition: fresh processes of every case. In a relay, a
+throughput is compared turn by turn within rounds; every other figure exists once per
+process, so it is compared process by process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from results import errors
+from results.figures import learning_gains, scaling
+from results.statistics import generations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from results.study.study import Case, Entry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judged:
+    """A figure that can be judged.
+
+    Attributes:
+      name: As on the command line.
+      is_cost: Whether less of it is better.
+      worse: What a change is that makes it worse: slower, larger, or worse.
+      is_quality: Whether it is what a quality run has learned.
+    """
+
+    name: str
+    is_cost: bool
+    worse: str
+    is_quality: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Metric(Judged):
+    """A figure of a trial.
+
+    Attributes:
+      of: Its value in a trial that is ok.
+    """
+
+    of: Callable[[Entry], float]
+
+
+THROUGHPUT = Metric(
+    name="throughput", is_cost=False, of=scaling.throughput_of, worse="slower"
+)
+FIRST_STEP = "time_to_first_step"
+METRICS = {
+    metric.name: metric
+    for metric in (
+        THROUGHPUT,
+        Metric(
+            name=FIRST_STEP,
+            is_cost=True,
+            of=scaling.time_to_first_step_of,
+            worse="slower",
+        ),
+        Metric(
+            name="peak_memory", is_cost=True, of=scaling.peak_memory_of, worse="larger"
+        ),
+    )
+}
+QUALITY_METRICS = {
+    name: Metric(
+        name=name,
+        is_cost=not is_higher_better,
+        of=functools.partial(learning_gains.reached, metric=name),
+        worse="worse",
+        is_quality=True,
+    )
+    for name, is_higher_better in learning_gains.IS_HIGHER_BETTER.items()
+}
+"""What quality runs have learned; ``results/judging/quality_gate.py`` judges it."""
+
+
+def metric_of(name: str) -> Metric:
+    """Returns a metric of speed or memory by its name.
+
+    Raises:
+      ResultsError: It is unknown, or is judged by another rule.
+    """
+    metric = METRICS.get(name)
+    if metric is not None:
+        return metric
+    allowed = ", ".join(METRICS)
+    if name in QUALITY_METRICS:
+        raise errors.ResultsError(
+            f"metric {name!r} is a figure of quality runs, which differ by seed, not by"
+            f" generation, so this verb has no ratio of it; allowed are {allowed}; see"
+            " 'Learning' in the report of a sweep with --budget, or use gate --metric"
+            f" {name}"
+        )
+    raise errors.ResultsError(f"unknown metric {name!r}; allowed are {allowed}")
+
+
+def metric_of_gate(name: str) -> Metric:
+    """Returns a metric that a gate judges, of speed, memory or quality.
+
+    Raises:
+      ResultsError: It is unknown.
+    """
+    known = METRICS | QUALITY_METRICS
+    if name not in known:
+        raise errors.ResultsError(
+            f"unknown metric {name!r}; allowed are {', '.join(known)}"
+        )
+    return known[name]
+
+
+def log_ratios(first: Case, second: Case, metric: Metric) -> list[float]:
+    """Returns ln(first / second) of each generation that has both, in order."""
+    if metric.name == THROUGHPUT.name and first.is_in_relay and second.is_in_relay:
+        turns = scaling.turn_logs(first, second)
+        return [generations.mean(of) for of in turns]
+    here, there = _positive(first, metric), _positive(second, metric)
+    return [math.log(here[key]) - math.log(there[key]) for key in here if key in there]
+
+
+def logs(case: Case, metric: Metric) -> list[float]:
+    """Returns ln(value) of each generation, for two groups that are not paired."""
+    return [math.log(value) for value in _positive(case, metric).values()]
+
+
+def _positive(case: Case, metric: Metric) -> dict[tuple[int, int], float]:
+    """Returns values by repetition; zero stands for "could not be read"."""
+    found = scaling.values(case, metric.of)
+    return {key: value for key, value in found.items() if value > 0}

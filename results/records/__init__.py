@@ -1,0 +1,1 @@
+"""Records: what a study holds on disk, its schema and its bounds."""

@@ -1,0 +1,144 @@
+"""Records of how a study is measured: order, turns, controls, the primary contrast.
+
+In a *relay*, the processes of all cases of one repetition (a *generation*) are alive at
+once and take *turns*, in an order that is shuffled every *round*; in a *sequential*
+study, each trial has the machine to itself and one contiguous window. See
+``docs/measuring.md``.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+from pydantic import Field
+
+from results.records import limits
+from results.records.bounds import (
+    Amount,
+    Fraction,
+    Index,
+    Line,
+    Nanoseconds,
+    Steps,
+    Total,
+    TrialId,
+)
+from results.records.gpu_record import GpuUses
+from results.records.record_base import Record
+
+MAX_ATTEMPTS = 3
+"""Attempts at one turn: a void turn is repeated up to twice in its round."""
+
+
+class Order(str, Enum):
+    """How the trials of one repetition share the machine."""
+
+    SEQUENTIAL = "sequential"
+    RELAY = "relay"
+
+
+class Control(str, Enum):
+    """What a trial leaves out, to explain what the case itself costs.
+
+    ``twin`` leaves out nothing: the same case again, whose ratio to it must include 1.
+    ``input_only`` leaves out the step itself, and only reads its batches; ``no_update``
+    what a step does with its gradients after they were summed. ``match`` is not timed:
+    it runs the first steps, to match N replicas with one.
+    """
+
+    NONE = "none"
+    TWIN = "twin"
+    SOLO = "solo"
+    NOSYNC = "nosync"
+    SYNTHETIC = "synthetic"
+    INPUT_ONLY = "input_only"
+    NO_UPDATE = "no_update"
+    MATCH = "match"
+
+
+class Allocator(str, Enum):
+    """What glibc does with freed memory: by its own rules, or keep all of it."""
+
+    DEFAULT = "default"
+    KEEP = "keep"
+
+
+class Turn(Record):
+    """One turn of a trial in a relay; void turns are kept, and count nowhere."""
+
+    round_index: Index
+    attempt: int = Field(ge=0, lt=MAX_ATTEMPTS)
+    start_ns: Nanoseconds = Field(description="latest start over ranks")
+    end_ns: Nanoseconds = Field(description="latest end over ranks")
+    num_steps: Steps
+    foreign_cpu_fraction: Fraction | None = Field(
+        default=None, description="of the trial's cores, used by other processes"
+    )
+    stolen_cpu_fraction: Fraction | None = Field(
+        default=None, description="of the trial's cores, given to other guests"
+    )
+    run_delay_sec: Amount | None = Field(
+        default=None, description="runnable threads of the trial waited for a core"
+    )
+    user_sec: Amount = 0.0
+    system_sec: Amount = 0.0
+    minor_faults: Total = 0
+    major_faults: Total = 0
+    involuntary_switches: Total = 0
+    num_throttled: Total | None = None
+    num_retraces: Total = 0
+    gpus: GpuUses = Field(default=(), description="of the trial, within the turn")
+    void_reason: Line = Field(default="", description="empty if the turn is valid")
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether figures may use it."""
+        return not self.void_reason
+
+    @property
+    def time_sec(self) -> float:
+        """Duration, never zero."""
+        return max((self.end_ns - self.start_ns) / 1e9, limits.MIN_SEC)
+
+
+Turns = Annotated[tuple[Turn, ...], Field(max_length=limits.MAX_STEPS)]
+
+
+class Contrast(Record):
+    """The one comparison that a study is planned for; all others are secondary."""
+
+    first_case_id: TrialId
+    second_case_id: TrialId
+    text: Line = Field(description="in words, such as 'in_graph / tf_mirrored, x2'")
+
+
+class Measuring(Record):
+    """How long a study measures, and what for."""
+
+    order: Order = Order.SEQUENTIAL
+    minutes: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
+        default=None, description="of a relay: all generations, start-up included"
+    )
+    generation_sec: Annotated[float, Field(gt=0, le=limits.MAX_SEC)] | None = Field(
+        default=None, description="of one generation of a relay"
+    )
+    max_rounds: Steps | None = Field(
+        default=None, description="of one generation of a relay"
+    )
+    target: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="half width of the primary contrast to stop at"
+    )
+    primary: Contrast | None = None
+    efficiency_target: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="parallel efficiency that verdicts test"
+    )
+
+
+def valid_rates(turns: tuple[Turn, ...], global_batch_size: int) -> dict[int, float]:
+    """Returns examples per second by round, of the valid turns of a trial."""
+    return {
+        turn.round_index: global_batch_size * turn.num_steps / turn.time_sec
+        for turn in turns
+        if turn.is_valid
+    }

@@ -1,0 +1,350 @@
+"""The records of one study, as they are stored on disk.
+
+History of ``SCHEMA_VERSION``:
+
+1. First version.
+2. Quality runs: ``TrialSpec.budget`` and ``TrialResult.curve``;
+   ``QualityMetric.protocol``.
+3. ``TrialResult.window_metrics`` and ``QualityPoint.num_environment_steps``.
+4. Relays: ``TrialSpec.order``, ``control``, ``allocator``, ``variables``;
+   ``revision``; ``TrialResult.turns``; ``Plan.measuring``; the status ``void``;
+   ``Environment.machine_state`` and ``gpu_uses``; ``TrialResult.flops_per_example``;
+   ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``;
+   ``Plan.matching`` and ``TrialResult.changes``.
+5. ``Plan.draws_random_numbers``.
+
+Every record is immutable, rejects unknown fields and values outside the bounds
+of ``results/records/bounds.py``, and carries its version. Names and units follow
+``docs/glossary.md``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from enum import Enum
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from results.records import bounds, limits
+from results.records.bounds import (
+    Amount,
+    BatchSize,
+    Cores,
+    Fraction,
+    GlobalBatchSize,
+    Index,
+    Line,
+    Name,
+    OptionValue,
+    Real,
+    Repeats,
+    Replicas,
+    Seconds,
+    Seed,
+    Steps,
+    Text,
+    Total,
+    TrialId,
+)
+from results.records.gpu_record import GpuUses
+from results.records.machine_record import MachineState
+from results.records.match_record import Changes
+from results.records.measuring import (
+    Allocator,
+    Contrast,
+    Control,
+    Measuring,
+    Order,
+    Turn,
+    Turns,
+    valid_rates,
+)
+from results.records.quality_records import (
+    Budget,
+    BudgetUnit,
+    Metrics,
+    QualityMetric,
+    QualityPoint,
+)
+from results.records.record_base import Record
+from results.records.status_record import Failure, Phase, StatusRecord, TrialStatus
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Allocator",
+    "Budget",
+    "BudgetUnit",
+    "Contrast",
+    "Control",
+    "Environment",
+    "Failure",
+    "Matching",
+    "Measuring",
+    "OptionValue",
+    "Order",
+    "Phase",
+    "Placement",
+    "Plan",
+    "PlannedTrial",
+    "QualityMetric",
+    "QualityPoint",
+    "RankTimes",
+    "Record",
+    "SanityCheck",
+    "ScalingMode",
+    "StatusRecord",
+    "TrialResult",
+    "TrialSpec",
+    "TrialStatus",
+    "Turn",
+]
+
+SCHEMA_VERSION = 5
+
+CpuSet = Annotated[
+    tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
+    Field(max_length=limits.MAX_REPLICAS),
+]
+StepTimes = Annotated[
+    tuple[Seconds, ...], Field(min_length=1, max_length=limits.MAX_STEPS)
+]
+
+
+class ScalingMode(str, Enum):
+    """How total work depends on replicas: weak grows it, strong keeps it fixed."""
+
+    WEAK = "weak"
+    STRONG = "strong"
+
+
+class TrialSpec(Record):
+    """The configuration of one trial; its content hash is the trial's id.
+
+    A case is everything but ``repetition_index`` and ``seed``. The scaling mode is not
+    part of it: the baseline with one replica serves both weak and strong scaling. A
+    trial with a budget is a quality run: after its measured window it continues to
+    train.
+    """
+
+    schema_version: Literal[5] = 5
+    workload: Name
+    workload_version: Name
+    code_digest: Name = Field(description="digest of the measured code")
+    preset: Name
+    data: Line
+    backend: Name
+    device: Literal["cpu", "gpu"] = "cpu"
+    num_replicas: Replicas
+    per_replica_batch_size: BatchSize
+    global_batch_size: GlobalBatchSize
+    cores_per_replica: Cores
+    num_warmup_steps: Steps
+    num_measured_steps: Steps | None = Field(
+        description="None in a relay: as many as fit into its turns"
+    )
+    steps_per_sync: Steps = Field(
+        default=1, description="steps that are queued before their losses are read"
+    )
+    order: Order = Order.SEQUENTIAL
+    control: Control = Control.NONE
+    allocator: Allocator = Allocator.DEFAULT
+    variables: dict[Name, Line] = Field(
+        default_factory=dict,
+        max_length=1_000,
+        description="environment variables that can change the numbers",
+    )
+    revision: Name = Field(
+        default="", description="whose code runs; empty for the tree of the harness"
+    )
+    is_evaluated: bool = Field(description="whether held-out quality is measured")
+    budget: Budget | None = None
+    options: dict[Name, OptionValue] = Field(default_factory=dict, max_length=1_000)
+    repetition_index: Index
+    seed: Seed
+
+
+class PlannedTrial(Record):
+    """One trial of a plan and the scaling modes that its case serves."""
+
+    trial_id: TrialId
+    case_id: TrialId
+    modes: tuple[ScalingMode, ...] = Field(min_length=1, max_length=2)
+    spec: TrialSpec
+
+
+class Matching(Record):
+    """What shows that N replicas of a study match one, before a number counts."""
+
+    trials: tuple[PlannedTrial, ...] = Field(
+        default=(), max_length=limits.MAX_TRIALS, description="stored apart, not timed"
+    )
+    not_checked: dict[Name, Line] = Field(
+        default_factory=dict, max_length=1_000, description="reasons, by backend"
+    )
+    remarks: dict[Name, Line] = Field(
+        default_factory=dict,
+        max_length=1_000,
+        description="what is changed to make them comparable, by backend",
+    )
+
+
+class Plan(Record):
+    """The trials of a study, in execution order."""
+
+    schema_version: Literal[5] = 5
+    study: Name
+    created_at: Name = Field(description="RFC 3339, UTC")
+    command: tuple[Text, ...] = Field(max_length=10_000)
+    baseline_num_replicas: Replicas
+    repeats: Repeats
+    seed: Seed
+    timeout_sec: Seconds
+    data_dir: Line | None = Field(
+        default=None, description="directory of TFDS data sets, if not that of TFDS"
+    )
+    measuring: Measuring = Measuring()
+    matching: Matching | None = Field(
+        default=None, description="None if an earlier version made the plan"
+    )
+    draws_random_numbers: bool = Field(
+        default=False,
+        description="whether steps do, so that losses of backends are not comparable",
+    )
+    trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
+
+
+class Placement(Record):
+    """Cores and threads of a trial's processes."""
+
+    cpusets: tuple[CpuSet, ...] = Field(
+        max_length=2 * limits.MAX_REPLICAS,
+        description="per process, disjoint where processes run replicas",
+    )
+    cores_per_replica: Cores
+    num_intra_op_threads: Cores
+    num_inter_op_threads: Cores
+    num_available_cores: Cores
+    cgroup_quota_cores: Amount | None = None
+    is_oversubscribed: bool
+    device_sharing: Literal["exclusive", "shared"]
+
+
+class Environment(Record):
+    """Facts about the machine and software of one trial, without the host name."""
+
+    schema_version: Literal[5] = 5
+    fingerprint: Name = Field(
+        description="hash of the facts that must match to compare"
+    )
+    cpu_model: Name
+    num_physical_cores: Cores | None
+    num_logical_cores: Cores
+    memory_bytes: Total
+    gpus: tuple[Name, ...] = Field(default=(), max_length=1_000)
+    kernel: Name
+    python_version: Name
+    packages: dict[Name, Name] = Field(max_length=1_000)
+    environment_variables: dict[Name, Text] = Field(
+        default_factory=dict, max_length=1_000
+    )
+    load_average_before: Amount | None = None
+    load_average_after: Amount | None = None
+    canary_before_sec: Amount | None = None
+    canary_after_sec: Amount | None = None
+    foreign_cpu_fraction: Fraction | None = Field(
+        default=None, description="CPU time of other processes during the trial, 0..1"
+    )
+    stolen_cpu_fraction: Fraction | None = Field(
+        default=None, description="CPU time given to other guests of the hypervisor"
+    )
+    gpu_uses: GpuUses = Field(
+        default=(), description="of the trial's GPUs, over the measured window"
+    )
+    machine_state: MachineState | None = None
+    placement: Placement
+
+    @property
+    def machine_name(self) -> str:
+        """The machine in words: its processor, cores and GPUs."""
+        cores = f"{self.placement.num_available_cores} cores"
+        return ", ".join([self.cpu_model, cores, *sorted(set(self.gpus))])
+
+
+class SanityCheck(Record):
+    """One correctness check of a trial; if it failed, the numbers are not used."""
+
+    name: Name
+    is_passed: bool
+    detail: Text
+
+
+class RankTimes(Record):
+    """Step times of one process, in order; nothing is dropped."""
+
+    rank: int = Field(ge=0, lt=limits.MAX_REPLICAS)
+    time_to_first_step_sec: Amount = Field(
+        description="0 where it was not measured: other trials started beside this one"
+    )
+    warmup_step_time_sec: StepTimes
+    step_time_sec: StepTimes
+    window_start_ns: bounds.Nanoseconds = Field(
+        description="CLOCK_MONOTONIC of its machine"
+    )
+    window_end_ns: bounds.Nanoseconds
+    losses: tuple[Real, ...] = Field(
+        max_length=limits.MAX_LOSSES, description="up to the first that is not finite"
+    )
+    peak_memory_bytes: Total
+    peak_flops_per_sec: bounds.FlopRate | None = Field(
+        default=None, description="of matrix products on the devices of the process"
+    )
+
+
+class TrialResult(Record):
+    """Raw observations of a trial that completed."""
+
+    schema_version: Literal[5] = 5
+    trial_id: TrialId
+    example_unit: Name
+    num_parameters: Total
+    flops_per_example: Total | None = Field(
+        default=None, description="of the model in training, two per multiply-add"
+    )
+    global_batch_size: GlobalBatchSize
+    num_measured_steps: Steps
+    window_sec: Seconds = Field(
+        description="latest start to latest end over ranks; on several machines, of"
+        " the slowest rank; in a relay, of all turns"
+    )
+    turns: Turns = ()
+    ranks: tuple[RankTimes, ...] = Field(min_length=1, max_length=limits.MAX_REPLICAS)
+    sanity: tuple[SanityCheck, ...] = Field(max_length=limits.MAX_CHECKS)
+    quality: Metrics = Field(default=(), description="at the end")
+    curve: tuple[QualityPoint, ...] = Field(
+        default=(),
+        max_length=limits.MAX_EVALUATIONS + 1,
+        description="of a quality run",
+    )
+    window_metrics: Metrics = Field(
+        default=(), description="rates that the program recorded in the measured window"
+    )
+    changes: Changes = Field(
+        default=(), description="by the first steps, of a trial that is matched"
+    )
+    collectives: Text = Field(default="", description="the backend's explain() text")
+
+    @property
+    def examples_per_sec(self) -> float:
+        """Throughput: examples of the global batch per second in the window.
+
+        In a relay, the geometric mean over valid turns; there is at least one.
+        """
+        if self.turns:
+            return statistics.geometric_mean(self.rates.values())
+        return self.global_batch_size * self.num_measured_steps / self.window_sec
+
+    @property
+    def rates(self) -> dict[int, float]:
+        """Examples per second of the valid turns, by round; empty without turns."""
+        return valid_rates(self.turns, self.global_batch_size)

@@ -1,0 +1,63 @@
+"""Publishes the JSON Schema of every record: ``python -m results.schema FOLDER``."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import TYPE_CHECKING
+
+from results.records import benchmark_record, records
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MODELS: dict[str, type[records.Record]] = {
+    "plan": records.Plan,
+    "spec": records.TrialSpec,
+    "env": records.Environment,
+    "status": records.StatusRecord,
+    "result": records.TrialResult,
+    "benchmarks": benchmark_record.Benchmarks,
+}
+"""File stem of a record in the store -> its model."""
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+def render(kind: str) -> str:
+    """Returns the JSON Schema of one kind of record, as in the published file."""
+    schema = {
+        "$schema": DIALECT,
+        **MODELS[kind].model_json_schema(mode="validation"),
+    }
+    return json.dumps(schema, indent=2, sort_keys=True, ensure_ascii=True) + "\n"
+
+
+def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Writes ``<kind>.schema.json`` for every kind and returns the paths.
+
+    Raises:
+      OSError: ``folder`` cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for kind in MODELS:
+        path = folder / f"{kind}.schema.json"
+        path.write_text(render(kind), encoding="ascii", newline="\n")
+        paths.append(path)
+    return paths
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command line; returns 2 if it is not called with one folder."""
+    if len(arguments) != 1:
+        sys.stderr.write("error: usage: python -m results.schema FOLDER\n")
+        return 2
+    for path in write_all(pathlib.Path(arguments[0])):
+        sys.stdout.write(f"{path}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""How a trial ended: its status, and the phase and reason of a failure."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal
+
+from pydantic import Field
+
+from results.records import bounds
+from results.records.bounds import Amount, Line, Name, Text, TrialId
+from results.records.record_base import Record
+
+
+class TrialStatus(str, Enum):
+    """How a trial ended.
+
+    ``insane``: a sanity check failed. ``void``: the machine disturbed every turn.
+    """
+
+    OK = "ok"
+    FAILED = "failed"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    INSANE = "insane"
+    SKIPPED = "skipped"
+    VOID = "void"
+
+
+class Phase(str, Enum):
+    """The phases of a trial, in order."""
+
+    LAUNCH = "launch"
+    BUILD = "build"
+    FIRST_STEP = "first_step"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    TRAIN = "train"
+    SANITY = "sanity"
+    REPORT = "report"
+
+
+class Failure(Record):
+    """Why a trial is not ok."""
+
+    phase: Phase
+    reason: Line = Field(description="one line")
+    exception_type: Name | None = None
+    traceback: Text | None = None
+
+
+class StatusRecord(Record):
+    """How a trial ended; written last, so its presence means that the trial is over."""
+
+    schema_version: Literal[5] = 5
+    trial_id: TrialId
+    status: TrialStatus
+    started_at: Name
+    ended_at: Name
+    duration_sec: Amount
+    exit_code: bounds.ExitCode | None = None
+    failure: Failure | None = None

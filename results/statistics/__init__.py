@@ -1,0 +1,1 @@
+"""Statistics: estimates with intervals, and rules that decide."""

@@ -1,0 +1,186 @@
+"""The rule that decides whether a change made something slower, and by how much.
+
+The hypotheses are about ``delta``, the slowdown that matters, not about zero: a change
+passes if it is *shown* to be slower by less than ``delta``. Noise therefore makes a
+gate inconclusive, and no noise makes it pass: a true slowdown of exactly ``delta``
+passes with probability ``alpha``. The one-sided tests at level ``alpha`` are read off
+one interval with confidence 1 - 2 ``alpha`` (Schuirmann, Journal of Pharmacokinetics
+and Biopharmaceutics 15, 1987).
+
+With [low, high] that interval of the log slowdown:
+
+============  ==========================================
+improve       high < 0, a kind of pass
+pass          high < ln(1 + delta)
+regress       low > 0 and high >= ln(1 + delta)
+inconclusive  otherwise
+============  ==========================================
+
+So a slowdown that is certainly there, and certainly smaller than ``delta``, passes; and
+one that is certainly there, and may be as large, is a regression.
+``results/judging/power.py`` has the probability of each verdict.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from typing import TYPE_CHECKING
+
+from results import errors
+from results.statistics import statistics, two_groups
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.statistics.statistics import Estimate
+
+DEFAULT_DELTA = 0.05
+DEFAULT_ALPHA = 0.05
+FEWEST_GENERATIONS = 2
+METHOD = "Student's t over generations of the log slowdown"
+
+
+class Verdict(str, enum.Enum):  # Python 3.10 has no StrEnum
+    """What a gate says."""
+
+    PASS = "pass"  # noqa: S105  # a verdict, no password
+    IMPROVE = "improve"
+    REGRESS = "regress"
+    INCONCLUSIVE = "inconclusive"
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether the change may be merged: an improvement is a kind of pass."""
+        return self in {Verdict.PASS, Verdict.IMPROVE}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Judgement:
+    """A verdict, and what it was derived from.
+
+    Attributes:
+      verdict: What the rule says.
+      slowdown: Ratio, above 1 where the change is slower, with the interval that was
+        judged, whose confidence is 1 - 2 ``alpha``.
+      delta: The slowdown that matters, as a ratio: 0.05 is 5 %.
+      alpha: The probability that a slowdown of exactly ``delta`` passes.
+    """
+
+    verdict: Verdict
+    slowdown: Estimate
+    delta: float
+    alpha: float
+
+
+def check_delta(delta: float) -> None:
+    """Raises ResultsError unless ``delta`` is a ratio that can be judged."""
+    if not 0 < delta <= 1:
+        raise errors.ResultsError(
+            f"delta is {delta!r}, must be more than 0 and at most 1: the slowdown that "
+            "matters, such as 0.05 for 5 %"
+        )
+
+
+def check_alpha(alpha: float) -> None:
+    """Raises ResultsError unless ``alpha`` is the level of a one-sided test."""
+    if not 0 < alpha < 0.5:  # noqa: PLR2004  # an interval of confidence 0 or less
+        raise errors.ResultsError(
+            f"alpha is {alpha!r}, must be more than 0 and less than 0.5: the accepted "
+            "probability of passing a slowdown of delta, such as 0.05"
+        )
+
+
+def verdict_of(low: float, high: float, *, margin: float) -> Verdict:
+    """Returns the verdict on an interval of a loss, such as the log slowdown.
+
+    Args:
+      low: Its lower end; positive where the change is certainly worse.
+      high: Its upper end.
+      margin: The loss that matters, on the same scale: ln(1 + ``delta``) of a log
+        slowdown.
+    """
+    if high < 0:
+        return Verdict.IMPROVE
+    if high < margin:
+        return Verdict.PASS
+    return Verdict.REGRESS if low > 0 else Verdict.INCONCLUSIVE
+
+
+def judge(
+    log_slowdowns: Sequence[float],
+    *,
+    delta: float = DEFAULT_DELTA,
+    alpha: float = DEFAULT_ALPHA,
+) -> Judgement:
+    """Judges a change by its log slowdown in each generation.
+
+    Args:
+      log_slowdowns: One number per generation, positive where the change is slower:
+        ln(baseline / change) of a throughput, ln(change / baseline) of a time or of
+        memory.
+      delta: The slowdown that matters, as a ratio.
+      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
+
+    Raises:
+      ResultsError: Fewer than two generations, a number that is not finite, or a
+        ``delta`` or ``alpha`` that is out of range.
+    """
+    check_delta(delta)
+    check_alpha(alpha)
+    if len(log_slowdowns) < FEWEST_GENERATIONS:
+        raise errors.ResultsError(
+            f"log_slowdowns holds {len(log_slowdowns)} generation(s), a verdict needs "
+            f"{FEWEST_GENERATIONS} or more: one says nothing about the spread between "
+            "processes; measure longer"
+        )
+    logs = statistics.finite_logs(log_slowdowns, "log_slowdowns")
+    confidence = 1 - 2 * alpha
+    half = statistics.half_width(logs, confidence=confidence)
+    assert half is not None
+    centre = float(logs.mean())
+    return Judgement(
+        verdict=verdict_of(centre - half, centre + half, margin=math.log1p(delta)),
+        slowdown=statistics.from_logs(
+            centre, half, n=logs.size, unit="", method=METHOD, confidence=confidence
+        ),
+        delta=delta,
+        alpha=alpha,
+    )
+
+
+def judge_groups(
+    change: Sequence[float],
+    baseline: Sequence[float],
+    *,
+    delta: float = DEFAULT_DELTA,
+    alpha: float = DEFAULT_ALPHA,
+) -> Judgement:
+    """Judges a change against a baseline that was not measured in the same rounds.
+
+    A weaker judgement: nothing that happened to the machine in between cancels.
+
+    Args:
+      change: The logarithm of a cost in each generation, such as -ln(throughput).
+      baseline: The same of the baseline.
+      delta: The slowdown that matters, as a ratio.
+      alpha: The accepted probability of passing a slowdown of exactly ``delta``.
+
+    Raises:
+      ResultsError: Fewer than two generations on a side, a number that is not finite,
+        or a ``delta`` or ``alpha`` that is out of range.
+    """
+    check_delta(delta)
+    check_alpha(alpha)
+    shift = two_groups.shift(change, baseline)
+    confidence = 1 - 2 * alpha
+    half = shift.half_width(confidence)
+    return Judgement(
+        verdict=verdict_of(
+            shift.centre - half, shift.centre + half, margin=math.log1p(delta)
+        ),
+        slowdown=shift.estimate(confidence),
+        delta=delta,
+        alpha=alpha,
+    )

@@ -1,0 +1,137 @@
+"""Several comparisons at once: which differences hold when all are looked at.
+
+Each interval covers the truth in 95 % of studies by itself. Of twenty, one is expected
+to miss, so a difference that is picked out of a set needs stronger evidence. Holm's
+procedure (Scandinavian Journal of Statistics 6, 1979) keeps the probability of even one
+false difference at ``alpha``, whatever the dependence between the comparisons: the
+smallest of m p-values is multiplied by m, the next by m - 1, and so on, and no adjusted
+value is below the one before it.
+
+An interval may therefore exclude 1 where the difference does not hold within the set.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from results import errors
+from results.statistics import generations, statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from results.statistics.statistics import Estimate
+
+DEFAULT_ALPHA = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One comparison of a set.
+
+    Attributes:
+      ratio: With its own 95 % interval.
+      p_value: Two-sided, of the ratio 1, adjusted for the set; None for fewer than two
+        generations, which test nothing and do not count in the set.
+      holds: Whether the ratio differs from 1 when all comparisons are looked at.
+    """
+
+    ratio: Estimate
+    p_value: float | None
+    holds: bool
+
+
+def p_value(logs: Sequence[float]) -> float | None:
+    """Returns the two-sided p-value of Student's t test that exp(mean(logs)) is 1.
+
+    Args:
+      logs: A log ratio per generation.
+
+    Returns:
+      A probability, or None for fewer than two generations.
+
+    Raises:
+      ResultsError: No generation, or a number that is not finite.
+    """
+    from scipy import special
+
+    array = statistics.finite_logs(logs, "logs")
+    if array.size < statistics.FEWEST_FOR_INTERVAL:
+        return None
+    centre = abs(float(array.mean()))
+    standard_error = float(array.std(ddof=1)) / math.sqrt(array.size)
+    if standard_error == 0:
+        return 1.0 if centre == 0 else 0.0
+    return 2 * float(special.stdtr(array.size - 1, -centre / standard_error))
+
+
+def holm(p_values: Sequence[float]) -> tuple[float, ...]:
+    """Returns p-values adjusted for their number, in the order given.
+
+    Raises:
+      ResultsError: A number that is not a probability.
+    """
+    for value in p_values:
+        if not 0 <= value <= 1:
+            raise errors.ResultsError(
+                f"p_values holds {value!r}, all must be from 0 to 1"
+            )
+    values = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(values, kind="stable")
+    factors = values.size - np.arange(values.size)
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(values[order] * factors))
+    return tuple(adjusted.tolist())
+
+
+def differences(
+    logs_by_name: Mapping[str, Sequence[float]], *, alpha: float = DEFAULT_ALPHA
+) -> dict[str, Difference]:
+    """Returns each comparison with its interval, and whether it holds within the set.
+
+    Args:
+      logs_by_name: Log ratios, one per generation, by the name of the comparison.
+      alpha: The accepted probability of one or more false differences.
+
+    Raises:
+      ResultsError: ``alpha`` is out of range, or a comparison has no generation or a
+        number that is not finite.
+    """
+    tested = {
+        name: (generations.over_generations(logs), p_value(logs))
+        for name, logs in logs_by_name.items()
+    }
+    return of_set(tested, alpha=alpha)
+
+
+def of_set(
+    tested: Mapping[str, tuple[Estimate, float | None]], *, alpha: float = DEFAULT_ALPHA
+) -> dict[str, Difference]:
+    """Returns each comparison, and whether it holds within the set.
+
+    Args:
+      tested: Each ratio with its own p-value, None where nothing was tested.
+      alpha: The accepted probability of one or more false differences.
+
+    Raises:
+      ResultsError: ``alpha`` is out of range.
+    """
+    if not 0 < alpha < 1:
+        raise errors.ResultsError(
+            f"alpha is {alpha!r}, must be more than 0 and less than 1: the accepted "
+            "probability of a false difference in the set, such as 0.05"
+        )
+    single = {name: value for name, (_, value) in tested.items() if value is not None}
+    adjusted = dict(zip(single, holm(list(single.values())), strict=True))
+    return {
+        name: Difference(
+            ratio=ratio,
+            p_value=adjusted.get(name),
+            holds=adjusted.get(name, 1.0) < alpha,
+        )
+        for name, (ratio, _) in tested.items()
+    }

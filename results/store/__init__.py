@@ -1,0 +1,1 @@
+"""Files of a study: written atomically, by one writer at a time."""

@@ -1,0 +1,89 @@
+"""One writer per study: a lock of the operating system, and a heartbeat for others.
+
+The kernel holds the lock for as long as the process lives, so a killed harness leaves
+no stale lock. The pid is in a separate file, because opening the lock file truncates
+it; it is read only while the lock is held. ``heartbeat`` keeps machines apart that
+share the folder and maybe not their locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import filelock
+
+from results import errors
+from results.store import atomic, heartbeat
+
+if TYPE_CHECKING:
+    import pathlib
+    from collections.abc import Iterator
+
+LOCK_NAME = ".lock"
+HOLDER_NAME = ".lock-holder"
+
+
+def _read_holder(root: pathlib.Path) -> int | None:
+    try:
+        return int((root / HOLDER_NAME).read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        # The other process has the lock and is about to write its pid.
+        return None
+
+
+@contextlib.contextmanager
+def lock_study(root: pathlib.Path) -> Iterator[None]:
+    """Locks the study exclusively while the ``with`` block runs; never waits.
+
+    Raises:
+      StudyLockedError: Another process (or another lock of this one) holds it.
+      StudyInUseElsewhereError: A process of another machine owns the study.
+      WriteStoreError: The lock cannot be written, for example in a missing folder.
+    """
+    # Not a singleton: two locks of one process must exclude each other too.
+    lock = filelock.FileLock(root / LOCK_NAME, timeout=0, is_singleton=False)
+    try:
+        if not root.is_dir():
+            # The lock would create the folder, and with it a study.
+            raise FileNotFoundError(2, "No such directory")
+        if (root / LOCK_NAME).is_symlink():
+            # Opening the lock truncates it: the target of a link is not ours.
+            raise FileExistsError(17, f"{LOCK_NAME} is a symbolic link")
+        lock.acquire()
+    except filelock.Timeout:
+        raise errors.StudyLockedError(root, _read_holder(root)) from None
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot lock study {str(root)!r}: {error.strerror or error}; create it "
+            "first, in a folder that this user can write to"
+        ) from error
+    try:
+        try:
+            atomic.write_text(root / HOLDER_NAME, f"{os.getpid()}\n")
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(root / HOLDER_NAME)!r}: {error.strerror or error}; "
+                "remove what is in its place, or free space"
+            ) from error
+        with _heartbeat(root):
+            yield
+    finally:
+        with contextlib.suppress(OSError):
+            (root / HOLDER_NAME).unlink(missing_ok=True)
+        lock.release()
+
+
+@contextlib.contextmanager
+def _heartbeat(root: pathlib.Path) -> Iterator[None]:
+    """Owns the study against other machines; its own errors are one line."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(heartbeat.hold(root))
+        except OSError as error:
+            raise errors.WriteStoreError(
+                f"cannot write {str(root / heartbeat.NAME)!r}: "
+                f"{error.strerror or error}; remove what is in its place, or free space"
+            ) from error
+        yield

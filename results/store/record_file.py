@@ -1,0 +1,136 @@
+"""Reads and writes one record as one JSON file."""
+
+from __future__ import annotations
+
+import json
+import reprlib
+import stat
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pydantic
+
+from results import errors
+from results.records import upgrade, user_folders, variables
+from results.records.records import Plan, Record, TrialSpec
+from results.store import atomic
+
+if TYPE_CHECKING:
+    import pathlib
+
+RecordT = TypeVar("RecordT", bound=Record)
+
+MAX_BYTES = 2**28
+"""Larger files are not records: a million steps of several processes fit."""
+_MOST_OF_PLACE = 200
+_WITHOUT_USER_FOLDERS = ("env", "status", "result")
+"""A plan and a spec name the data to read, and are what an id is made of. The command
+of a plan is only shown."""
+
+
+def read(path: pathlib.Path, kind: str, model: type[RecordT]) -> RecordT | None:
+    """Reads one record, upgrading older versions; None if there is no such file.
+
+    Raises:
+      CorruptRecordError: The file is not a record of this kind.
+      NewerSchemaError: A newer version wrote it.
+    """
+    text = _read_text(path)
+    if text is None:
+        return None
+    if kind in _WITHOUT_USER_FOLDERS:
+        text = user_folders.shortened(text)
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise errors.CorruptRecordError(path, f"not JSON: {error}") from error
+    except RecursionError as error:
+        raise errors.CorruptRecordError(
+            path, "not a record: lists or objects are nested too deeply"
+        ) from error
+    if not isinstance(data, dict):
+        raise errors.CorruptRecordError(
+            path, f"holds a {type(data).__name__}, must hold an object"
+        )
+    data = upgrade.upgrade(kind, data, path)
+    data = _cleaned(kind, data)
+    try:
+        return model.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise errors.CorruptRecordError(path, first_complaint(error)) from error
+
+
+def _cleaned(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Removes what older versions recorded and may not be published."""
+    if kind == "env":
+        return variables.without_others(data)
+    command = data.get("command") if kind == "plan" else None
+    if isinstance(command, list) and all(isinstance(text, str) for text in command):
+        return {**data, "command": [user_folders.shortened(text) for text in command]}
+    return data
+
+
+def _read_text(path: pathlib.Path) -> str | None:
+    """Returns the content of the file, or None if there is no file.
+
+    Raises:
+      CorruptRecordError: It is not a file, cannot be read, is too large, or not UTF-8.
+    """
+    try:
+        facts = path.stat()
+        # Reading a pipe would block, and a device has no end.
+        if not stat.S_ISREG(facts.st_mode):
+            raise errors.CorruptRecordError(
+                path, "unreadable: it is not a regular file"
+            )
+        if facts.st_size > MAX_BYTES:
+            raise errors.CorruptRecordError(
+                path,
+                f"unreadable: {facts.st_size} bytes, a record has at most {MAX_BYTES}",
+            )
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise errors.CorruptRecordError(
+                path, "unreadable: a symbolic link to nothing"
+            ) from None
+        return None
+    except OSError as error:
+        raise errors.CorruptRecordError(
+            path, f"unreadable: {error.strerror or error}"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise errors.CorruptRecordError(path, f"unreadable: {error}") from error
+
+
+def write(path: pathlib.Path, record: Record) -> None:
+    """Writes a record, and creates its folder if there is none.
+
+    Raises:
+      WriteStoreError: The file cannot be written.
+    """
+    if isinstance(record, Plan):
+        command = tuple(user_folders.shortened(text) for text in record.command)
+        record = record.model_copy(update={"command": command})
+    text = record.model_dump_json(indent=1) + "\n"
+    if not isinstance(record, (Plan, TrialSpec)):
+        text = user_folders.shortened(text)
+    try:
+        if not path.parent.is_dir():
+            path.parent.mkdir(parents=True)
+            atomic.sync_directory(path.parent.parent)
+        atomic.write_text(path, text)
+    except OSError as error:
+        raise errors.WriteStoreError(
+            f"cannot write {str(path)!r}: {error.strerror or error}; free space "
+            "or choose a directory that this user can write to"
+        ) from error
+
+
+def first_complaint(error: pydantic.ValidationError) -> str:
+    """Returns one line: the first wrong field, why it is wrong, and its value."""
+    first = error.errors(include_url=False)[0]
+    # Keys come from the file and can be anything.
+    keys = (repr(str(part))[1:-1] for part in first["loc"])
+    place = ".".join(keys)[:_MOST_OF_PLACE] or "the record"
+    # Deeply nested or very long values are abbreviated.
+    return f"{place}: {first['msg']}, got {reprlib.repr(first['input'])}"

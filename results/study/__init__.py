@@ -1,0 +1,1 @@
+"""A study for readers: its plan joined with its records; several studies together."""

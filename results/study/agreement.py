@@ -1,0 +1,148 @@
+"""Whether the cases of a study do the same work: equal losses on their first steps.
+
+Two backends with the same replicas, batch, seed and data start from the same weights
+and read the same examples, so their losses are equal but for rounding. A
+backend that skips an example, forgets a replica's gradient or reads its data twice is
+fast and wrong, and shows here. So is a control of the measurement: the twin has to have
+the losses of its case.
+
+Rounding grows from step to step, so only the first ``NUM_STEPS`` losses are compared.
+Programs whose twin has other losses, such as those with actors, do not repeat
+themselves: their losses say nothing, and they are not compared. Neither are those of
+steps that draw random numbers, which every backend seeds in its own way: there only
+matching with one replica, on equal numbers, shows that backends do the same work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING
+
+from results.records.records import Control
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.study.study import Case, Entry, Study
+
+NUM_STEPS = 3
+TOLERANCE = 1e-3
+"""Relative. Sums in another order differ by 1e-6 after three steps of ResNet-50; a
+missing replica, or a mean in place of a sum, by 0.05 and more."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Agreement:
+    """Two cases that should compute the same.
+
+    Attributes:
+      first: A case.
+      second: One with as many replicas and the same batch, on another backend, or the
+        first one's twin.
+      difference: The largest relative difference of two losses.
+      num_pairs: Pairs of trials with the same seed.
+    """
+
+    first: Case
+    second: Case
+    difference: float
+    num_pairs: int
+
+    @property
+    def holds(self) -> bool:
+        """Whether both compute the same, but for rounding."""
+        return self.difference <= TOLERANCE
+
+    @property
+    def case_ids(self) -> tuple[str, str]:
+        """Those of both cases, in planned order."""
+        return self.first.case_id, self.second.case_id
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Agreements:
+    """What the losses of a study say.
+
+    Attributes:
+      twin: The case that was measured twice, or None.
+      pairs: All other pairs; empty where the twin already differs, or losses of two
+        backends cannot be compared.
+      is_drawn: Whether they cannot, since steps draw random numbers.
+    """
+
+    twin: Agreement | None
+    pairs: tuple[Agreement, ...]
+    is_drawn: bool = False
+
+    @property
+    def repeats_itself(self) -> bool:
+        """Whether equal programs have equal losses, as far as is known."""
+        return self.twin is None or self.twin.holds
+
+    @property
+    def broken(self) -> tuple[Agreement, ...]:
+        """The pairs that do not compute the same: their ratio is no comparison."""
+        return tuple(pair for pair in self.pairs if not pair.holds)
+
+
+def of_study(study: Study) -> Agreements:
+    """Compares the first losses of every two backends at the same size."""
+    twin = None
+    for control in study.controls:
+        if control.spec.control is Control.TWIN:
+            matches = [case for case in study.cases if _key(case) == _key(control)]
+            found = [
+                _compare(case, control) for case in matches if _same(case, control)
+            ]
+            twin = next((pair for pair in found if pair is not None), None)
+    if twin is not None and not twin.holds:
+        return Agreements(twin=twin, pairs=())
+    if study.plan.draws_random_numbers:
+        return Agreements(twin=twin, pairs=(), is_drawn=True)
+    pairs = [
+        _compare(first, second)
+        for first, second in itertools.combinations(study.cases, 2)
+        if _key(first) == _key(second)
+    ]
+    return Agreements(twin=twin, pairs=tuple(pair for pair in pairs if pair))
+
+
+def _key(case: Case) -> tuple[object, ...]:
+    return case.spec.num_replicas, case.spec.per_replica_batch_size
+
+
+def _same(case: Case, control: Case) -> bool:
+    return case.spec.backend == control.spec.backend
+
+
+def _compare(first: Case, second: Case) -> Agreement | None:
+    """Compares trials with the same seed; None where there are none."""
+    there = {entry.key: _losses(entry) for entry in second.ok_entries}
+    differences = [
+        _difference(_losses(entry), there[entry.key])
+        for entry in first.ok_entries
+        if entry.key in there
+    ]
+    if not differences:
+        return None
+    return Agreement(
+        first=first,
+        second=second,
+        difference=max(differences),
+        num_pairs=len(differences),
+    )
+
+
+def _losses(entry: Entry) -> Sequence[float]:
+    return entry.result.ranks[0].losses[:NUM_STEPS]
+
+
+def _difference(first: Sequence[float], second: Sequence[float]) -> float:
+    return max(
+        (
+            abs(a - b) / max(abs(a), abs(b), 1e-30)
+            for a, b in zip(first, second, strict=False)
+        ),
+        default=0.0,
+    )

@@ -1,0 +1,275 @@
+"""Whether N replicas of a backend compute what one replica computes: before any number.
+
+Both sides run the first steps on the same global batches (``workloads/matching.py``),
+N replicas with the backend that is measured, one with the backend ``single``, which
+communicates nothing. Two things are compared:
+
+- the losses of ``NUM_STEPS`` steps: they show what the replicas read, and later what
+  they learned;
+- what the first ``NUM_CHANGING_STEPS`` changed in models and in the state of
+  optimizers. A gradient that is summed in place of averaged, or that only one replica
+  has, is in the state of an optimizer after one step, even where its update (Adam's)
+  and so the loss hide it.
+
+A backend that does not match is fast and wrong: its trials of that size have the state
+``unmatched``, so no figure, ratio or fit uses them. What cannot be compared is not
+checked, and says why.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from results.records.records import Control, TrialStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from results.records.match_record import Change
+    from results.records.records import Plan, PlannedTrial, TrialResult, TrialSpec
+    from results.store.store import Trial
+
+NUM_STEPS: Final = 3
+NUM_CHANGING_STEPS: Final = 2
+LOSS_TOLERANCE: Final = 1e-3
+"""Relative."""
+STATE_TOLERANCE: Final = 0.02
+"""Of what changes in the state of an optimizer, relative to its length. Right backends
+differ by up to 0.0007; without communication, by 0.1 and more."""
+MODEL_TOLERANCE: Final = 0.2
+"""The same in a model. Adam divides a gradient by its own size: where it is zero but
+for rounding, as of a bias before batch normalization, the sign of a step is chance.
+Right backends differ by up to 0.05; without communication, by 0.4 and more."""
+TOLERANCES: Final = {"optimizer": STATE_TOLERANCE, "model": MODEL_TOLERANCE}
+
+OLD_PLAN = "an earlier version planned this study"
+
+
+class Outcome(str, Enum):
+    """What a match says."""
+
+    MATCHES = "matches"
+    DIFFERS = "differs"
+    NOT_CHECKED = "not_checked"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Match:
+    """N replicas of a backend against one replica.
+
+    Attributes:
+      backend: The backend.
+      num_replicas: N.
+      outcome: What was found.
+      reason: Why it differs or is not checked, one line; empty if it matches.
+      global_batch_size: Examples per step on both sides; 0 if not checked.
+      loss_difference: The largest relative difference of a loss; None if not checked.
+      change_difference: That of what the steps changed, in the model or optimizer in
+        which it is the largest part of its tolerance.
+      change_tolerance: That tolerance.
+      changed: That model or optimizer; empty if there is none.
+      remark: What was changed to make both sides comparable; empty if nothing.
+      is_planned: Whether there is a trial for it.
+    """
+
+    backend: str
+    num_replicas: int
+    outcome: Outcome
+    reason: str = ""
+    global_batch_size: int = 0
+    loss_difference: float | None = None
+    change_difference: float | None = None
+    change_tolerance: float | None = None
+    changed: str = ""
+    remark: str = ""
+    is_planned: bool = True
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it was planned, and gave no answer."""
+        return self.outcome is Outcome.NOT_CHECKED and self.is_planned
+
+    @property
+    def label(self) -> str:
+        """Backend and replicas, such as ``in_graph x2``."""
+        return f"{self.backend} x{self.num_replicas}"
+
+
+def of_plan(plan: Plan, trials: Mapping[str, Trial]) -> tuple[Match, ...]:
+    """Matches every backend and size of a plan that has more than one replica.
+
+    Args:
+      plan: The plan.
+      trials: The trials of ``Store.matching`` that can be read, by id.
+    """
+    planned = () if plan.matching is None else plan.matching.trials
+    references = {
+        trial.spec.global_batch_size: trial
+        for trial in planned
+        if trial.spec.num_replicas == 1
+    }
+    found: list[Match] = []
+    for backend, num_replicas in _wanted(plan):
+        own = [
+            trial
+            for trial in planned
+            if (trial.spec.backend, trial.spec.num_replicas) == (backend, num_replicas)
+        ]
+        if own:
+            found += [
+                dataclasses.replace(
+                    _match(trial, references.get(trial.spec.global_batch_size), trials),
+                    remark=_remark(plan, backend),
+                )
+                for trial in own
+            ]
+        else:
+            found.append(
+                Match(
+                    backend=backend,
+                    num_replicas=num_replicas,
+                    outcome=Outcome.NOT_CHECKED,
+                    reason=_why_not_planned(plan, backend),
+                    is_planned=False,
+                )
+            )
+    return tuple(found)
+
+
+def _wanted(plan: Plan) -> list[tuple[str, int]]:
+    """Returns the backends and sizes that have numbers, in planned order."""
+    return list(
+        dict.fromkeys(
+            (trial.spec.backend, trial.spec.num_replicas)
+            for trial in plan.trials
+            if is_judged(trial.spec) and trial.spec.num_replicas > 1
+        )
+    )
+
+
+def is_judged(spec: TrialSpec) -> bool:
+    """Whether a trial's numbers count only if its replicas match one."""
+    return spec.control in (Control.NONE, Control.TWIN) and not spec.revision
+
+
+def _why_not_planned(plan: Plan, backend: str) -> str:
+    if plan.matching is None:
+        return OLD_PLAN
+    return plan.matching.not_checked.get(backend, "it was not planned")
+
+
+def _remark(plan: Plan, backend: str) -> str:
+    return "" if plan.matching is None else plan.matching.remarks.get(backend, "")
+
+
+def _match(
+    trial: PlannedTrial, reference: PlannedTrial | None, trials: Mapping[str, Trial]
+) -> Match:
+    spec = trial.spec
+    not_checked = Match(
+        backend=spec.backend,
+        num_replicas=spec.num_replicas,
+        outcome=Outcome.NOT_CHECKED,
+    )
+    if reference is None:
+        reason = "one replica with the same global batch was not planned"
+        return dataclasses.replace(not_checked, reason=reason)
+    results: list[TrialResult] = []
+    for side in (trial, reference):
+        found = trials.get(side.trial_id)
+        reason = _why_unusable(found)
+        if reason or found is None or found.result is None:
+            which = f"{side.spec.backend} x{side.spec.num_replicas}"
+            return dataclasses.replace(
+                not_checked, reason=f"the run of {which} {reason}"
+            )
+        results.append(found.result)
+    if not any(any(change.sketch) for result in results for change in result.changes):
+        reason = f"{NUM_CHANGING_STEPS} steps change no variable on either side"
+        return dataclasses.replace(not_checked, reason=reason)
+    of_losses = loss_difference(*(result.ranks[0].losses for result in results))
+    of_changes = change_differences(*(result.changes for result in results))
+    group, name = max(
+        of_changes,
+        key=lambda key: of_changes[key] / TOLERANCES[key[0]],
+        default=("model", ""),
+    )
+    of_change, tolerance = of_changes.get((group, name)), TOLERANCES[group]
+    reason = _why_different(of_losses, of_change, tolerance, name)
+    return Match(
+        backend=spec.backend,
+        num_replicas=spec.num_replicas,
+        outcome=Outcome.DIFFERS if reason else Outcome.MATCHES,
+        reason=reason,
+        global_batch_size=spec.global_batch_size,
+        loss_difference=of_losses,
+        change_difference=of_change,
+        change_tolerance=tolerance,
+        changed=name,
+    )
+
+
+def _why_unusable(trial: Trial | None) -> str:
+    if trial is None or trial.status is None:
+        return "has no record: it is missing, corrupt or interrupted"
+    if trial.status.status is TrialStatus.OK:
+        return ""
+    failure = trial.status.failure
+    reason = "no reason was recorded" if failure is None else failure.reason
+    return f"ended as {trial.status.status.value}: {reason}"
+
+
+def _why_different(
+    of_losses: float, of_change: float | None, tolerance: float, name: str
+) -> str:
+    """Returns how N replicas differ from one, or "" if they do not."""
+    if not of_losses <= LOSS_TOLERANCE:
+        how = (
+            f"their losses of the first {NUM_STEPS} steps differ by {of_losses:.1e}"
+            f" (at most {LOSS_TOLERANCE:g}, relative)"
+        )
+    elif of_change is None or not of_change <= tolerance:
+        size = "an unknown amount" if of_change is None else f"{of_change:.0%}"
+        how = (
+            f"what {NUM_CHANGING_STEPS} steps change in {name or 'the variables'}"
+            f" differs by {size} (at most {tolerance:.0%})"
+        )
+    else:
+        return ""
+    return f"does not match one replica: {how}"
+
+
+def loss_difference(first: Sequence[float], second: Sequence[float]) -> float:
+    """Returns the largest relative difference of the first losses.
+
+    It is infinite if one side has too few.
+    """
+    pairs = list(zip(first[:NUM_STEPS], second[:NUM_STEPS], strict=False))
+    if len(pairs) < NUM_STEPS:
+        return math.inf
+    return max(abs(a - b) / max(abs(a), abs(b), 1e-30) for a, b in pairs)
+
+
+def change_differences(
+    first: Sequence[Change], second: Sequence[Change]
+) -> dict[tuple[str, str], float]:
+    """Returns the relative difference of each change; infinite where one side lacks it.
+
+    A change of zero on both sides is no difference.
+    """
+    here, there = (
+        {(str(change.group), change.name): change.sketch for change in changes}
+        for changes in (first, second)
+    )
+    found: dict[tuple[str, str], float] = {}
+    for key in dict.fromkeys((*here, *there)):
+        one, other = here.get(key, ()), there.get(key, ())
+        if len(one) != len(other):
+            found[key] = math.inf
+            continue
+        longest = max(math.hypot(*one), math.hypot(*other))
+        found[key] = math.dist(one, other) / longest if longest else 0.0
+    return found

@@ -1,0 +1,333 @@
+"""A study for readers: the plan joined with the records in the store."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from results.records.records import Control, Order, TrialStatus
+from results.study import matching
+from results.study.matching import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from results.records.records import Plan, ScalingMode, TrialResult, TrialSpec
+    from results.store.store import Problem, Store, Trial
+    from results.study.matching import Match
+
+UNFINISHED = "unfinished"
+MISSING = "missing"
+CORRUPT = "corrupt"
+"""States of a planned trial that has no status record; the others are statuses."""
+UNMATCHED = "unmatched"
+"""State of a trial that ended well, and whose replicas do not match one replica."""
+
+Key = tuple[int, int]
+"""Identifies a repetition across cases: its index and its seed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One trial: planned, found in the store, or both.
+
+    Attributes:
+      trial_id: Content hash of ``spec``.
+      case_id: Content hash of ``spec`` without repetition and seed.
+      modes: Scaling modes that the case serves; empty if the trial is not planned.
+      spec: What the trial runs.
+      trial: Its records, or None.
+      state: A ``TrialStatus`` value, ``unfinished``, ``missing``, ``corrupt`` or
+        ``unmatched``.
+      reason: One line saying why it is not ok; empty if it is.
+    """
+
+    trial_id: str
+    case_id: str
+    modes: tuple[ScalingMode, ...]
+    spec: TrialSpec
+    trial: Trial | None
+    state: str
+    reason: str
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether the trial's numbers are used."""
+        return self.state == TrialStatus.OK.value
+
+    @property
+    def key(self) -> Key:
+        """Identifies the repetition, so that cases can be compared in pairs."""
+        return self.spec.repetition_index, self.spec.seed
+
+    @property
+    def result(self) -> TrialResult:
+        """The observations of an ok trial."""
+        assert self.is_ok
+        assert self.trial is not None
+        assert self.trial.result is not None
+        return self.trial.result
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """All repetitions of one configuration.
+
+    Attributes:
+      case_id: Content hash.
+      modes: Scaling modes that the case serves.
+      entries: One per repetition, planned order.
+      is_stopped_on_width: Whether the number of generations followed from the width of
+        an interval, which is then widened.
+    """
+
+    case_id: str
+    modes: tuple[ScalingMode, ...]
+    entries: tuple[Entry, ...]
+    is_stopped_on_width: bool = False
+
+    @property
+    def spec(self) -> TrialSpec:
+        """The spec of the first repetition; the others differ in index and seed."""
+        return self.entries[0].spec
+
+    @property
+    def ok_entries(self) -> tuple[Entry, ...]:
+        """The repetitions whose numbers are used."""
+        return tuple(entry for entry in self.entries if entry.is_ok)
+
+    @property
+    def why_unmatched(self) -> str:
+        """How its replicas differ from one replica; empty unless they do."""
+        return next((e.reason for e in self.entries if e.state == UNMATCHED), "")
+
+    @property
+    def is_in_relay(self) -> bool:
+        """Whether its trials take turns with those of other cases."""
+        return self.spec.order is Order.RELAY
+
+    @property
+    def is_oversubscribed(self) -> bool:
+        """Whether any repetition ran with more replicas than cores."""
+        return any(
+            entry.trial.env.placement.is_oversubscribed
+            for entry in self.entries
+            if entry.trial is not None and entry.trial.env is not None
+        )
+
+    @property
+    def label(self) -> str:
+        """Backend, replicas and per-replica batch, in words; and another revision."""
+        spec = self.spec
+        revision = f", revision {spec.revision}" if spec.revision else ""
+        return (
+            f"{spec.backend}, {spec.num_replicas} "
+            f"{'replica' if spec.num_replicas == 1 else 'replicas'} x "
+            f"{spec.per_replica_batch_size}{revision}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Study:
+    """All data of a report.
+
+    Attributes:
+      plan: The plan.
+      entries: All planned trials in planned order, then those not planned, by id.
+      problems: Records that cannot be read.
+      matches: Whether N replicas match one, by backend and size, in planned order.
+    """
+
+    plan: Plan
+    entries: tuple[Entry, ...]
+    problems: tuple[Problem, ...]
+    matches: tuple[Match, ...] = ()
+
+    @property
+    def planned(self) -> tuple[Entry, ...]:
+        """The planned trials."""
+        return tuple(entry for entry in self.entries if entry.modes)
+
+    @property
+    def unplanned(self) -> tuple[Entry, ...]:
+        """Trials in the store that the plan does not name; no figure uses them."""
+        return tuple(entry for entry in self.entries if not entry.modes)
+
+    @property
+    def cases(self) -> tuple[Case, ...]:
+        """The planned cases of this tree without quality runs and controls, in order.
+
+        Those of another revision are in ``other_revisions``.
+        """
+        return self._group(entry for entry in self._timed if not entry.spec.revision)
+
+    @property
+    def other_revisions(self) -> tuple[Case, ...]:
+        """The planned cases whose code is that of another revision, in order."""
+        return self._group(entry for entry in self._timed if entry.spec.revision)
+
+    @property
+    def _timed(self) -> Iterator[Entry]:
+        return (
+            entry
+            for entry in self.planned
+            if not entry.spec.budget and entry.spec.control is Control.NONE
+        )
+
+    @property
+    def controls(self) -> tuple[Case, ...]:
+        """The planned cases that only explain others, in planned order."""
+        return self._group(
+            entry for entry in self.planned if entry.spec.control is not Control.NONE
+        )
+
+    @property
+    def quality_runs(self) -> tuple[Case, ...]:
+        """The planned cases that train to a budget, in planned order."""
+        return self._group(entry for entry in self.planned if entry.spec.budget)
+
+    def _group(self, entries: Iterable[Entry]) -> tuple[Case, ...]:
+        groups: dict[str, list[Entry]] = {}
+        for entry in entries:
+            groups.setdefault(entry.case_id, []).append(entry)
+        return tuple(
+            Case(
+                case_id=case_id,
+                modes=group[0].modes,
+                entries=tuple(group),
+                is_stopped_on_width=self.plan.measuring.target is not None,
+            )
+            for case_id, group in groups.items()
+        )
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """The planned backends, in planned order; not those of controls only."""
+        return tuple(
+            dict.fromkeys(
+                entry.spec.backend
+                for entry in self.planned
+                if entry.spec.control is Control.NONE
+            )
+        )
+
+    @property
+    def modes(self) -> tuple[ScalingMode, ...]:
+        """The planned scaling modes, in planned order."""
+        return tuple(
+            dict.fromkeys(mode for entry in self.planned for mode in entry.modes)
+        )
+
+    @property
+    def example_unit(self) -> str:
+        """Plural unit of an example, ``examples`` while nothing was measured."""
+        units = {entry.result.example_unit for entry in self.planned if entry.is_ok}
+        return units.pop() if len(units) == 1 else "examples"
+
+
+def _state(trial: Trial | None, corrupt: dict[str, str], name: str) -> tuple[str, str]:
+    if name in corrupt:
+        return CORRUPT, corrupt[name]
+    if trial is None:
+        return MISSING, "not started"
+    if trial.status is None:
+        return UNFINISHED, "started, but has no status: interrupted, or still running"
+    if trial.status.status is TrialStatus.OK:
+        return TrialStatus.OK.value, ""
+    failure = trial.status.failure
+    reason = "no reason was recorded" if failure is None else failure.reason
+    return trial.status.status.value, reason
+
+
+def load_study(store: Store) -> Study:
+    """Reads a whole study once.
+
+    Raises:
+      MissingRecordError: There is no plan.
+      CorruptRecordError: The plan cannot be read; corrupt trials are in ``problems``.
+      NewerSchemaError: A newer version wrote one of the records.
+    """
+    from results.records import identity
+
+    plan = store.read_plan()
+    trials = {trial.trial_id: trial for trial in store.trials()}
+    problems = tuple(store.corrupt()) if len(trials) < len(store.trial_ids()) else ()
+    corrupt = {
+        problem.path.parent.name: f"{problem.path.name}: {problem.reason}"
+        for problem in problems
+    }
+    entries = []
+    for planned in plan.trials:
+        trial = trials.pop(planned.trial_id, None)
+        state, reason = _state(trial, corrupt, planned.trial_id)
+        entries.append(
+            Entry(
+                trial_id=planned.trial_id,
+                case_id=planned.case_id,
+                modes=planned.modes,
+                spec=planned.spec,
+                trial=trial,
+                state=state,
+                reason=reason,
+            )
+        )
+    for trial_id, trial in sorted(trials.items()):
+        state, reason = _state(trial, corrupt, trial_id)
+        entries.append(
+            Entry(
+                trial_id=trial_id,
+                case_id=identity.case_id(trial.spec),
+                modes=(),
+                spec=trial.spec,
+                trial=trial,
+                state=state,
+                reason=reason or "not in the plan",
+            )
+        )
+    matches = matching.of_plan(
+        plan, {trial.trial_id: trial for trial in store.matching.trials()}
+    )
+    return Study(
+        plan=plan,
+        entries=tuple(_without_unmatched(entries, matches)),
+        problems=(*problems, *store.matching.corrupt()),
+        matches=matches,
+    )
+
+
+def matching_entries(store: Store) -> list[Entry]:
+    """Returns the trials that match N replicas with one, of ``Store.matching``."""
+    from results.records import identity
+
+    found = []
+    for trial in store.trials():
+        state, reason = _state(trial, {}, trial.trial_id)
+        found.append(
+            Entry(
+                trial_id=trial.trial_id,
+                case_id=identity.case_id(trial.spec),
+                modes=(),
+                spec=trial.spec,
+                trial=trial,
+                state=state,
+                reason=reason,
+            )
+        )
+    return found
+
+
+def _without_unmatched(
+    entries: Iterable[Entry], matches: Iterable[Match]
+) -> Iterator[Entry]:
+    """Yields the entries; those that do not match one replica are not ok."""
+    reasons = {
+        (match.backend, match.num_replicas): match.reason
+        for match in matches
+        if match.outcome is Outcome.DIFFERS
+    }
+    for entry in entries:
+        reason = reasons.get((entry.spec.backend, entry.spec.num_replicas))
+        if reason is None or not entry.is_ok or not matching.is_judged(entry.spec):
+            yield entry
+        else:
+            yield dataclasses.replace(entry, state=UNMATCHED, reason=reason)

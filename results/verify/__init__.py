@@ -1,0 +1,1 @@
+"""The second computation: figures and results anew, from raw observations."""

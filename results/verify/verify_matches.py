@@ -1,0 +1,109 @@
+"""Recomputes from raw observations whether N replicas match one, by another path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from results.study import matching
+from results.study.matching import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from results.records.records import PlannedTrial
+    from results.study.study import Study
+    from results.verify.raw_trial import RawTrial
+    from results.verify.verify_check import Check
+
+_KIND = "matches"
+_TOLERANCE = 1e-9
+
+
+def compare(study: Study, raws: Mapping[str, RawTrial], check: Check) -> None:
+    """Compares every match with the raw observations of its two trials.
+
+    Args:
+      study: The study.
+      raws: The raw trials that match, by id.
+      check: Receives what was compared.
+    """
+    planned = () if study.plan.matching is None else study.plan.matching.trials
+    for match in study.matches:
+        if match.outcome is Outcome.NOT_CHECKED:
+            continue
+        trial = _find(planned, match.backend, match.num_replicas, match)
+        reference = _find(planned, None, 1, match)
+        if trial.trial_id not in raws or reference.trial_id not in raws:
+            check.lack(_KIND, f"{match.label}: no rank_0.jsonl of a trial that matches")
+            continue
+        sides = [raws[side.trial_id].result for side in (trial, reference)]
+        of_losses, of_changes = _losses(*sides), _changes(*sides)
+        is_match = bool(of_changes) and (
+            of_losses <= matching.LOSS_TOLERANCE
+            and all(
+                value <= matching.TOLERANCES[group]
+                for (group, _), value in of_changes.items()
+            )
+        )
+        of_change = max(
+            (value / matching.TOLERANCES[group], value)
+            for (group, _), value in (
+                of_changes or {("model", ""): float("inf")}
+            ).items()
+        )[1]
+        for name, stated, derived in (
+            ("loss_difference", match.loss_difference, of_losses),
+            ("change_difference", match.change_difference, of_change),
+        ):
+            check.compare(
+                _KIND, f"{match.label} {name}", stated, derived, tolerance=_TOLERANCE
+            )
+        check.compare(
+            _KIND,
+            f"{match.label} outcome",
+            stated=match.outcome is Outcome.MATCHES,
+            derived=is_match,
+        )
+
+
+def _find(
+    planned: tuple[PlannedTrial, ...],
+    backend: str | None,
+    num_replicas: int,
+    match: matching.Match,
+) -> PlannedTrial:
+    return next(
+        trial
+        for trial in planned
+        if trial.spec.num_replicas == num_replicas
+        and backend in (None, trial.spec.backend)
+        and trial.spec.global_batch_size == match.global_batch_size
+    )
+
+
+def _losses(*sides: Mapping[str, Any]) -> float:
+    first, second = (
+        np.array(side["ranks"][0]["losses"][: matching.NUM_STEPS]) for side in sides
+    )
+    if min(first.size, second.size) < matching.NUM_STEPS:
+        return float("inf")
+    scale = np.maximum(np.maximum(abs(first), abs(second)), 1e-30)
+    return float(np.max(abs(first - second) / scale))
+
+
+def _changes(*sides: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    first, second = (
+        {(c["group"], c["name"]): np.array(c["sketch"]) for c in side["changes"]}
+        for side in sides
+    )
+    found = {}
+    for key in first.keys() | second.keys():
+        one, other = first.get(key, np.zeros(0)), second.get(key, np.zeros(0))
+        if one.size != other.size:
+            found[key] = float("inf")
+            continue
+        norm = max(np.linalg.norm(one), np.linalg.norm(other))
+        found[key] = float(np.linalg.norm(one - other) / norm) if norm else 0.0
+    return found
