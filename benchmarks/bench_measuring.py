@@ -132,7 +132,7 @@ def measure(way: str) -> dict[str, float]:
 
 
 def _spec(way: str) -> Any:
-    from results.records.records import Order, TrialSpec
+    from results.records.models import Order, TrialSpec
 
     is_relay = way == "relay"
     return TrialSpec(

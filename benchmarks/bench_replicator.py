@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks import runner
 from benchmarks.runner import CORES
 from harness.run import launch
-from results.records.records import Allocator
+from results.records.models import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -90,7 +90,7 @@ def build(root: str, page: str) -> dict[str, float]:
     """Seconds that a fresh process needs to import what it needs and to build."""
     start = time.perf_counter()
     from reports import build as report
-    from results.store.store import Store
+    from results.store.study_store import Store
 
     imported = time.perf_counter()
     text = report.build_report(Store.open(pathlib.Path(root)))

@@ -59,8 +59,8 @@ def measure(num_trials: int, launcher: str) -> dict[str, list[float]]:
     from harness.planning.request import SweepRequest
     from harness.run import sweep
     from harness.run.trial_runner import RunSettings, run_trial
-    from results.records.records import Order, Plan, ScalingMode, TrialStatus
-    from results.store.store import Store
+    from results.records.models import Order, Plan, ScalingMode, TrialStatus
+    from results.store.study_store import Store
 
     starter = catalog.make(launcher)
     planned = plan.plan_sweep(

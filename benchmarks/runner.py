@@ -2,7 +2,7 @@
 
 A script has functions that measure and return what JSON knows. ``measure`` runs one in
 a process of its own, ``take_turns`` interleaves what is compared, and ``print_ratio``
-and ``print_value`` show estimates of ``results.statistics.statistics``: each with its
+and ``print_value`` show estimates of ``results.statistics.estimates``: each with its
 interval and its n.
 """
 
@@ -26,7 +26,7 @@ from benchmarks.child import MARK
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 ROOT = Path(__file__).resolve().parents[1]
 CORES = tuple(sorted(os.sched_getaffinity(0))[:2])
@@ -182,7 +182,7 @@ def paired_ratio(
     numerators: Sequence[float], denominators: Sequence[float]
 ) -> Estimate:
     """The ratio of figures that were measured in the same repeats."""
-    from results.statistics.statistics import ratio
+    from results.statistics.estimates import ratio
 
     pairs = list(zip(numerators, denominators, strict=True))
     first = {repeat: pair[0] for repeat, pair in enumerate(pairs)}
@@ -223,7 +223,7 @@ def print_value(
     Returns:
       Whether the target is reached.
     """
-    from results.statistics.statistics import geometric_mean
+    from results.statistics.estimates import geometric_mean
 
     estimate = geometric_mean(values, unit=unit)
     return _print(title, estimate, at_least=at_least, at_most=at_most)

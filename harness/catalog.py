@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from results.records.records import OptionValue
+    from results.records.models import OptionValue
 
 __all__ = [
     "BACKENDS",

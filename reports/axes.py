@@ -9,7 +9,7 @@ from reports import names
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from results.records.records import QualityMetric
+    from results.records.models import QualityMetric
 
 Axis = tuple[str, str, int]
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.judging.gate_metrics import Metric
-    from results.records.records import Environment
-    from results.store.store import Store
-    from results.study.study import Case, Study
+    from results.records.models import Environment
+    from results.store.study_store import Store
+    from results.study.cases import Case, Study
 
 _OF_PYTEST_BENCHMARK: Final = "5.3.1"
 """The version whose files these are like."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from reports import formats, main_loss, marks, next_step, trust, verdict
 from reports.marks import Level
-from results.records.records import Order, TrialStatus
+from results.records.models import Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from reports.marks import Mark
     from reports.view import View
     from results.figures.scaling import Comparison, Point
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 MOST_WORDS = 45
 _LONGEST_REASON = 20  # words

@@ -12,7 +12,7 @@ from reports.view import view_store
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 def build_report(store: Store, references: Sequence[str] = ()) -> str:

@@ -7,13 +7,13 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING
 
-from results.records.records import Order
+from results.records.models import Order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from reports.view import View
-    from results.study.study import Entry
+    from results.study.cases import Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from results.judging.gate_metrics import Metric
-    from results.store.store import Store
+    from results.store.study_store import Store
 
     # Text, bytes of one file, or the content of several by their paths.
     Content = str | bytes | dict[str, bytes]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from reports.view import View
     from results.figures.scaling import Point
     from results.judging.gate_metrics import Metric
-    from results.statistics.statistics import Estimate
-    from results.store.store import Store
+    from results.statistics.estimates import Estimate
+    from results.store.study_store import Store
 
 REPORT_VERSION: Final = 1
 MOST_LINES: Final = 40

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.records.records import QualityMetric
+    from results.records.models import QualityMetric
+    from results.statistics.estimates import Estimate
     from results.statistics.run_scores import RunScore
-    from results.statistics.statistics import Estimate
     from results.statistics.time_to_target import TimeToTarget
 
 GIBIBYTE = 2**30

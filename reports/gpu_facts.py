@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.records.gpu_record import GpuUse
-    from results.records.records import Environment
-    from results.study.study import Entry
+    from results.records.models import Environment
+    from results.study.cases import Entry
 
 LEAST_OF_MEDIAN = 0.95
 """As in ``doctor``: below it, a GPU makes the others of its trial wait."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from results.judging.benchmarks import BenchmarkRatio, BenchmarkRatios
     from results.judging.compare import RatioTable, Row
     from results.judging.gate import Gate, JudgedBenchmark
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 GATE_FORMATS: Final = ("text", "junit", "github", "markdown", "json")
 COMPARE_FORMATS: Final = ("text", "json", "markdown")

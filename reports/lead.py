@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from reports.view import View
     from results.figures.scaling import Point
-    from results.records.records import ScalingMode
+    from results.records.models import ScalingMode
 
 
 def lead_curve(view: View, mode: ScalingMode) -> tuple[Point, ...]:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from reports import drift, formats
 from results.figures import relay
-from results.records.records import Order
+from results.records.models import Order
 from results.study import agreement
 
 if TYPE_CHECKING:
     from reports.view import View
-    from results.records.records import Environment
+    from results.records.models import Environment
 
 ENOUGH_REPETITIONS = 4
 QUIET_FRACTION = 0.05

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Final
 from reports.site.card import slugs
 from results.errors import ResultsError
 from results.figures import scaling
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from results.judging.gate_metrics import Metric
-    from results.store.store import Store
-    from results.study.study import Case, Entry, Study
+    from results.store.study_store import Store
+    from results.study.cases import Case, Entry, Study
 
 PREFIX: Final = ":::MLLOG "
 _POINT, _START, _END = "POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"

@@ -9,7 +9,7 @@ from reports import formats
 
 if TYPE_CHECKING:
     from reports.view import View
-    from results.records.records import Environment
+    from results.records.models import Environment
 
 WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
 METRICS = {

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 from reports import formats, main_loss, marks
 from reports.marks import Level
 from results.judging import power
-from results.records.records import Order, ScalingMode, TrialStatus
-from results.statistics import statistics
+from results.records.models import Order, ScalingMode, TrialStatus
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from reports.view import View
     from results.figures.scaling import Comparison, Point
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ def spread_of(estimate: Estimate) -> float | None:
     if estimate.low <= 0 or not math.isfinite(estimate.high / estimate.low):
         return None  # as wide as an interval can be
     half = math.log(estimate.high / estimate.low) / 2
-    quantile = statistics.student_quantile(
+    quantile = estimates.student_quantile(
         estimate.n - 1, confidence=estimate.confidence
     )
     return half * math.sqrt(estimate.n) / quantile or None

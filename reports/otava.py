@@ -15,14 +15,14 @@ import yaml
 from reports.site.card import slugs
 from results.errors import ResultsError
 from results.figures.history import history
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.figures.history import Series
     from results.judging.gate_metrics import Metric
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 SETTINGS: Final = "otava.yaml"
 COLUMNS: Final = ("time", "commit", "study", "throughput", "low", "high")

@@ -19,14 +19,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from results.errors import ResultsError
 from results.records.bounds import Line, Name, Replicas
+from results.records.models import ScalingMode
 from results.records.record_base import Record
-from results.records.records import ScalingMode
 from results.records.texts import printable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.records import Plan
+    from results.records.models import Plan
 
 NO_REFERENCES: Final = "none"
 _FOLDER = importlib.resources.files("reports") / "references"

@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.figures.scaling import Point
-    from results.records.records import Plan
-    from results.study.study import Case
+    from results.records.models import Plan
+    from results.study.cases import Case
 
 _OF_ANOTHER_STUDY: Final = ("--study", "--runs-dir", "--repeats")
 """Options of the study that was measured, with a value, which the new one has not."""

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from reports.view import View
     from results.figures.scaling import Point
     from results.judging.gate_metrics import Metric
-    from results.store.store import Store
-    from results.study.study import Case, Entry
+    from results.store.study_store import Store
+    from results.study.cases import Case, Entry
 
 QUANTITIES: Final = ("throughput", "speedup", "efficiency", "efficiency_of_best")
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from results.figures.scaling import Point
-    from results.records.records import QualityMetric
-    from results.statistics.statistics import Estimate
-    from results.store.store import Store
-    from results.study.study import Case, Entry
+    from results.records.models import QualityMetric
+    from results.statistics.estimates import Estimate
+    from results.store.study_store import Store
+    from results.study.cases import Case, Entry
 
 
 def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:

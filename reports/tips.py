@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING, Final
 
 from reports import formats
-from results.statistics.statistics import Estimate
+from results.statistics.estimates import Estimate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

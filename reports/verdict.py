@@ -10,14 +10,14 @@ from reports import formats, input_bound, trust
 from reports.finding import Finding
 from reports.marks import QUIET_FRACTION
 from reports.view import modes_text
-from results.records.records import Order, ScalingMode
+from results.records.models import Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from reports.view import View
     from results.figures.scaling import Comparison, Point
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 NUM_KEY_FINDINGS = 4
 INCONCLUSIVE = "inconclusive"

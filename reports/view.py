@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from reports import reference_points
 from results.figures import explain, points, scaling
-from results.records.records import Control, Order
-from results.study.study import load_study
+from results.records.models import Control, Order
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from results.figures.explain import Explained
     from results.figures.recorded_loss import RecordedLoss
     from results.figures.scaling import Comparison, Point
-    from results.records.records import ScalingMode
-    from results.store.store import Store
-    from results.study.study import Case, Study
+    from results.records.models import ScalingMode
+    from results.store.study_store import Store
+    from results.study.cases import Case, Study
 
 NUM_SERIES = 10
 """Number of distinct colours and markers; the style sheet defines as many of each."""

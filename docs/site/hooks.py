@@ -40,12 +40,12 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Reference: results",
         "Records on disk, and the figures that are computed from them.",
         (
-            "results.store.store",
-            "results.study.study",
+            "results.store.study_store",
+            "results.study.cases",
             "results.figures.frame",
             "results.figures.scaling",
-            "results.statistics.statistics",
-            "results.records.records",
+            "results.statistics.estimates",
+            "results.records.models",
         ),
     ),
     "reports": (

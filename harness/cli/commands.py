@@ -23,10 +23,10 @@ from harness.planning import study as study_module
 from harness.run import sweep as run
 from harness.run import trial_runner
 from harness.run.trial_runner import RunSettings
-from results.records.records import Order, PlannedTrial
+from results.records.models import Order, PlannedTrial
 from results.store import atomic
 from results.store.lock import lock_study
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from harness.planning.plan import PlannedSweep
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.records.records import Plan
+    from results.records.models import Plan
 
 
 def _check_runs_dir(runs_dir: Path) -> None:

@@ -17,12 +17,12 @@ from harness.run import sweep as run
 from reports import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_metrics, quality_gate
-from results.records.records import Order
+from results.records.models import Order
 from results.statistics import judge
 from results.statistics.judge import Verdict
-from results.store.store import PLAN_NAME, Store
-from results.study import study_match
-from results.study.study import load_study
+from results.store.study_store import PLAN_NAME, Store
+from results.study import case_pairs
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from harness.planning.source_tree import SourceTree
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Metric
-    from results.records.records import PlannedTrial
-    from results.study.study import Study
+    from results.records.models import PlannedTrial
+    from results.study.cases import Study
 
 NAME_PREFIX = "gate-"
 QUALITY_NAME_PREFIX = "gate-quality-"
@@ -302,7 +302,7 @@ def _against_study(
         return _conclude(store, found, form)
 
     def check(planned: PlannedSweep) -> None:
-        differences = study_match.planned_differences(
+        differences = case_pairs.planned_differences(
             planned.trials,
             stored,
             this_machine.fingerprint(planned.trials[0].spec),

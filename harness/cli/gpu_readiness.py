@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.doctor.gpu_state import GpuState
     from harness.machine.gpus import Gpu
     from harness.trial.gpu_probe import Probe
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 
 @contextlib.contextmanager

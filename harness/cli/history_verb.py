@@ -19,8 +19,8 @@ from results.figures.history import as_data, history
 from results.records import benchmark_record
 from results.records.benchmark_record import Benchmarks
 from results.statistics import change_points
-from results.store.store import BENCHMARKS_NAME, PLAN_NAME, Store
-from results.study.study import Study, load_study
+from results.store.study_store import BENCHMARKS_NAME, PLAN_NAME, Store
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,8 +16,8 @@ from reports import judgement
 from results.judging import benchmarks, gate_metrics
 from results.judging import compare as compare_module
 from results.records import benchmark_record
-from results.store.store import Store
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from results.judging.benchmarks import BenchmarkRatios
     from results.judging.compare import RatioTable
-    from results.study.study import Study
+    from results.study.cases import Study
 
 _WRITE_COMPARISON: dict[str, Callable[[RatioTable | BenchmarkRatios], str]] = {
     "text": judgement.comparison_text,

@@ -16,13 +16,13 @@ from reports import power as power_table
 from results.judging import gate_metrics
 from results.judging import power as power_module
 from results.statistics import generations, judge
-from results.store.store import Store
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from harness.machine import gpu_choice
 from harness.placement import gpu_threads, processes
 from harness.planning import cases, shards
 from results.records import variables
-from results.records.records import Order
+from results.records.models import Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.planning.request import SweepRequest
-    from results.records.records import Control, OptionValue, ScalingMode
+    from results.records.models import Control, OptionValue, ScalingMode
 
 _MOST_CHARACTERS = 20
 
@@ -26,7 +26,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
       ParseError: An option cannot be parsed.
     """
     from harness.planning.request import SweepRequest
-    from results.records.records import Allocator, Order
+    from results.records.models import Allocator, Order
 
     backends, replicas = settings.pop("backends"), settings.pop("replicas")
     order, allocator = settings.pop("order"), settings.pop("allocator")
@@ -59,7 +59,7 @@ def make_request(settings: dict[str, Any]) -> SweepRequest:
 
 
 def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
-    from results.records.records import ScalingMode
+    from results.records.models import ScalingMode
 
     names = parse_names(text, what="--mode")
     allowed = [mode.value for mode in ScalingMode]
@@ -73,7 +73,7 @@ def _parse_modes(text: str) -> tuple[ScalingMode, ...]:
 
 
 def _parse_controls(text: str) -> tuple[Control, ...]:
-    from results.records.records import Control
+    from results.records.models import Control
 
     allowed = (
         Control.NOSYNC,

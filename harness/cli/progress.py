@@ -10,13 +10,13 @@ import time
 from typing import TYPE_CHECKING, Final, TextIO
 
 from harness.planning.estimate import format_duration
-from results.records.records import Control, Order, TrialStatus
+from results.records.models import Control, Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from harness.run.listener import Progress
-    from results.records.records import PlannedTrial, StatusRecord, TrialResult
+    from results.records.models import PlannedTrial, StatusRecord, TrialResult
 
 
 PLAIN_PERIOD_SEC: Final = 30.0

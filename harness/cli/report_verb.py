@@ -16,8 +16,8 @@ from harness.planning import study as study_module
 from reports import output_file
 from reports.export_formats import FORMATS, Output
 from results.judging import gate_metrics
-from results.store.store import Store
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

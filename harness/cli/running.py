@@ -14,19 +14,19 @@ from harness.errors import Interrupted
 from harness.planning import estimate, extend
 from harness.run import sweep as run
 from results.figures import relay
-from results.records.records import Order, TrialStatus
+from results.records.models import Order, TrialStatus
+from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
-from results.study.study import UNMATCHED, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from harness.run.trial_runner import RunSettings
-    from results.records.records import PlannedTrial
-    from results.store.store import Store
+    from results.records.models import PlannedTrial
+    from results.store.study_store import Store
+    from results.study.cases import Study
     from results.study.matching import Match
-    from results.study.study import Study
 
     # Receives the study and the trials that were requested; returns the exit code.
     Conclude = Callable[[Store, Sequence[PlannedTrial]], int]

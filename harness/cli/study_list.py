@@ -11,16 +11,16 @@ from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from results.errors import ResultsError
 from results.records import benchmark_record
-from results.records.records import StatusRecord, TrialStatus
+from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
 from results.store import record_file
-from results.store.store import BENCHMARKS_NAME, PLAN_NAME, Store
+from results.store.study_store import BENCHMARKS_NAME, PLAN_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 _DATE_LENGTH = len("2026-01-01 00:00")
 

@@ -12,16 +12,16 @@ from harness.cli import exit_codes, progress, running
 from harness.cli.arguments import one_line
 from harness.planning import study as study_module
 from results.errors import CorruptRecordError, MissingRecordError
-from results.records.records import PlannedTrial
-from results.store.store import Store
+from results.records.models import PlannedTrial
+from results.store.study_store import Store
+from results.study.cases import load_study
 from results.study.matching import Outcome
-from results.study.study import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from results.store.store import Trial
+    from results.store.study_store import Trial
 
 
 def status(study: str, *, runs_dir: Path, is_json: bool) -> int:

@@ -13,13 +13,13 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.planning import study as study_module
-from results.store.store import Store
-from results.verify.verify import verify as verify_study
+from results.store.study_store import Store
+from results.verify.against_raw import verify as verify_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.verify.verify_check import Check
+    from results.verify.check import Check
 
 _PAGE = "numbers on the page"
 _MOST_SHOWN = 20

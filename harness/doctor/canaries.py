@@ -24,12 +24,12 @@ from harness.doctor.canary_worker import COMPUTE, MEMORY
 from harness.doctor.finding import Finding, caution, ok
 from harness.errors import DoctorError
 from harness.machine import machine_state
-from results.statistics import statistics
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 NUM_ROUNDS = 10
 TURN_SEC = 0.2
@@ -171,8 +171,8 @@ def measure_ceilings(
         Ceiling(
             kind=kind,
             num_cores=len(cores),
-            alone=statistics.geometric_mean(alone[kind], unit=_UNITS[kind]),
-            ratio=statistics.geometric_mean(ratios[kind], unit=""),
+            alone=estimates.geometric_mean(alone[kind], unit=_UNITS[kind]),
+            ratio=estimates.geometric_mean(ratios[kind], unit=""),
             spread=standard.stdev(math.log(value) for value in alone[kind]),
         )
         for kind in (COMPUTE, MEMORY)

@@ -26,14 +26,14 @@ from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import RunSettings
 from results.figures import relay, scaling
 from results.judging import power
-from results.records.records import Order, Plan, ScalingMode
-from results.store.store import Store
-from results.study.study import load_study
+from results.records.models import Order, Plan, ScalingMode
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 CHECK: Final = "A/A pair"
 LEAST_SEC: Final = 30.0

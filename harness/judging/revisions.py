@@ -25,12 +25,12 @@ from harness.machine import environment
 from harness.planning import code_digest
 from harness.planning.source_tree import SourceTree
 from harness.trial import turns
-from results.records.records import SCHEMA_VERSION
+from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 """The git repository, and the tree whose packages are installed."""
@@ -55,17 +55,19 @@ print(json.dumps(found))
 _READ_SPEC = f"""
 import sys
 from harness.trial import turns
-from results.records import records
-from results.records.records import TrialSpec
-if records.SCHEMA_VERSION != {SCHEMA_VERSION}:
+try:
+    from results.records import models
+except ImportError:  # before results had folders
+    from results import records as models
+if models.SCHEMA_VERSION != {SCHEMA_VERSION}:
     sys.exit(
-        f"its records have schema version {{records.SCHEMA_VERSION}}, here it is "
+        f"its records have schema version {{models.SCHEMA_VERSION}}, here it is "
         "{SCHEMA_VERSION}"
     )
 version = getattr(turns, "PROTOCOL", 1)
 if version != {turns.PROTOCOL}:
     sys.exit(f"its version of taking turns is {{version}}, here it is {turns.PROTOCOL}")
-TrialSpec.model_validate_json(sys.stdin.read())
+models.TrialSpec.model_validate_json(sys.stdin.read())
 """
 
 

@@ -13,7 +13,7 @@ from harness.placement.processes import processes_of_trial
 
 if TYPE_CHECKING:
     from harness.machine.gpus import Gpu
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 
 def fingerprint(spec: TrialSpec) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from harness.launch.gang import RunningGang
     from harness.machine.topology import CpuTopology
     from harness.placement.processes import Processes
-    from results.records.records import Placement, TrialSpec
+    from results.records.models import Placement, TrialSpec
 
 HOSTS_VARIABLE: Final = "REPLICATOR_HARNESS_HOSTS"
 """In the identity of a trial that may use several hosts: how many."""

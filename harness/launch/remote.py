@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from harness.launch.gang import RunningGang
     from harness.placement.processes import Member, Processes
-    from results.records.records import Placement
+    from results.records.models import Placement
 
 MEMBER_COMMAND = (sys.executable, "-m", "harness.launch.member")
 """The worker command and the directory are appended."""

@@ -12,14 +12,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from results.records import identity
-from results.records.records import Environment
+from results.records.models import Environment
 from results.records.variables import identity_variables, recorded_variables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from results.records.machine_record import MachineState
-    from results.records.records import Placement
+    from results.records.models import Placement
 
 _OF_CODE = {"git_commit", "is_source_modified"}
 PACKAGES = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.placement import gpu_threads
 from harness.placement.processes import Processes
-from results.records.records import Placement
+from results.records.models import Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

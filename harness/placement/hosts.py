@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from harness.machine.topology import CpuTopology
     from harness.placement.processes import Member, Processes
-    from results.records.records import Placement, TrialSpec
+    from results.records.models import Placement, TrialSpec
 
 
 def members_per_host(num_members: int, num_hosts: int) -> int:

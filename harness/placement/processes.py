@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.errors import PlanError
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from harness.catalog import BackendInfo
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 Member = tuple[str, int]
 """Kind and index, as in ``TF_CONFIG``."""

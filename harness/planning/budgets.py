@@ -6,7 +6,7 @@ import re
 
 from harness.errors import ParseError
 from results.records.limits import MAX_BUDGET
-from results.records.records import Budget, BudgetUnit
+from results.records.models import Budget, BudgetUnit
 
 NONE = "none"
 _FORM = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[a-z]+)")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from harness import catalog
 from harness.errors import PlanError
 from harness.planning.quality_runs import PlannedCase
-from results.records.records import Control, Order, ScalingMode
+from results.records.models import Control, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

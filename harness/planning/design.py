@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import PlanError
 from harness.planning import defaults
-from results.records.records import Allocator, Contrast, Control, Measuring, Order
+from results.records.models import Allocator, Contrast, Control, Measuring, Order
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.catalog import WorkloadInfo
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 FEWEST_TO_STOP = 5
 """Generations before a relay may end because its target is reached."""

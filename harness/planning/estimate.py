@@ -7,14 +7,14 @@ import statistics
 from typing import TYPE_CHECKING
 
 from results.errors import ResultsError
-from results.records.records import BudgetUnit, StatusRecord, TrialSpec, TrialStatus
+from results.records.models import BudgetUnit, StatusRecord, TrialSpec, TrialStatus
 from results.store import record_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 ASSUMED_TRIAL_SEC = 30.0
 """Assumed where there is no earlier trial: that of a laptop preset on two cores."""

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from harness.planning.plan import trial_seed
 from results.records import identity
-from results.records.records import Order, PlannedTrial
+from results.records.models import Order, PlannedTrial
 
 if TYPE_CHECKING:
-    from results.records.records import Plan
+    from results.records.models import Plan
 
 
 def with_next_generation(plan: Plan) -> Plan:

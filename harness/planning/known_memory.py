@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from harness.errors import PlanError
 from results.errors import ResultsError
 from results.records import identity
-from results.records.records import Environment, StatusRecord, TrialSpec, TrialStatus
+from results.records.models import Environment, StatusRecord, TrialSpec, TrialStatus
 from results.store import record_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 _MAX_EARLIER_TRIALS = 2_000
 _DECISIVE = (TrialStatus.OK, TrialStatus.OUT_OF_MEMORY)

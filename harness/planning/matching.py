@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Final
 
 from harness import catalog
 from harness.planning.quality_runs import PlannedCase
-from results.records.records import Control, Matching, ScalingMode
+from results.records.models import Control, Matching, ScalingMode
 from results.study.matching import NUM_STEPS, is_judged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from harness.planning.request import SweepRequest
-    from results.records.records import PlannedTrial
+    from results.records.models import PlannedTrial
 
 REFERENCE_BACKEND: Final = "single"
 FEWEST_EXAMPLES: Final = 16

@@ -38,7 +38,7 @@ from harness.planning import (
     quality_runs,
 )
 from results.records import identity
-from results.records.records import (
+from results.records.models import (
     Control,
     Matching,
     Measuring,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from harness.planning.quality_runs import PlannedCase
     from harness.planning.request import SweepRequest
     from harness.planning.source_tree import SourceTree
-    from results.records.records import OptionValue
+    from results.records.models import OptionValue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

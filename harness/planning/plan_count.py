@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from results.records.limits import MAX_TRIALS
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from harness.errors import PlanError
 from harness.planning import budgets
-from results.records.records import BudgetUnit, Control, ScalingMode
+from results.records.models import BudgetUnit, Control, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.catalog import PresetInfo
     from harness.planning.request import SweepRequest
-    from results.records.records import Budget
+    from results.records.models import Budget
 
 # Allowance for evaluations, start-up and a slow machine, on top of the budget.
 _OVERHEAD_FACTOR = 1.5

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Literal
 
 from harness.planning import defaults
-from results.records.records import Allocator, Control, OptionValue, Order, ScalingMode
+from results.records.models import Allocator, Control, OptionValue, Order, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

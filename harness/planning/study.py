@@ -12,8 +12,8 @@ from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
 from harness.planning import code_digest, matching
 from harness.planning.plan import refusing_bounds
-from results.records.records import Control, Order, Plan, PlannedTrial, ScalingMode
-from results.store.store import PLAN_NAME, Store
+from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
+from results.store.study_store import PLAN_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ from harness.trial import first_exit
 from harness.trial.rank_file import RankFileError, RankLog, one_line, read_rank
 from results.records import gpu_record
 from results.records.limits import MAX_TEXT
-from results.records.records import Failure, Phase, TrialStatus
+from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from harness.run.launch import TrialExit
     from harness.trial.first_exit import FirstExit
     from results.records.gpu_record import GpuUse
-    from results.records.records import TrialSpec, Turn
+    from results.records.models import TrialSpec, Turn
 
 CONSEQUENCE_TYPES = ("WorkerLostError",)
 

@@ -10,7 +10,7 @@ from harness.run.out_of_memory import is_out_of_memory
 from harness.trial.ending import signal_name
 from harness.trial.rank_file import one_line
 from results.records.limits import MAX_TEXT
-from results.records.records import Failure, Phase, TrialStatus
+from results.records.models import Failure, Phase, TrialStatus
 from results.records.texts import storable
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.run.launch import TrialExit
     from harness.trial.first_exit import FirstExit
     from harness.trial.rank_file import RankLog
-    from results.records.records import TrialResult
+    from results.records.models import TrialResult
 
 _STDERR_TAIL_BYTES = 8_000
 

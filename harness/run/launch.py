@@ -15,13 +15,13 @@ from harness.placement import gpu_threads
 from harness.run import process_tree, scratch
 from harness.trial import waiting
 from harness.trial.turns import ADDRESS_VARIABLE
-from results.records.records import Allocator
+from results.records.models import Allocator
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import IO
 
-    from results.records.records import Placement, TrialSpec
+    from results.records.models import Placement, TrialSpec
 
     # Takes the directory of a trial.
     EndElsewhere = Callable[[Path], None]

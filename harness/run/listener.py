@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from results.records.records import PlannedTrial, StatusRecord, TrialResult
+    from results.records.models import PlannedTrial, StatusRecord, TrialResult
 
 
 class Progress(Protocol):

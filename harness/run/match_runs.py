@@ -7,14 +7,14 @@ import time
 from typing import TYPE_CHECKING
 
 from harness.run import launch, trial_runner
-from results.records.records import TrialStatus
+from results.records.models import TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from harness.run.trial_runner import RunSettings
-    from results.records.records import Plan, PlannedTrial
-    from results.store.store import Store
+    from results.records.models import Plan, PlannedTrial
+    from results.store.study_store import Store
 
 
 def run_missing(

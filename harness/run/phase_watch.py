@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from harness.trial.rank_file import rank_path
-from results.records.records import Phase
+from results.records.models import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable

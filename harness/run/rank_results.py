@@ -6,8 +6,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from results.records.match_record import Change
-from results.records.records import (
+from results.records.changes import Change
+from results.records.models import (
     Control,
     Phase,
     QualityMetric,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from harness.trial.rank_file import RankLog
-    from results.records.records import TrialSpec, Turn
+    from results.records.models import TrialSpec, Turn
 
 
 def make_result(

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from harness.run.trial_runner import RunSettings, VoidReason
-    from results.records.records import PlannedTrial, StatusRecord
-    from results.store.store import Store
+    from results.records.models import PlannedTrial, StatusRecord
+    from results.store.study_store import Store
 
     # Receives what the relay does now, and the seconds to the generation's end.
     Stage = Callable[[str, float | None], None]

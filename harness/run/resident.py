@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from harness.run.launch import EndElsewhere, TrialExit
     from harness.run.trial_runner import Prepared
-    from results.records.records import Turn
+    from results.records.models import Turn
 
 _POLL_SEC = 0.25
 _GRACE_SEC = 30.0

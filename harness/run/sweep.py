@@ -13,7 +13,7 @@ from harness.planning import defaults
 from harness.run import match_runs, phase_watch
 from harness.run.relay import Generation, run_generation
 from harness.run.trial_runner import run_trial
-from results.records.records import Order, TrialStatus
+from results.records.models import Order, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from harness.planning.estimate import Durations
     from harness.run.listener import Progress
     from harness.run.trial_runner import RunSettings
-    from results.records.records import PlannedTrial, StatusRecord
-    from results.store.store import Store
+    from results.records.models import PlannedTrial, StatusRecord
+    from results.store.study_store import Store
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -38,7 +38,7 @@ from harness.run.gang_tree import GangTree
 from harness.run.launch import ProcessTree
 from harness.trial import checkpoints
 from results.records import gpu_record
-from results.records.records import Failure, Measuring, Phase, StatusRecord, TrialStatus
+from results.records.models import Failure, Measuring, Phase, StatusRecord, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +50,8 @@ if TYPE_CHECKING:
     from harness.planning.source_tree import SourceTree
     from harness.run.launch import TrialExit
     from results.records.gpu_record import GpuUses
-    from results.records.records import Environment, PlannedTrial, Turn
-    from results.store.store import Store
+    from results.records.models import Environment, PlannedTrial, Turn
+    from results.store.study_store import Store
 
     VoidReason = Callable[[Disturbance, int], str]
     # Takes start and end of a window in nanoseconds; without them, all the time.

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from harness.trial import checkpoints, heap, training, turns
 from harness.trial.rank_file import one_line
 from harness.trial.steps import Steps, blocks
-from results.records.records import Allocator, Control, Phase
+from results.records.models import Allocator, Control, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from harness.trial.rank_file import RankWriter
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 
 class StepProgram(Protocol):

@@ -46,7 +46,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from results.records.records import Phase
+from results.records.models import Phase
 from results.records.texts import printable
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from harness.trial import die_with_parent, first_exit
 from harness.trial.ending import GRACE_SEC, LOGS, cause_of, end_like
 from harness.trial.first_exit import FirstExit
 from replicator.cluster.local_cluster import LocalCluster
-from results.records.records import Environment, TrialSpec
+from results.records.models import Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,12 +11,12 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any, Protocol
 
-from results.records.records import BudgetUnit
+from results.records.models import BudgetUnit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.records.records import Budget
+    from results.records.models import Budget
 
 # The time of a step is estimated from at most this many of the last ones.
 _NUM_RECENT_STEPS = 50

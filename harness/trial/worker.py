@@ -27,13 +27,13 @@ from harness.trial.memory import ResidentMemory
 from harness.trial.rank_file import RankWriter, clock_host, rank_path
 from harness.trial.turns import TurnChannel
 from replicator.cluster import environment
-from results.records.records import Control, Environment, TrialSpec
+from results.records.models import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from results.records.records import Placement
+    from results.records.models import Placement
 
 
 class DeviceMemory:

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from reports import formats, svg, tips
 from reports.figures import labels, quantities
 from results.figures import scaling
-from results.records.records import Control, ScalingMode
+from results.records.models import Control, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

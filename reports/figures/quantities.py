@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from results.figures.scaling import Point
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from reports.reference_points import Source
-    from results.records.records import ScalingMode
+    from results.records.models import ScalingMode
 
 STEP = 0.13
 """Marks of one number of devices stand this many doublings apart, to the left."""

@@ -11,7 +11,7 @@ from reports import formats, svg, tips
 from reports.figures import limits, look, references, replicas_axis
 from reports.figures.quantities import EFFICIENCY, THROUGHPUT
 from reports.figures.replicas_axis import Sideways
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from results.study.study import Case
+    from results.study.cases import Case
 
 MILLISECONDS: Final = 1000
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records.records import QualityMetric
-    from results.study.study import Case
+    from results.records.models import QualityMetric
+    from results.study.cases import Case
 
 TITLE = "Counted in the window"
 SLUG = "counts"

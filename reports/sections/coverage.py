@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.study.study import Entry
+    from results.study.cases import Entry
 
 TITLE = "Coverage and failures"
 SLUG = "coverage"

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records.records import QualityMetric, QualityPoint
-    from results.study.study import Case, Entry
+    from results.records.models import QualityMetric, QualityPoint
+    from results.study.cases import Case, Entry
 
 TITLE = "Learning"
 SLUG = "learning"

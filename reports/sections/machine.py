@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records.records import Environment
-    from results.study.study import Entry
+    from results.records.models import Environment
+    from results.study.cases import Entry
 
 TITLE = "Machine"
 SLUG = "machine"

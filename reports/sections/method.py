@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from reports import marks, page, reproduce
 from results.figures import relay
-from results.records.records import Order
-from results.statistics import statistics
+from results.records.models import Order
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -29,5 +29,5 @@ def render(view: View) -> Markup:
         is_relay=view.study.plan.measuring.order is Order.RELAY,
         marks=marks,
         relay=relay,
-        statistics=statistics,
+        statistics=estimates,
     )

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.records.records import QualityMetric
-    from results.study.study import Case, Entry
+    from results.records.models import QualityMetric
+    from results.study.cases import Case, Entry
 
 TITLE = "Quality"
 SLUG = "quality"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from reports.sections.learning import Run
     from results.statistics.run_scores import RunScore
-    from results.study.study import Case, Entry
+    from results.study.cases import Case, Entry
 
 _FEWEST = 2  # runs of a case that are aggregated
 _NUM_THRESHOLDS = 101

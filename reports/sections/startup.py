@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.statistics.statistics import Estimate
-    from results.study.study import Case, Entry
+    from results.statistics.estimates import Estimate
+    from results.study.cases import Case, Entry
 
 TITLE = "Time to first step and memory"
 SLUG = "startup"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.study.study import Case
+    from results.study.cases import Case
 
 TITLE = "Step times"
 SLUG = "steps"

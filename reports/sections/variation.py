@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from reports import page
 from reports.figures import ecdf, heat
 from reports.sections.steps import measured_steps
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     from markupsafe import Markup
 
     from reports.view import View
-    from results.study.study import Case
+    from results.study.cases import Case
 
 TITLE = "Variation of steps"
 SLUG = "variation"

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from reports.site.card import Card
     from reports.view import View
     from results.judging.gate_metrics import Metric
-    from results.store.store import Store
-    from results.study.study import Study
+    from results.store.study_store import Store
+    from results.study.cases import Study
 
 INDEX: Final = "index.html"
 _BODY: Final = re.compile(r'<body>\n(?:<a class="skip"[^>]*>[^<]*</a>\n)?')

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from reports.brief import Brief
     from reports.view import View
-    from results.records.records import Environment, ScalingMode
+    from results.records.models import Environment, ScalingMode
 
 NO_MACHINE: Final = "machine not recorded"
 _UNUSUAL = re.compile(r"[^A-Za-z0-9_-]+")

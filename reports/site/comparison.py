@@ -10,7 +10,7 @@ from reports.site import assets, chart, ratio_bar
 from results import errors
 from results.figures import scaling
 from results.judging import compare
-from results.study import study_differences, study_match
+from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from results.figures.scaling import Point
     from results.judging.compare import RatioTable, Row
     from results.judging.gate_metrics import Metric
-    from results.records.records import ScalingMode
-    from results.study.study import Study
+    from results.records.models import ScalingMode
+    from results.study.cases import Study
     from results.study.study_differences import StudyDifference
 
 FIRST, SECOND = "A", "B"
@@ -80,7 +80,7 @@ def compare_studies(first: Study, second: Study, metric: Metric) -> Compared:
             " difference; name two studies"
         )
     table = compare.of_studies(first, second, metric)
-    both = study_match.pairs(first, second)
+    both = case_pairs.pairs(first, second)
     here = {case.case_id for case, _ in both}
     there = {case.case_id for _, case in both}
     return Compared(

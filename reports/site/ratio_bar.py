@@ -10,7 +10,7 @@ from markupsafe import Markup
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 WIDTH, HEIGHT = 160, 20
 REACHES: Final = (1.05, 1.1, 1.25, 1.5, 2.0, 4.0, 10.0)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from reports.site.card import Card
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 COLUMNS: Final = ("study", "workload", "date", "efficiency", "trials")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
     from results.figures.history import Observation, Series
-    from results.study.study import Study
+    from results.study.cases import Study
 
 MOST_CHARTS: Final = 40
 _FEWEST: Final = 2

@@ -14,14 +14,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from results.figures import lost_time
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from results.figures.lost_time import LostTime
-    from results.records.records import TrialResult
-    from results.study.study import Case, Entry, Study
+    from results.records.models import TrialResult
+    from results.study.cases import Case, Entry, Study
 
     # round -> mean seconds per step of each process
     Rounds = Mapping[int, tuple[float, ...]]

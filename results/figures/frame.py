@@ -11,10 +11,10 @@ import pandas as pd
 from results.figures import scaling
 from results.figures.points import points_frame
 from results.records.gpu_record import joules_per_example
-from results.study import study
+from results.study import cases
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 __all__ = ["curves_frame", "points_frame", "steps_frame", "trials_frame"]
 
@@ -74,7 +74,7 @@ CURVE_COLUMNS = (
 STEP_COLUMNS = ("trial_id", "rank", "phase", "step_index", "step_time_sec")
 
 
-def _row(entry: study.Entry) -> dict[str, Any]:
+def _row(entry: cases.Entry) -> dict[str, Any]:
     spec = entry.spec
     row: dict[str, Any] = dict.fromkeys(TRIAL_COLUMNS)
     row |= {name: getattr(spec, name) for name in TRIAL_COLUMNS if hasattr(spec, name)}
@@ -133,7 +133,7 @@ def trials_frame(store: Store) -> pd.DataFrame:
       ResultsError: The plan is missing or unreadable, or a newer version wrote it.
     """
     rows: list[dict[str, Any]] = []
-    for entry in study.load_study(store).entries:
+    for entry in cases.load_study(store).entries:
         row = _row(entry)
         rows.extend({**row, "mode": mode.value} for mode in entry.modes)
         if not entry.modes:
@@ -174,7 +174,7 @@ def curves_frame(store: Store) -> pd.DataFrame:
             "high": metric.high,
             "protocol": metric.protocol,
         }
-        for case in study.load_study(store).quality_runs
+        for case in cases.load_study(store).quality_runs
         for entry in case.ok_entries
         for point in entry.result.curve
         for metric in point.quality

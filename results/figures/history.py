@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 from results.figures import scaling
 from results.records import identity
 from results.statistics import change_points
-from results.statistics.statistics import geometric_mean
+from results.statistics.estimates import geometric_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from results.records.benchmark_record import Benchmarks
-    from results.records.records import Environment
-    from results.statistics.statistics import Estimate
-    from results.study.study import Case, Study
+    from results.records.models import Environment
+    from results.statistics.estimates import Estimate
+    from results.study.cases import Case, Study
 
 _OF_CODE = {"git_commit", "is_source_modified"}
 _OWN_PACKAGE = "replicator-harness"

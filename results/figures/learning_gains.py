@@ -19,10 +19,10 @@ from results.statistics import improvement, time_to_target
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.records import QualityMetric
+    from results.records.models import QualityMetric
     from results.statistics.improvement import Improvement
     from results.statistics.time_to_target import TimeToTarget
-    from results.study.study import Case, Entry, Study
+    from results.study.cases import Case, Entry, Study
 
 FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.records.records import ScalingMode
-    from results.study.study import Case
+    from results.records.models import ScalingMode
+    from results.study.cases import Case
 
     Row = dict[str, Any]
 

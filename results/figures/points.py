@@ -9,9 +9,9 @@ import pandas as pd
 
 from results.figures import explain, recorded_loss, scaling
 from results.figures.point_columns import POINT_COLUMNS, modes_text, new_row, types
-from results.records.records import Control
-from results.statistics import statistics
-from results.study.study import Study, load_study
+from results.records.models import Control
+from results.statistics import estimates
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from results.figures.point_columns import Row
     from results.figures.recorded_loss import RecordedLoss
     from results.figures.scaling import Comparison, Point
-    from results.statistics.statistics import Estimate
-    from results.store.store import Store
+    from results.statistics.estimates import Estimate
+    from results.store.study_store import Store
 
 QUANTITIES: Final = ("throughput", "speedup", "efficiency")
 """What is drawn over the number of replicas."""
@@ -140,7 +140,7 @@ def repetitions(point: Point, quantity: str) -> list[tuple[str, int, float]]:
         return [(entries[key], key[0], value) for key, value in here.items()]
     if point.is_baseline or point.baseline is None or point.speedup is None:
         return []
-    if point.speedup.method == statistics.TWO_GROUPS:
+    if point.speedup.method == estimates.TWO_GROUPS:
         return []
     there = scaling.values(point.baseline, scaling.throughput_of)
     factor: float = point.baseline.spec.num_replicas

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from results.figures.scaling import Point
-    from results.records.records import ScalingMode, Turn
-    from results.study.study import Case, Entry
+    from results.records.models import ScalingMode, Turn
+    from results.study.cases import Case, Entry
 
 PARTS = ("ideal", "computing", "core_wait", "unexplained")
 NO_CPU_TIME = "turns of this case or of its baseline have no duration or CPU time"

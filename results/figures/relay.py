@@ -7,12 +7,12 @@ import re
 from typing import TYPE_CHECKING
 
 from results.figures import scaling
-from results.records.records import Control, Order
-from results.statistics import generations, statistics
+from results.records.models import Control, Order
+from results.statistics import estimates, generations
 
 if TYPE_CHECKING:
-    from results.statistics.statistics import Estimate
-    from results.study.study import Case, Study
+    from results.statistics.estimates import Estimate
+    from results.study.cases import Case, Study
 
 TWIN_CONFIDENCE = 0.99
 """Of the interval that decides whether a twin differs. With 0.95, one gate of 20 would
@@ -108,10 +108,10 @@ def twin_of(study: Study) -> Twin | None:
 
 def _strict(control: Case, case: Case) -> Estimate | None:
     means = [generations.mean(of) for of in scaling.turn_logs(control, case)]
-    half = statistics.half_width(means, confidence=TWIN_CONFIDENCE)
+    half = estimates.half_width(means, confidence=TWIN_CONFIDENCE)
     if half is None:
         return None
-    return statistics.from_logs(
+    return estimates.from_logs(
         generations.mean(means),
         half,
         n=len(means),

@@ -26,15 +26,15 @@ import itertools
 import math
 from typing import TYPE_CHECKING
 
-from results.statistics import generations, statistics
+from results.statistics import estimates, generations
 from results.study import agreement, case_index
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from results.records.records import ScalingMode
-    from results.statistics.statistics import Estimate
-    from results.study.study import Case, Entry, Key, Study
+    from results.records.models import ScalingMode
+    from results.statistics.estimates import Estimate
+    from results.study.cases import Case, Entry, Key, Study
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,7 +167,7 @@ def estimate(
             for entry in case.ok_entries
         ]
         return _from_generations(case, logs, unit=unit)
-    return statistics.geometric_mean(list(found.values()), unit=unit)
+    return estimates.geometric_mean(list(found.values()), unit=unit)
 
 
 def _from_generations(
@@ -205,7 +205,7 @@ def throughput_ratio(first: Case, second: Case) -> Estimate | None:
     denominator = values(second, throughput_of)
     if not numerator or not denominator:
         return None
-    return statistics.ratio(dict(numerator), dict(denominator))
+    return estimates.ratio(dict(numerator), dict(denominator))
 
 
 def _best_baselines(

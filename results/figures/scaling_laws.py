@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.figures.scaling import Point
-    from results.records.records import ScalingMode
+    from results.records.models import ScalingMode
     from results.statistics.law_solution import Interval
     from results.statistics.laws import Fit
 

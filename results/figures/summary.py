@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from results.figures import explain, learning_gains, scaling, scaling_laws
 from results.study import agreement, matching
-from results.study import study as study_module
+from results.study import cases as study_module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.statistics.statistics import Estimate
-    from results.store.store import Store
+    from results.statistics.estimates import Estimate
+    from results.store.study_store import Store
 
 SUMMARY_VERSION = 1
 

@@ -6,13 +6,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.records.records import TrialStatus
+from results.records.models import TrialStatus
 from results.statistics import time_to_target
 from results.statistics.time_to_target import Time, TimeToTarget
 
 if TYPE_CHECKING:
-    from results.records.records import QualityPoint, TrialResult
-    from results.study.study import Case
+    from results.records.models import QualityPoint, TrialResult
+    from results.study.cases import Case
 
 # Trials that ended without training to their budget: they never reached a target.
 _FAILED = (

@@ -20,8 +20,8 @@ from results.statistics import generations, judge, simultaneous, two_groups
 
 if TYPE_CHECKING:
     from results.records.benchmark_record import Benchmarks
+    from results.statistics.estimates import Estimate
     from results.statistics.simultaneous import Difference
-    from results.statistics.statistics import Estimate
 
 TIME_PER_CALL: Final = Judged(name="time_per_call", is_cost=True, worse="slower")
 _NO_TURNS: Final = TurnCounts(num_turns=0, num_void=0, reasons=())

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 from results import errors
 from results.judging import gate_metrics
 from results.statistics import generations, simultaneous, two_groups
-from results.study import study_differences, study_match
+from results.study import case_pairs, study_differences
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from results.judging.gate_metrics import Metric
+    from results.statistics.estimates import Estimate
     from results.statistics.simultaneous import Difference
-    from results.statistics.statistics import Estimate
-    from results.study.study import Case, Study
+    from results.study.cases import Case, Study
 
 KEYS = ("backend", "replicas", "mode", "revision")
 THIS_TREE = "this"
@@ -83,8 +83,8 @@ def of_studies(first: Study, second: Study, metric: Metric) -> RatioTable:
     tested: dict[str, tuple[Estimate, float | None]] = {}
     sides: dict[str, tuple[Case, Case]] = {}
     settings: list[str] = []
-    for case, other in study_match.pairs(first, second):
-        settings += study_match.settings(case, other)
+    for case, other in case_pairs.pairs(first, second):
+        settings += case_pairs.settings(case, other)
         here = gate_metrics.logs(case, metric)
         there = gate_metrics.logs(other, metric)
         if not here or not there:

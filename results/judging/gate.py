@@ -17,7 +17,7 @@ from results.figures import relay
 from results.judging import gate_metrics
 from results.statistics import judge
 from results.statistics.judge import Verdict
-from results.study import study_match
+from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from results.figures.relay import TurnCounts, Twin
     from results.judging.gate_metrics import Judged, Metric
     from results.statistics.judge import Judgement
-    from results.study.study import Case, Study
+    from results.study.cases import Case, Study
 
 WORST_FIRST = (Verdict.REGRESS, Verdict.INCONCLUSIVE, Verdict.PASS, Verdict.IMPROVE)
 
@@ -148,10 +148,10 @@ def of_revisions(
     Raises:
       ResultsError: ``delta`` or ``alpha`` is out of range.
     """
-    others = {study_match.key_of(case): case for case in study.other_revisions}
+    others = {case_pairs.key_of(case): case for case in study.other_revisions}
     judged = []
     for case in study.cases:
-        other = others[study_match.key_of(case)]
+        other = others[case_pairs.key_of(case)]
         logs = gate_metrics.log_ratios(case, other, metric)
         slowdowns = logs if metric.is_cost else [-log for log in logs]
         if len(slowdowns) < judge.FEWEST_GENERATIONS:
@@ -177,10 +177,10 @@ def of_studies(
       ResultsError: No case is in both, or ``delta`` or ``alpha`` is out of range.
     """
     judged = []
-    differences = list(study_match.differences(study, stored))
+    differences = list(case_pairs.differences(study, stored))
     sign = 1.0 if metric.is_cost else -1.0
-    for case, other in study_match.pairs(study, stored):
-        differences += study_match.settings(case, other)
+    for case, other in case_pairs.pairs(study, stored):
+        differences += case_pairs.settings(case, other)
         here = [sign * log for log in gate_metrics.logs(case, metric)]
         there = [sign * log for log in gate_metrics.logs(other, metric)]
         fewest = min(len(here), len(there))

@@ -19,7 +19,7 @@ from results.statistics import generations
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.study.study import Case, Entry
+    from results.study.cases import Case, Entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import generations, judge, statistics
+from results.statistics import estimates, generations, judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -120,9 +120,7 @@ def _operating_point(
     from scipy import special
 
     error = spread / math.sqrt(num_generations)
-    quantile = statistics.student_quantile(
-        num_generations - 1, confidence=1 - 2 * alpha
-    )
+    quantile = estimates.student_quantile(num_generations - 1, confidence=1 - 2 * alpha)
     halves = quantile * error * _relative_deviations(num_generations - 1)
     limit, centre = math.log1p(delta), math.log1p(effect)
 
@@ -270,7 +268,7 @@ def median_half_width(
     spread: float,
     num_generations: int,
     *,
-    confidence: float = statistics.CONFIDENCE,
+    confidence: float = estimates.CONFIDENCE,
 ) -> float:
     """Returns the half width, as a logarithm, that half of all measurements reach.
 
@@ -283,7 +281,7 @@ def median_half_width(
     _check_generations(num_generations)
     degrees = num_generations - 1
     relative = math.sqrt(float(special.chdtri(degrees, 0.5)) / degrees)
-    quantile = statistics.student_quantile(degrees, confidence=confidence)
+    quantile = estimates.student_quantile(degrees, confidence=confidence)
     return quantile * spread * relative / math.sqrt(num_generations)
 
 

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 from results.figures import learning_gains
 from results.judging import gate
 from results.judging.gate import JudgedCase
-from results.statistics import judge, statistics, two_groups
-from results.statistics.statistics import Estimate
-from results.study import study_match
+from results.statistics import estimates, judge, two_groups
+from results.statistics.estimates import Estimate
+from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from results.judging.gate import Gate
     from results.judging.gate_metrics import Metric
-    from results.records.records import QualityMetric
+    from results.records.models import QualityMetric
     from results.statistics.judge import Judgement
-    from results.study.study import Case, Key, Study
+    from results.study.cases import Case, Key, Study
 
 FEWEST_SEEDS = learning_gains.FEWEST_RUNS
 PAIRED = (
@@ -57,12 +57,12 @@ def of_revisions(
     """
     _check(delta, alpha)
     runs = study.quality_runs
-    others = {study_match.key_of(case): case for case in runs if case.spec.revision}
+    others = {case_pairs.key_of(case): case for case in runs if case.spec.revision}
     judged = []
     for case in runs:
         if case.spec.revision:
             continue
-        other = others[study_match.key_of(case)]
+        other = others[case_pairs.key_of(case)]
         judged.append(_judged(case, other, metric, delta, alpha, is_paired=True))
     return gate.conclude(study, metric, baseline, delta, alpha, judged)
 
@@ -84,9 +84,9 @@ def of_studies(
     """
     _check(delta, alpha)
     judged = []
-    differences = list(study_match.differences(study, stored, are_quality_runs=True))
-    for case, other in study_match.pairs(study, stored, are_quality_runs=True):
-        differences += study_match.settings(case, other)
+    differences = list(case_pairs.differences(study, stored, are_quality_runs=True))
+    for case, other in case_pairs.pairs(study, stored, are_quality_runs=True):
+        differences += case_pairs.settings(case, other)
         judged.append(_judged(case, other, metric, delta, alpha, is_paired=False))
     found = gate.conclude(study, metric, baseline, delta, alpha, judged)
     return dataclasses.replace(
@@ -174,7 +174,7 @@ def _judgement(
     if is_paired:
         losses = [a - b for a, b in zip(here, there, strict=True)]
         centre, n = math.fsum(losses) / len(losses), len(losses)
-        half = statistics.half_width(losses, confidence=confidence)
+        half = estimates.half_width(losses, confidence=confidence)
         assert half is not None
     else:
         shift = two_groups.shift(here, there)

@@ -15,7 +15,7 @@ from results.records import identity, limits
 from results.records.bounds import Cores, Index, Line, Name, PositiveTotal, Seconds
 from results.records.record_base import Record
 from results.store import record_file
-from results.store.store import BENCHMARKS_NAME
+from results.store.study_store import BENCHMARKS_NAME
 
 if TYPE_CHECKING:
     import pathlib

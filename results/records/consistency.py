@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.records import identity
-from results.records.records import Order, TrialStatus
+from results.records.models import Order, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.records.records import Plan, StatusRecord, TrialResult, TrialSpec
+    from results.records.models import Plan, StatusRecord, TrialResult, TrialSpec
 
 
 def check_plan(path: pathlib.Path, plan: Plan) -> None:

@@ -15,7 +15,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from results.records import records
+    from results.records import models
 
 ID_LENGTH = 20
 """Hexadecimal characters of an id: 80 bits, no collision below about 10**12 trials."""
@@ -51,7 +51,7 @@ def digest(value: Any) -> str:
     return hashlib.blake2b(text, digest_size=ID_LENGTH // 2).hexdigest()
 
 
-def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
+def _content(spec: models.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     fields = spec.model_dump(mode="json", exclude=exclude)
     defaults = type(spec).model_fields
     for name in _ADDED:
@@ -60,19 +60,19 @@ def _content(spec: records.TrialSpec, exclude: set[str]) -> dict[str, Any]:
     return fields
 
 
-def ids(spec: records.TrialSpec) -> tuple[str, str]:
+def ids(spec: models.TrialSpec) -> tuple[str, str]:
     """Returns the ids of a trial and of its case, serializing the spec once."""
     content = _content(spec, _NOT_IDENTITY)
     case = {key: value for key, value in content.items() if key not in _NOT_CASE}
     return digest(content), digest(case)
 
 
-def trial_id(spec: records.TrialSpec) -> str:
+def trial_id(spec: models.TrialSpec) -> str:
     """Returns the id of one trial: the digest of its whole spec."""
     return digest(_content(spec, _NOT_IDENTITY))
 
 
-def case_id(spec: records.TrialSpec) -> str:
+def case_id(spec: models.TrialSpec) -> str:
     """Returns the id of a case: the digest of the spec without repetition and seed.
 
     Trials that share a case id are repetitions of one another.

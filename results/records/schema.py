@@ -7,17 +7,17 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from results.records import benchmark_record, records
+from results.records import benchmark_record, models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-MODELS: dict[str, type[records.Record]] = {
-    "plan": records.Plan,
-    "spec": records.TrialSpec,
-    "env": records.Environment,
-    "status": records.StatusRecord,
-    "result": records.TrialResult,
+MODELS: dict[str, type[models.Record]] = {
+    "plan": models.Plan,
+    "spec": models.TrialSpec,
+    "env": models.Environment,
+    "status": models.StatusRecord,
+    "result": models.TrialResult,
     "benchmarks": benchmark_record.Benchmarks,
 }
 """File stem of a record in the store -> its model."""

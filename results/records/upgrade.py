@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from results import errors
-from results.records.records import SCHEMA_VERSION
+from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
     import pathlib

@@ -24,12 +24,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import statistics
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 OVER_GENERATIONS = (
     "Student's t over generations (fresh processes); each counts once, with its mean "
@@ -137,13 +137,13 @@ def over_generations(
     Raises:
       ResultsError: No generation, or a number that is not finite.
     """
-    array = statistics.finite_logs(logs, "logs")
-    half = statistics.half_width(array)
+    array = estimates.finite_logs(logs, "logs")
+    half = estimates.half_width(array)
     method = OVER_GENERATIONS
     if half is not None and is_stopped_on_width and widening(array.size) > 1:
         half *= widening(array.size)
         method = STOPPED
-    return statistics.from_logs(
+    return estimates.from_logs(
         float(array.mean()),
         half,
         n=array.size,
@@ -163,7 +163,7 @@ def num_batches(num_rounds: int) -> int:
     wanted = min(max(math.isqrt(num_rounds), FEWEST_BATCHES), MOST_BATCHES)
     possible = num_rounds // _FEWEST_ROUNDS_PER_BATCH
     number = min(wanted, possible)
-    return number if number >= statistics.FEWEST_FOR_INTERVAL else 0
+    return number if number >= estimates.FEWEST_FOR_INTERVAL else 0
 
 
 def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> Estimate:
@@ -181,13 +181,13 @@ def these_processes_only(logs_by_round: Sequence[float], *, unit: str = "") -> E
     Raises:
       ResultsError: No round, or a number that is not finite.
     """
-    logs = statistics.finite_logs(logs_by_round, "logs_by_round")
+    logs = estimates.finite_logs(logs_by_round, "logs_by_round")
     number = num_batches(logs.size)
     half = None
     if number:
         means = [float(batch.mean()) for batch in np.array_split(logs, number)]
-        half = statistics.half_width(means)
-    return statistics.from_logs(
+        half = estimates.half_width(means)
+    return estimates.from_logs(
         float(logs.mean()),
         half,
         n=1,
@@ -227,6 +227,6 @@ def is_precise_enough(logs_by_generation: Sequence[float], target: float) -> boo
     check_target(target)
     if len(logs_by_generation) < FEWEST_TO_STOP:
         return False
-    logs = statistics.finite_logs(logs_by_generation, "logs_by_generation")
-    half = statistics.half_width(logs)
+    logs = estimates.finite_logs(logs_by_generation, "logs_by_generation")
+    half = estimates.half_width(logs)
     return half is not None and widening(logs.size) * half <= math.log1p(target)

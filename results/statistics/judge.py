@@ -29,12 +29,12 @@ import math
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.statistics import statistics, two_groups
+from results.statistics import estimates, two_groups
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 DEFAULT_DELTA = 0.05
 DEFAULT_ALPHA = 0.05
@@ -135,14 +135,14 @@ def judge(
             f"{FEWEST_GENERATIONS} or more: one says nothing about the spread between "
             "processes; measure longer"
         )
-    logs = statistics.finite_logs(log_slowdowns, "log_slowdowns")
+    logs = estimates.finite_logs(log_slowdowns, "log_slowdowns")
     confidence = 1 - 2 * alpha
-    half = statistics.half_width(logs, confidence=confidence)
+    half = estimates.half_width(logs, confidence=confidence)
     assert half is not None
     centre = float(logs.mean())
     return Judgement(
         verdict=verdict_of(centre - half, centre + half, margin=math.log1p(delta)),
-        slowdown=statistics.from_logs(
+        slowdown=estimates.from_logs(
             centre, half, n=logs.size, unit="", method=METHOD, confidence=confidence
         ),
         delta=delta,

@@ -16,7 +16,7 @@ from results.statistics.law_solution import Interval
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 
 def serial_fraction(

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from results import errors
-from results.statistics import generations, statistics
+from results.statistics import estimates, generations
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 DEFAULT_ALPHA = 0.05
 
@@ -59,8 +59,8 @@ def p_value(logs: Sequence[float]) -> float | None:
     """
     from scipy import special
 
-    array = statistics.finite_logs(logs, "logs")
-    if array.size < statistics.FEWEST_FOR_INTERVAL:
+    array = estimates.finite_logs(logs, "logs")
+    if array.size < estimates.FEWEST_FOR_INTERVAL:
         return None
     centre = abs(float(array.mean()))
     standard_error = float(array.std(ddof=1)) / math.sqrt(array.size)

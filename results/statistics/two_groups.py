@@ -14,18 +14,18 @@ import math
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.statistics import statistics
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 METHOD = (
     "Welch's t over the generations of two studies, which were not measured in the "
     "same rounds"
 )
-FEWEST = statistics.FEWEST_FOR_INTERVAL
+FEWEST = estimates.FEWEST_FOR_INTERVAL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class Shift:
     degrees_of_freedom: float
     n: int
 
-    def half_width(self, confidence: float = statistics.CONFIDENCE) -> float:
+    def half_width(self, confidence: float = estimates.CONFIDENCE) -> float:
         """Returns half the interval of ``centre``."""
         from scipy import special
 
@@ -54,9 +54,9 @@ class Shift:
         quantile = float(special.stdtrit(self.degrees_of_freedom, tail))
         return quantile * self.standard_error
 
-    def estimate(self, confidence: float = statistics.CONFIDENCE) -> Estimate:
+    def estimate(self, confidence: float = estimates.CONFIDENCE) -> Estimate:
         """Returns exp(centre) with its interval."""
-        return statistics.from_logs(
+        return estimates.from_logs(
             self.centre,
             self.half_width(confidence),
             n=self.n,
@@ -89,8 +89,8 @@ def shift(first: Sequence[float], second: Sequence[float]) -> Shift:
                 f"studies needs {FEWEST} or more of each: one says nothing about the "
                 "spread between processes; measure longer"
             )
-    here = statistics.finite_logs(first, "first")
-    there = statistics.finite_logs(second, "second")
+    here = estimates.finite_logs(first, "first")
+    there = estimates.finite_logs(second, "second")
     part_here = float(here.var(ddof=1)) / here.size
     part_there = float(there.var(ddof=1)) / there.size
     total = part_here + part_there

@@ -11,7 +11,7 @@ import pydantic
 
 from results import errors
 from results.records import upgrade, user_folders, variables
-from results.records.records import Plan, Record, TrialSpec
+from results.records.models import Plan, Record, TrialSpec
 from results.store import atomic
 
 if TYPE_CHECKING:

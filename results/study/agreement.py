@@ -19,12 +19,12 @@ import dataclasses
 import itertools
 from typing import TYPE_CHECKING
 
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.study.study import Case, Entry, Study
+    from results.study.cases import Case, Entry, Study
 
 NUM_STEPS = 3
 TOLERANCE = 1e-3

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
-    from results.study.study import Case, Study
+    from results.study.cases import Case, Study
 
 
 def check_mode(case: Case, baseline: Case, mode: ScalingMode) -> None:

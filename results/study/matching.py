@@ -23,14 +23,14 @@ import math
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from results.records.records import Control, TrialStatus
+from results.records.models import Control, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.records.match_record import Change
-    from results.records.records import Plan, PlannedTrial, TrialResult, TrialSpec
-    from results.store.store import Trial
+    from results.records.changes import Change
+    from results.records.models import Plan, PlannedTrial, TrialResult, TrialSpec
+    from results.store.study_store import Trial
 
 NUM_STEPS: Final = 3
 NUM_CHANGING_STEPS: Final = 2

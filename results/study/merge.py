@@ -14,18 +14,18 @@ import shutil
 from typing import TYPE_CHECKING
 
 from results.errors import MergeError, WriteStoreError
-from results.records.records import Order, TrialStatus
+from results.records.models import Order, TrialStatus
 from results.store import atomic
 from results.store.lock import lock_study
-from results.store.store import MATCHING_NAME, TRIALS_NAME, Store
+from results.store.study_store import MATCHING_NAME, TRIALS_NAME, Store
 from results.study import merge_plans, study_differences
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from results.records.records import Environment
-    from results.store.store import Trial
+    from results.records.models import Environment
+    from results.store.study_store import Trial
 
 FEWEST_STORES = 2
 _MOST_FACTS = 4

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from results.errors import MergeError
 from results.records import identity
-from results.records.records import Control, Matching, ScalingMode
+from results.records.models import Control, Matching, ScalingMode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from results.records.records import Plan, PlannedTrial
+    from results.records.models import Plan, PlannedTrial
 
 # What trials of one study have in common; the others are what a study compares.
 _SAME = (

@@ -11,13 +11,13 @@ import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from results.records import variables
-from results.study import study_match
+from results.study import case_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from results.records.records import Environment
-    from results.study.study import Case, Entry, Study
+    from results.records.models import Environment
+    from results.study.cases import Case, Entry, Study
 
     # Values by group and name of a fact.
     Facts = dict[tuple[str, str], set[str]]
@@ -54,14 +54,14 @@ class StudyDifference:
 
 
 def of_studies(first: Study, second: Study) -> tuple[StudyDifference, ...]:
-    """Returns what differs, by group; see ``study_match.pairs`` for what raises.
+    """Returns what differs, by group; see ``case_pairs.pairs`` for what raises.
 
     Raises:
       ResultsError: The workloads differ, or no case is in both.
     """
     both = [
         (case, other)
-        for case, other in study_match.pairs(first, second)
+        for case, other in case_pairs.pairs(first, second)
         if case.ok_entries and other.ok_entries
     ]
     here = _facts([case for case, _ in both])
@@ -105,9 +105,9 @@ def why_not_comparable(first: Study, second: Study) -> tuple[str, ...]:
     Raises:
       ResultsError: The workloads differ, or no case is in both.
     """
-    reasons = study_match.differences(first, second)
+    reasons = case_pairs.differences(first, second)
     others = tuple(
-        text for text in reasons if not text.startswith(study_match.FINGERPRINT)
+        text for text in reasons if not text.startswith(case_pairs.FINGERPRINT)
     )
     if others == reasons:
         return reasons
@@ -144,7 +144,7 @@ def _facts_of(entry: Entry) -> Iterator[tuple[str, str, str]]:
         yield from _of_environment(env)
     yield CODE, "workload version", spec.workload_version
     yield CODE, f"measured code of {spec.backend}", spec.code_digest[:_COMMIT_LENGTH]
-    for name in study_match.SETTINGS:
+    for name in case_pairs.SETTINGS:
         value = getattr(spec, name)
         if isinstance(value, dict):
             yield from ((SETTINGS, key, str(of)) for key, of in value.items())

@@ -18,7 +18,7 @@ from reports import build
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 HERE = pathlib.Path(__file__).parent

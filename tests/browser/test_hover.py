@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 PANELS = ".shown-efficiency.shown-linear svg"
 HALF_A_DIGIT = 0.5

@@ -11,12 +11,12 @@ import pytest
 
 from reports import build
 from results.figures import frame
-from results.records.records import Failure, Phase, TrialStatus
+from results.records.models import Failure, Phase, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
 

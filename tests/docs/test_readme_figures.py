@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from results.figures import relay, scaling
-from results.store.store import Store
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 STUDY = "docs/reports/resnet50-two-cores"
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
-from results.records.records import Control
-from results.store.store import Store
+from results.records.models import Control
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.placement.processes import SHARE_VARIABLE
-from results.store.store import Store
+from results.store.study_store import Store
+from results.study.cases import load_study
 from results.study.matching import Outcome
-from results.study.study import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

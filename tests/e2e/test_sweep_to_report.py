@@ -9,8 +9,8 @@ import pytest
 
 from harness.cli import exit_codes
 from results.figures import frame
-from results.records.records import TrialStatus
-from results.store.store import Store
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ import psutil
 
 from harness.run.process_tree import find_tree
 from harness.trial.rank_file import rank_path
-from results.records.records import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 if TYPE_CHECKING:
     import random

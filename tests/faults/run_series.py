@@ -28,8 +28,8 @@ import engines
 from injection import BOUND_SEC, TIMEOUT_SEC, Fault, inject, mistakes
 
 from harness.run.process_tree import find_tree
-from results.records.records import TrialStatus
-from results.store.store import Store
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     import subprocess

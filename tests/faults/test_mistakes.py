@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from injection import BOUND_SEC, FIRST, MEMBER, WORKER, Fault, mistakes, rank_of
 
-from results.records.records import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,8 +24,8 @@ import pytest
 
 from harness.machine import gpu_choice
 from harness.trial import gpu_probe
-from results.records.records import TrialStatus
-from results.store.store import Store, Trial
+from results.records.models import TrialStatus
+from results.store.study_store import Store, Trial
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP_TIMEOUT_SEC = 3600

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from results.records.records import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.processes]
 

@@ -21,7 +21,7 @@ from fake_nvml import FakeNvml, make_gpus
 
 from harness.cli import exit_codes
 from harness.cli import main as cli
-from results.records.records import ScalingMode, TrialStatus
+from results.records.models import ScalingMode, TrialStatus
 from workloads import options
 
 FOLDER = Path(__file__).parent

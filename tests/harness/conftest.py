@@ -24,8 +24,8 @@ from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
 from harness.run.trial_runner import RunSettings
 from harness.trial.gpu_probe import TensorFlowGpus
-from results.records.records import Order, Plan, ScalingMode, TrialSpec
-from results.store.store import Store
+from results.records.models import Order, Plan, ScalingMode, TrialSpec
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

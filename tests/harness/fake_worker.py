@@ -23,7 +23,7 @@ from harness.trial import die_with_parent, measure
 from harness.trial.rank_file import RankWriter, rank_path
 from harness.trial.turns import TurnChannel
 from results.records import identity
-from results.records.records import Control, Environment, TrialSpec
+from results.records.models import Control, Environment, TrialSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable

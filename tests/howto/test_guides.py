@@ -19,7 +19,7 @@ import covering
 import pytest
 
 from results.figures import frame
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable

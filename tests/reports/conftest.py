@@ -12,7 +12,7 @@ from reports.view import view_store
 
 if TYPE_CHECKING:
     from reports.view import View
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 @pytest.fixture(scope="session")

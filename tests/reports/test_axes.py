@@ -9,7 +9,7 @@ import pytest
 from reports import axes, formats
 from reports.sections import learning, quality
 from reports.view import view_store
-from results.records.records import QualityMetric
+from results.records.models import QualityMetric
 
 if TYPE_CHECKING:
     import pathlib

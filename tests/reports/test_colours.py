@@ -13,7 +13,7 @@ from replicator import catalog
 from reports import page, svg, view
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 LEAST_CONTRAST = 3.0
 STYLE = pathlib.Path(reports.__file__).parent / "templates" / "style.css"

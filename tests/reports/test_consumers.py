@@ -23,12 +23,12 @@ from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
 from results.judging.benchmarks import judge_benchmarks
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.

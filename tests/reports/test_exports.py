@@ -17,7 +17,7 @@ from reports import exports, markdown
 from results.figures import frame
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 SCHEMA = json.loads(
     (Path(__file__).parents[2] / "docs/schema/report.schema.json").read_text()

@@ -14,13 +14,13 @@ from reports.figures import hero
 from reports.marks import Level
 from reports.sections import verdict
 from reports.view import view_store
-from results.records.records import ScalingMode, TrialStatus
+from results.records.models import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
 
     from reports.view import View
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 

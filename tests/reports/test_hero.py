@@ -10,13 +10,13 @@ import pytest
 from reports.figures import hero, labels
 from reports.sections import verdict
 from reports.view import view_store
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     import pathlib
 
     from reports.view import View
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 

@@ -15,10 +15,10 @@ from reports import text, verdict
 from reports.sections import lost_time
 from reports.view import view_store
 from results.figures import summary
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 NUMBER = r"\d+\s% \[\d+\s%,\s\d+\s%\]"
 

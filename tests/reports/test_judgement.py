@@ -11,7 +11,7 @@ import pytest
 
 from reports import judgement
 from results.judging import compare, gate, gate_metrics
-from results.study.study import Study, load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

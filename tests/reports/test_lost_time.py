@@ -20,7 +20,7 @@ from results.figures.lost_time import PARTS
 if TYPE_CHECKING:
     import pathlib
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ from reports.marks import Level
 from reports.sections import machine, method
 from reports.view import view_store
 from results.figures import relay as relay_counts
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable
 
     from reports.view import View
-    from results.study.study import Entry
+    from results.study.cases import Entry
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 

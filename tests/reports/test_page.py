@@ -23,7 +23,7 @@ from reports.view import view_store
 from results import errors
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 BUILD = """
 import pathlib, sys
@@ -31,7 +31,7 @@ import matplotlib as mpl
 mpl.rcParams.update({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"})
 before = dict(mpl.rcParams)
 from reports import build
-from results.store.store import Store
+from results.store.study_store import Store
 sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
 assert before == dict(mpl.rcParams)
 """

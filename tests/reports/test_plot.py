@@ -18,7 +18,7 @@ from reports.figures import curves, data, limits, rows
 from reports.figures import scaling as over_replicas
 from reports.plot import rows_of
 from results.figures import frame
-from results.statistics import statistics
+from results.statistics import estimates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,7 +267,7 @@ def test_digits_follow_the_interval(
 ) -> None:
     """Never the same number three times."""
     value, low, high = numbers
-    estimate = statistics.Estimate(
+    estimate = estimates.Estimate(
         value=value, low=low, high=high, n=3, unit="", method=""
     )
     text = formats.in_words(estimate, write)

@@ -13,7 +13,7 @@ from reports.figures import references
 from reports.reference_points import ReferencesError
 from reports.sections import scaling
 from reports.view import view_store
-from results.records.records import ScalingMode
+from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     import pathlib

@@ -13,7 +13,7 @@ from reports import text
 from reports.view import view_store
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 CUT = "\N{HORIZONTAL ELLIPSIS}"
 

@@ -12,7 +12,7 @@ from reports import utilisation
 from reports.sections import lost_time
 from reports.view import view_store
 from results.figures import scaling, summary
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib

@@ -13,12 +13,12 @@ import rich.console
 from reports import build, formats, text, verdict, view
 from reports.sections import backends, machine, quality, startup
 from reports.sections import findings as verdict_section
-from results.records.records import ScalingMode, TrialStatus
+from results.records.models import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 

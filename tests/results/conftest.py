@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from results.records.records import TrialStatus
-from results.store.store import Store
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -11,16 +11,16 @@ import pytest
 from reports import trust
 from reports.view import view_store
 from results.figures import scaling, summary
-from results.records.records import Control, Matching
+from results.records.models import Control, Matching
 from results.study import agreement
-from results.study.study import Study, load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from results.store.store import Store
-    from results.study.study import Entry
+    from results.store.study_store import Store
+    from results.study.cases import Entry
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from results.errors import ResultsError
 from results.judging import compare, gate_metrics
 from results.statistics import two_groups
-from results.study.study import Study, load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

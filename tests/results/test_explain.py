@@ -9,13 +9,13 @@ import pytest
 from relay_study import ALL, Lost, RelayShape, make_store
 
 from results.figures import explain
-from results.records.records import Control
-from results.study.study import load_study
+from results.records.models import Control
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 # Noise of 3 % that the cases of a generation share, and 0.05 % between processes.
 TOLERANCE_SEC = 0.0012

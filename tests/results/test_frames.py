@@ -11,7 +11,7 @@ import pytest
 
 from results.figures import frame, summary
 from results.records import schema
-from results.store.store import Store
+from results.store.study_store import Store
 
 SCHEMAS = pathlib.Path(__file__).parents[2] / "docs" / "schema"
 

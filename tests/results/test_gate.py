@@ -11,7 +11,7 @@ import pytest
 from results.errors import ResultsError
 from results.judging import gate, gate_metrics
 from results.statistics.judge import Verdict
-from results.study.study import Study, load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

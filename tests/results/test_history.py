@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from results.figures.history import History, history, machine_class
-from results.records.records import TrialStatus
+from results.records.models import TrialStatus
 from results.statistics import change_points
-from results.store.store import Store
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

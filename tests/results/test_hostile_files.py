@@ -13,10 +13,10 @@ import pytest
 from results import errors
 from results.figures.summary import summary
 from results.records import bounds, schema, texts, upgrade
-from results.records.records import Budget, BudgetUnit, QualityMetric
-from results.statistics import statistics
+from results.records.models import Budget, BudgetUnit, QualityMetric
+from results.statistics import estimates
 from results.store.lock import lock_study
-from results.store.store import Store
+from results.store.study_store import Store
 
 
 @pytest.fixture
@@ -325,7 +325,7 @@ def test_memory_that_could_not_be_read_has_no_estimate(store: Store) -> None:
 
 def test_the_wildest_repetitions_have_an_interval_of_floats() -> None:
     """Its ends are beyond any float."""
-    found = statistics.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
+    found = estimates.ratio({0: 1e-20, 1: 1e29}, {0: 1e29, 1: 1e-20})
 
     assert found.low is not None
     assert found.high is not None

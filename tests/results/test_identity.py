@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from results.records import identity
-from results.records.records import TrialSpec
+from results.records.models import TrialSpec
 
 SPEC = TrialSpec(
     workload="resnet50",

@@ -10,8 +10,8 @@ from relay_study import ALL, Lost, RelayShape, make_store
 
 from results.figures import explain, input_bound
 from results.figures.lost_time import PARTS, Observed, decompose
-from results.records.records import Control
-from results.study.study import load_study
+from results.records.models import Control
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from results import errors
-from results.statistics import karp_flatt, laws, statistics
+from results.statistics import estimates, karp_flatt, laws
+from results.statistics.estimates import Estimate
 from results.statistics.law_solution import Interval
-from results.statistics.statistics import Estimate
 
 DATA = Path(__file__).parent / "data" / "mlperf_v0.6_resnet_tpu.csv"
 NUMBERS = (1, 2, 4, 8, 16, 32)
@@ -228,7 +228,7 @@ def test_public_runs_have_their_published_serial_fractions(tpu) -> None:
 def test_intervals_of_public_runs_hold_the_published_serial_fractions(tpu) -> None:
     """Five runs each: those of 256 cores are the noisiest, so the ends are wide."""
     for n, expected in {512: 0.164, 1024: 0.110, 2048: 0.084}.items():
-        ratio = statistics.ratio(
+        ratio = estimates.ratio(
             dict(enumerate(tpu[n])),
             {-1 - run: value for run, value in enumerate(tpu[256])},
         )

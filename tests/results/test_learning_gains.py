@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results.figures import learning_gains
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 
 def study_of(root: pathlib.Path, synthetic: Any, num_runs: int) -> Study:

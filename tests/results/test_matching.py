@@ -12,8 +12,8 @@ from reports import build, text, trust
 from reports.view import view_store
 from results.figures import scaling, scaling_laws, summary
 from results.records import identity
-from results.records.match_record import Change
-from results.records.records import (
+from results.records.changes import Change
+from results.records.models import (
     Control,
     Matching,
     Order,
@@ -24,14 +24,14 @@ from results.records.records import (
     TrialStatus,
 )
 from results.study import matching
+from results.study.cases import UNMATCHED, load_study
 from results.study.matching import Outcome
-from results.study.study import UNMATCHED, load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 GLOBAL_BATCH_SIZE = 16
 LOSSES = (2.5, 2.25, 2.0)

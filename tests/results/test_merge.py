@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results import errors
-from results.records.records import TrialStatus
-from results.store.store import Store
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 from results.study import merge
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib

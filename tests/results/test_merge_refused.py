@@ -11,7 +11,7 @@ import pytest
 from results import errors
 from results.records import identity
 from results.store.lock import lock_study
-from results.store.store import Store
+from results.store.study_store import Store
 from results.study import merge
 
 if TYPE_CHECKING:

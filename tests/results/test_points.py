@@ -16,7 +16,7 @@ from results.figures import frame, points, summary
 if TYPE_CHECKING:
     import pandas as pd
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 README = pathlib.Path(__file__).parents[2] / "results" / "README.md"
 

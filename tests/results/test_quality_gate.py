@@ -13,7 +13,7 @@ from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate_metrics, quality_gate
 from results.statistics.judge import Verdict
-from results.study.study import Study, load_study
+from results.study.cases import Study, load_study
 
 if TYPE_CHECKING:
     from pathlib import Path

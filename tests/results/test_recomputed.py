@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from results.statistics import generations, statistics
+from results.statistics import estimates, generations
 from results.verify import recomputed
 
 FIGURES = 1e-12
@@ -16,7 +16,7 @@ FIGURES = 1e-12
 DRAWN = 0.03
 
 
-def same(stated: statistics.Estimate, found: Any, tolerance: float = FIGURES) -> bool:
+def same(stated: estimates.Estimate, found: Any, tolerance: float = FIGURES) -> bool:
     """Whether two figures are equal."""
     pairs = [(stated.value, found.value), (stated.low, found.low)]
     pairs.append((stated.high, found.high))
@@ -33,9 +33,7 @@ def test_repetitions(number: int) -> None:
     """Geometric mean and Student's interval."""
     values = list(np.random.default_rng(number).lognormal(3, 0.2, number))
 
-    assert same(
-        statistics.geometric_mean(values, unit=""), recomputed.of_values(values)
-    )
+    assert same(estimates.geometric_mean(values, unit=""), recomputed.of_values(values))
 
 
 @pytest.mark.parametrize("number", [1, 3, 4, 5, 19, 20, 23, 150, 1000])
@@ -73,10 +71,10 @@ def test_ratios() -> None:
         found = recomputed.ratio(rates(first), rates(other), is_relay=False)
         assert found is not None
         assert found.is_drawn == (other is third)
-        stated = statistics.ratio(first, other)
+        stated = estimates.ratio(first, other)
         assert same(stated, found, DRAWN if found.is_drawn else FIGURES)
     one = recomputed.ratio(rates(first), rates({9: 2.0}), is_relay=False)
-    assert same(statistics.ratio(first, {9: 2.0}), one)
+    assert same(estimates.ratio(first, {9: 2.0}), one)
     assert recomputed.ratio(rates(first), {}, is_relay=False) is None
 
 

@@ -9,14 +9,14 @@ import pytest
 from relay_study import RelayShape, make_store
 
 from results.figures import recorded_loss, scaling
-from results.records.records import Control, ScalingMode
-from results.study.study import load_study
+from results.records.models import Control, ScalingMode
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib
 
     from results.figures.recorded_loss import RecordedLoss
-    from results.study.study import Study
+    from results.study.cases import Study
 
 CPU_OF_ALONE, CPU_PER_REPLICA, WAIT = 0.048, 0.055, 0.002
 """Seconds per step: of one replica, and of each of two."""

@@ -11,9 +11,9 @@ import pytest
 from results import errors
 from results.figures import scaling
 from results.records import identity
-from results.records.records import PlannedTrial, ScalingMode, TrialStatus
-from results.store.store import Store
-from results.study import study
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
+from results.store.study_store import Store
+from results.study import cases
 
 if TYPE_CHECKING:
     import pathlib
@@ -32,11 +32,11 @@ def _point(
     return point
 
 
-def _load(root: pathlib.Path, synthetic: Any, **fields: Any) -> study.Study:
-    return study.load_study(synthetic.make_store(root, synthetic.Shape(**fields)))
+def _load(root: pathlib.Path, synthetic: Any, **fields: Any) -> cases.Study:
+    return cases.load_study(synthetic.make_store(root, synthetic.Shape(**fields)))
 
 
-def _geometric_mean(case: study.Case) -> float:
+def _geometric_mean(case: cases.Case) -> float:
     rates = [entry.result.examples_per_sec for entry in case.ok_entries]
     return math.prod(rates) ** (1 / len(rates))
 
@@ -192,7 +192,7 @@ def test_weak_case_that_is_not_weak_is_refused(
         match=r"planned as weak scaling with per_replica_batch_size 4, its baseline "
         r"'in_graph, 1 replica x 8' has 8; weak scaling keeps",
     ):
-        scaling.points(study.load_study(store))
+        scaling.points(cases.load_study(store))
 
 
 def test_two_settings_in_one_study_are_refused(
@@ -211,7 +211,7 @@ def test_two_settings_in_one_study_are_refused(
     store.write_plan(plan.model_copy(update={"trials": (*plan.trials, other)}))
 
     with pytest.raises(errors.ResultsError, match="has two cases for backend 'in_gr"):
-        scaling.points(study.load_study(store))
+        scaling.points(cases.load_study(store))
 
 
 def test_plan_that_names_a_trial_twice_is_refused(
@@ -224,7 +224,7 @@ def test_plan_that_names_a_trial_twice_is_refused(
     store.write_plan(plan.model_copy(update={"trials": twice}))
 
     with pytest.raises(errors.ResultsError, match=r"names trial '\w+' twice; every"):
-        study.load_study(store)
+        cases.load_study(store)
 
 
 def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> None:
@@ -237,7 +237,7 @@ def test_states_of_a_broken_study(tmp_path: pathlib.Path, synthetic: Any) -> Non
     (store.trial_dir(ids[1]) / "status.json").unlink()
     (store.trial_dir(ids[2]) / "result.json").write_text("{")
     store.write_plan(plan.model_copy(update={"trials": plan.trials[:-1]}))
-    loaded = study.load_study(Store.open(store.root))
+    loaded = cases.load_study(Store.open(store.root))
     states = [entry.state for entry in loaded.entries]
 
     assert states[:4] == ["missing", "unfinished", "corrupt", "ok"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results.figures import scaling, scaling_laws
-from results.records.records import ScalingMode
-from results.study.study import load_study
+from results.records.models import ScalingMode
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     import pathlib

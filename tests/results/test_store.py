@@ -11,8 +11,8 @@ import pytest
 
 from results import errors
 from results.records import upgrade
-from results.records.records import SCHEMA_VERSION, TrialStatus
-from results.store.store import Store
+from results.records.models import SCHEMA_VERSION, TrialStatus
+from results.store.study_store import Store
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 
 from results.errors import ResultsError
 from results.study import study_differences
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 STATE = {"git_commit": "0123456789" * 4, "is_source_modified": False}
 

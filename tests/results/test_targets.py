@@ -8,13 +8,13 @@ import pytest
 
 from results import errors
 from results.figures import targets
-from results.records.records import ScalingMode, TrialStatus
-from results.study import study
+from results.records.models import ScalingMode, TrialStatus
+from results.study import cases
 
 if TYPE_CHECKING:
     import pathlib
 
-    from results.study.study import Case
+    from results.study.cases import Case
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def make_case(tmp_path: pathlib.Path, synthetic: Any) -> Any:
         shape = synthetic.Shape(
             budget=synthetic.LEARNING, num_learning_runs=3, repeats=1, **statuses
         )
-        found = study.load_study(synthetic.make_store(tmp_path, shape))
+        found = cases.load_study(synthetic.make_store(tmp_path, shape))
         return next(
             case
             for case in found.quality_runs

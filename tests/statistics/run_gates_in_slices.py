@@ -23,24 +23,24 @@ from scipy import stats
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from results.figures import relay
 from results.judging import gate_metrics
-from results.records.records import Control
+from results.records.models import Control
 from results.statistics import judge
-from results.store.store import Store
-from results.study import study_match
-from results.study.study import load_study
+from results.store.study_store import Store
+from results.study import case_pairs
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.study.study import Study
+    from results.study.cases import Study
 
 
 def log_slowdowns(study: Study) -> dict[str, list[float]]:
     """Returns the log slowdown of each generation, of each pair of the study."""
-    others = {study_match.key_of(case): case for case in study.other_revisions}
+    others = {case_pairs.key_of(case): case for case in study.other_revisions}
     found = {}
     for case in study.cases:
-        other = others[study_match.key_of(case)]
+        other = others[case_pairs.key_of(case)]
         logs = gate_metrics.log_ratios(case, other, gate_metrics.THROUGHPUT)
         name = f"{case.spec.backend} x{case.spec.num_replicas} / baseline"
         found[name] = [-log for log in logs]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from results.judging import power
-from results.statistics import statistics
+from results.statistics import estimates
 
 ROOT = Path(__file__).resolve().parents[2]
 DELTA = 0.05
@@ -60,4 +60,4 @@ def test_generations_that_are_needed() -> None:
 )
 def test_quantiles(n: int, expected: float) -> None:
     """Those of the section on the interval."""
-    assert expected == pytest.approx(statistics.student_quantile(n - 1), abs=0.006)
+    assert expected == pytest.approx(estimates.student_quantile(n - 1), abs=0.006)

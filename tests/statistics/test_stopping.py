@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from results.statistics import generations, statistics
+from results.statistics import estimates, generations
 
 NUM_STUDIES = 20_000
 MOST_GENERATIONS = 60
@@ -21,7 +21,7 @@ def _coverage(target: float, *, is_widened: bool = True) -> float:
     centres = logs.cumsum(axis=1) / numbers
     squares = (logs**2).cumsum(axis=1) - numbers * centres**2
     quantiles = np.array(
-        [np.inf, *(statistics.student_quantile(n) for n in numbers[:-1])]
+        [np.inf, *(estimates.student_quantile(n) for n in numbers[:-1])]
     )
     with np.errstate(invalid="ignore"):
         halves = (

@@ -14,7 +14,7 @@ import numpy as np
 import synthetic_trial
 
 from results.records import identity
-from results.records.records import (
+from results.records.models import (
     Control,
     Measuring,
     Order,
@@ -29,7 +29,7 @@ from results.records.records import (
     TrialStatus,
     Turn,
 )
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -15,12 +15,12 @@ import numpy as np
 from scipy import stats
 from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
 
-from results.statistics import generations, judge, statistics
+from results.statistics import estimates, generations, judge
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.statistics.statistics import Estimate
+    from results.statistics.estimates import Estimate
 
 LOG_RATIO = math.log(1.5)
 """The true ratio of cases 1 and 0."""
@@ -101,7 +101,7 @@ def fresh_processes(
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     measured = sequence(sweeps, num_repetitions, num_steps, idle_sec=IDLE_SEC)
     estimates = [
-        statistics.ratio(
+        estimates.ratio(
             {index: rates[1, sweep] for index, rates in enumerate(measured)},
             {index: rates[0, sweep] for index, rates in enumerate(measured)},
         )

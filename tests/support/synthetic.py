@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import synthetic_trial
 
 from results.records import identity
-from results.records.records import (
+from results.records.models import (
     Budget,
     BudgetUnit,
     Contrast,
@@ -27,7 +27,7 @@ from results.records.records import (
     TrialSpec,
     TrialStatus,
 )
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     import pathlib

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from results.records.records import (
+from results.records.models import (
     Environment,
     Failure,
     Phase,
@@ -27,7 +27,7 @@ from results.records.records import (
 )
 
 if TYPE_CHECKING:
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG
 NUM_CORES = 2

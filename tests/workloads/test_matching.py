@@ -9,7 +9,7 @@ from small_programs import build
 
 import replicator
 from replicator.optimizer.wrapper import ReplicatedOptimizer
-from results.records.match_record import Change
+from results.records.changes import Change
 from results.study import matching as verdict
 from workloads import catalog, matching
 

@@ -10,7 +10,7 @@ import pytest
 from reports import build, exports
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 @pytest.fixture(scope="module")

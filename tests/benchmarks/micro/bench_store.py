@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from results.figures.frame import points_frame
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 NUM_TRIALS = 56
 

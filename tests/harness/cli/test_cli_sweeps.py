@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
-from results.records.records import SCHEMA_VERSION
-from results.store.store import Store
+from results.records.models import SCHEMA_VERSION
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ from harness.planning import estimate
 from harness.run import aggregate, phase_watch, sweep
 from harness.run.launch import TrialExit
 from harness.run.trial_runner import RunSettings
-from results.records.records import (
+from results.records.models import (
     Budget,
     BudgetUnit,
     Failure,
@@ -31,7 +31,7 @@ from results.records.records import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.records.records import Plan
+    from results.records.models import Plan
 
 SECOND = 1_000_000_000
 GOOD_EXIT = TrialExit(

@@ -17,7 +17,7 @@ from fake_nvml import FakeNvml, make_gpus
 from harness.cli import exit_codes, gpu_readiness, study_file, study_keys
 from harness.errors import PlanError
 from harness.launch.slurm import submit as slurm
-from results.store.store import Store
+from results.store.study_store import Store
 from workloads.d4pg import requirements
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,8 +9,8 @@ import pytest
 from harness.cli import exit_codes
 from harness.errors import DoesNotFitError
 from harness.run import starting
-from results.records.records import Order, TrialStatus
-from results.store.store import Store
+from results.records.models import Order, TrialStatus
+from results.store.study_store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

@@ -18,8 +18,8 @@ from harness.cli import main as cli
 from harness.machine import disturbance
 from reports.build import write_report
 from results.errors import NewerSchemaError
-from results.store.store import Store
-from results.verify.verify import verify
+from results.store.study_store import Store
+from results.verify.against_raw import verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

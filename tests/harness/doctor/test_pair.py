@@ -15,7 +15,7 @@ from harness.doctor import diagnose, pair
 from harness.errors import DoesNotFitError
 from harness.planning import defaults
 from results.judging import power
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
     from harness.run.trial_runner import RunSettings

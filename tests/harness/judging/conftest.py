@@ -16,7 +16,7 @@ from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.judging import revisions
 from harness.machine import disturbance
-from results.records.records import SCHEMA_VERSION
+from results.records.models import SCHEMA_VERSION
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("harness", "replicator", "results", "workloads")
@@ -70,7 +70,7 @@ def repository(tmp_path_factory: Any) -> Path:
     _commit(folder, "learned_more")
     (folder / "slowdown.txt").write_text("not a number")
     _commit(folder, "fails")
-    records = folder / "results" / "records.py"
+    records = folder / "results" / "records" / "models.py"
     records.write_text(
         records.read_text().replace("    revision: Name", "    tree: Name")
     )

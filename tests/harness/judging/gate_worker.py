@@ -17,10 +17,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import fake_worker
 
 import harness
-from results.records.records import Control
+from results.records.models import Control
 
 if TYPE_CHECKING:
-    from results.records.records import TrialSpec
+    from results.records.models import TrialSpec
 
 _ROOT = Path(harness.__file__).resolve().parents[1]
 _FILE = _ROOT / "slowdown.txt"

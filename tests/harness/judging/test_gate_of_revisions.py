@@ -18,8 +18,8 @@ import pytest
 from harness.cli import exit_codes
 from harness.judging import revisions
 from harness.run import process_tree
-from results.records.records import Control, Order
-from results.store.store import Store
+from results.records.models import Control, Order
+from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).resolve().parents[3]

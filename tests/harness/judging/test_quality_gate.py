@@ -11,8 +11,8 @@ import pytest
 from harness.cli import exit_codes, gating
 from harness.planning.request import SweepRequest
 from results.judging import gate_metrics
-from results.records.records import Order
-from results.store.store import Store
+from results.records.models import Order
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

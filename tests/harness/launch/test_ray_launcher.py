@@ -23,8 +23,8 @@ from harness.launch.ray_launcher import RayLauncher
 from harness.run import process_tree
 from harness.run.trial_runner import run_trial
 from results.records import identity
-from results.records.records import Phase, PlannedTrial, ScalingMode, TrialStatus
-from results.store.store import Store
+from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.store.study_store import Store
 
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,

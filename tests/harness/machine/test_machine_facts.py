@@ -15,7 +15,7 @@ import pytest
 from harness.machine import canary, environment
 from harness.run import launch
 from results.records.machine_record import MachineState
-from results.records.records import Placement
+from results.records.models import Placement
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Placement(

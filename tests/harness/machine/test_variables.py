@@ -9,9 +9,9 @@ import pytest
 
 from harness.run import launch
 from results.records import user_folders, variables
-from results.records.records import Environment, Failure, Placement, StatusRecord
+from results.records.models import Environment, Failure, Placement, StatusRecord
 from results.store import record_file
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     import pathlib

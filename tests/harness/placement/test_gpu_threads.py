@@ -17,7 +17,7 @@ from harness.placement.processes import processes_of
 from harness.planning.request import SweepRequest
 from harness.run import launch
 from results.records import variables
-from results.records.records import Order
+from results.records.models import Order
 
 if TYPE_CHECKING:
     from pathlib import Path

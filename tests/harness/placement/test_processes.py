@@ -19,7 +19,7 @@ from harness.placement.processes import (
     replicas_per_worker,
     share_identity,
 )
-from results.records.records import Control
+from results.records.models import Control
 
 
 def backend_of(processes: str, not_swept_because: str = "") -> Any:

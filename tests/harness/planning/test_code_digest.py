@@ -18,12 +18,12 @@ from harness.planning import code_digest
 from harness.planning.code_digest import DISTRIBUTIONS, Sources
 from harness.run.trial_runner import RunSettings, run_trial
 from results.records import identity
-from results.records.records import PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 # Finding the versions takes longer than all else, and each digest would do it anew.

@@ -12,7 +12,7 @@ from harness.errors import MatchStudyError, PlanError
 from harness.planning import cases, code_digest, plan, study
 from harness.planning.controls import with_order
 from harness.planning.request import SweepRequest
-from results.records.records import Control, Order, Plan, ScalingMode
+from results.records.models import Control, Order, Plan, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 ALL = (Control.NOSYNC, Control.SOLO, Control.SYNTHETIC)

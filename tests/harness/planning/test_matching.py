@@ -10,7 +10,7 @@ import pytest
 from harness import catalog
 from harness.planning import cases, matching, plan
 from harness.planning import study as study_module
-from results.records.records import Control, Order
+from results.records.models import Control, Order
 from results.study.matching import NUM_STEPS
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from harness import catalog
 from harness.errors import PlanError
 from harness.planning import cases, plan
 from harness.planning.request import SweepRequest
-from results.records.records import Order, ScalingMode
+from results.records.models import Order, ScalingMode
 
 BOTH = (ScalingMode.WEAK, ScalingMode.STRONG)
 TWO_CORES = cases.Machine(num_available_cores=2)

@@ -11,7 +11,7 @@ import pytest
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.planning import cases, code_digest, plan, study
 from harness.planning.request import SweepRequest
-from results.records.records import Order, Plan, ScalingMode
+from results.records.models import Order, Plan, ScalingMode
 
 MACHINE = cases.Machine(num_available_cores=4)
 BASE = SweepRequest(

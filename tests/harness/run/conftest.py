@@ -10,7 +10,7 @@ from results.figures.frame import steps_frame, trials_frame
 from results.figures.summary import summary
 
 if TYPE_CHECKING:
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 def _tables(store: Store) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from harness.machine.machine_state import read_huge_pages
 from harness.run import launch
-from results.records.records import Allocator
+from results.records.models import Allocator
 
 # Two threads allocate, write and free buffers of several sizes, as steps do; prints
 # the page faults of the rounds after the first two.

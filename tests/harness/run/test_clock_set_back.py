@@ -15,7 +15,7 @@ from loads import QUIET
 from harness.cli import exit_codes
 from harness.machine import disturbance
 from harness.run import trial_runner
-from results.store.store import Store
+from results.store.study_store import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("harness", "results", "reports", "workloads", "replicator")

@@ -11,7 +11,7 @@ from harness.run import aggregate
 from harness.run.launch import TrialExit
 from harness.trial import first_exit
 from harness.trial.first_exit import FirstExit
-from results.records.records import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

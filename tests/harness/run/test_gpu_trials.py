@@ -17,9 +17,9 @@ from harness.machine import gpu_exclusive
 from harness.machine.gpus import Gpu
 from results.figures import frame
 from results.records.gpu_record import GpuUse
-from results.records.records import Environment, Phase, TrialStatus, Turn
-from results.store.store import Store
-from results.verify.verify import verify
+from results.records.models import Environment, Phase, TrialStatus, Turn
+from results.store.study_store import Store
+from results.verify.against_raw import verify
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

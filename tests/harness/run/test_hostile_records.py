@@ -24,7 +24,7 @@ from harness.run import launch
 from reports.figures import curves, ecdf, heat, hero, law, profiles, rows, scaling
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
-from results.records.records import TrialSpec
+from results.records.models import TrialSpec
 
 if TYPE_CHECKING:
     import pathlib

@@ -17,8 +17,8 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.run.process_tree import MARKER
-from results.records.records import TrialStatus
-from results.store.store import Store
+from results.records.models import TrialStatus
+from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ import pytest
 
 from harness.cli import exit_codes
 from harness.run.process_tree import find_tree
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.launch.local import LocalLauncher
 from harness.run import match_runs
 from results.records import identity
-from results.records.records import PlannedTrial, ScalingMode
+from results.records.models import PlannedTrial, ScalingMode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,12 +19,12 @@ from harness.run.trial_runner import clean_trial_dir
 from reports import formats, svg
 from reports.sections import learning
 from results.records.limits import MAX_TRIALS
-from results.records.records import TrialStatus
+from results.records.models import TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 ENDED = TrialExit(
     exit_code=1, is_timed_out=False, timeout_sec=9, duration_sec=1, num_oom_kills=0

@@ -9,7 +9,7 @@ import pytest
 from harness.run import aggregate
 from harness.run.launch import TrialExit
 from harness.run.out_of_memory import is_out_of_memory
-from results.records.records import Failure, Phase, TrialStatus
+from results.records.models import Failure, Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ from harness.run.relay import Generation, run_generation
 from harness.run.resident import Resident
 from harness.trial import rank_file
 from results.records import identity
-from results.records.records import (
+from results.records.models import (
     Control,
     Measuring,
     Order,
@@ -27,7 +27,7 @@ from results.records.records import (
     ScalingMode,
     TrialStatus,
 )
-from results.store.store import Store
+from results.store.study_store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,13 +17,13 @@ from harness.planning.estimate import Durations
 from harness.run import launch, process_tree
 from harness.run import sweep as run
 from harness.run.trial_runner import run_trial
-from results.records.records import Phase, TrialStatus
+from results.records.models import Phase, TrialStatus
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from harness.run.trial_runner import RunSettings
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 forked = pytest.mark.usefixtures("forked_trials")

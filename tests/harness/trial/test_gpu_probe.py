@@ -18,7 +18,7 @@ from harness.trial import gpu_probe, worker
 from harness.trial.gpu_probe import MissingGpuError, TensorFlowGpus
 from harness.trial.rank_file import read_rank
 from replicator.cluster.configuration import ClusterConfig
-from results.records.records import Phase, Placement
+from results.records.models import Phase, Placement
 
 ROOT = Path(__file__).resolve().parents[3]
 MOST_CPU_SEC = 15.0

@@ -12,7 +12,7 @@ import pytest
 import synthetic_trial
 
 from harness.trial import worker
-from results.records.records import Control
+from results.records.models import Control
 from workloads.reused_batch import ReusingReplicator
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from harness.trial.rank_file import (
     rank_path,
     read_rank,
 )
-from results.records.records import Phase
+from results.records.models import Phase
 
 if TYPE_CHECKING:
     from pathlib import Path

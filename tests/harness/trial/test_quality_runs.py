@@ -14,8 +14,8 @@ from harness.errors import ParseError, PlanError
 from harness.planning import budgets, cases, plan
 from harness.planning.request import SweepRequest
 from harness.trial import training
-from results.records.records import Budget, BudgetUnit, ScalingMode
-from results.store.store import Store
+from results.records.models import Budget, BudgetUnit, ScalingMode
+from results.store.study_store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_trials")
 

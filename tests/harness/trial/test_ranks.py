@@ -11,11 +11,11 @@ import pytest
 from harness.run.trial_runner import run_trial
 from harness.trial.ending import cause_of
 from results.records import identity
-from results.records.records import Phase, PlannedTrial, ScalingMode, TrialStatus
+from results.records.models import Phase, PlannedTrial, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     from harness.run.trial_runner import RunSettings
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 pytestmark = pytest.mark.processes
 

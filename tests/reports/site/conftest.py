@@ -10,7 +10,7 @@ import pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 
 def set_environment(store: Store, **fields: Any) -> None:

@@ -10,11 +10,11 @@ import pytest
 from reports.site import comparison
 from results.errors import ResultsError
 from results.judging import gate_metrics
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from reports.site.comparison import Compared
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 METRIC = gate_metrics.THROUGHPUT
 

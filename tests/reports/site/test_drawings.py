@@ -8,7 +8,7 @@ import pytest
 
 from reports import formats
 from reports.site import chart, ratio_bar, sparkline
-from results.statistics.statistics import Estimate
+from results.statistics.estimates import Estimate
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ import pytest
 
 from reports.site import build, comparison
 from results.judging import gate_metrics
-from results.study.study import load_study
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 CHROMIUM = next(
     (

@@ -10,7 +10,7 @@ import pytest
 
 from reports.site import build
 from results.judging import gate_metrics
-from results.store.store import Store
+from results.store.study_store import Store
 
 MOST_BYTES_OF_A_STUDY = 8_000_000  # D4PG has 60 steps a second, and each is kept
 DRAWN = "resnet50-two-cores"

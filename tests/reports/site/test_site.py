@@ -15,7 +15,7 @@ from results.judging import gate_metrics
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from results.store.store import Store
+    from results.store.study_store import Store
 
 METRIC = gate_metrics.THROUGHPUT
 PAGE = "<!DOCTYPE html>\n<html>\n<body>\n<main>a study</main>\n</body>\n</html>\n"
@@ -179,7 +179,7 @@ def test_history_keeps_machines_apart(index: str) -> None:
 def test_a_change_is_drawn_and_named(make_study: Any, slow_down: Any) -> None:
     """Ten studies, the last four a quarter slower."""
     from reports.site.timeline import histories
-    from results.study.study import load_study
+    from results.study.cases import load_study
 
     stores = [
         slow_down(

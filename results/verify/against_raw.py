@@ -18,16 +18,16 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from results.records.measuring import Control
-from results.study.study import CORRUPT, UNMATCHED, load_study, matching_entries
-from results.verify import raw_trial, verify_figures, verify_matches
-from results.verify.verify_check import Check, Mismatch
+from results.study.cases import CORRUPT, UNMATCHED, load_study, matching_entries
+from results.verify import figures, matches, raw_trial
+from results.verify.check import Check, Mismatch
 
 if TYPE_CHECKING:
     import pathlib
     from collections.abc import Mapping
 
-    from results.store.store import Store
-    from results.study.study import Entry, Study
+    from results.store.study_store import Store
+    from results.study.cases import Entry, Study
     from results.verify.raw_trial import RawTrial
 
 __all__ = ["Check", "Mismatch", "verify"]
@@ -77,7 +77,7 @@ def verify(store: Store) -> Check:
         if raw is not None:
             raws[entry.trial_id] = raw
             _verify_trial(store, entry, raw, check)
-    verify_figures.compare(study, raws, check)
+    figures.compare(study, raws, check)
     _verify_matches(store.matching, study, check)
     return check
 
@@ -92,7 +92,7 @@ def _verify_matches(store: Store, study: Study, check: Check) -> None:
         if raw is not None:
             raws[entry.trial_id] = raw
             _verify_trial(store, entry, raw, check)
-    verify_matches.compare(study, raws, check)
+    matches.compare(study, raws, check)
 
 
 def _read(store: Store, entry: Entry, check: Check) -> RawTrial | None:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from results.figures import relay
 from results.figures.summary import summarize
-from results.records.records import Control, Order
+from results.records.models import Control, Order
 from results.verify import recomputed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from results.study.study import Entry, Study
+    from results.study.cases import Entry, Study
+    from results.verify.check import Check
     from results.verify.raw_trial import RawTrial
     from results.verify.recomputed import Figure, Rates
-    from results.verify.verify_check import Check
 
 FIGURE_TOLERANCE: Final = 1e-9
 DRAWN_TOLERANCE: Final = 0.05

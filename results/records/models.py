@@ -47,9 +47,9 @@ from results.records.bounds import (
     Total,
     TrialId,
 )
+from results.records.changes import Changes
 from results.records.gpu_record import GpuUses
 from results.records.machine_record import MachineState
-from results.records.match_record import Changes
 from results.records.measuring import (
     Allocator,
     Contrast,

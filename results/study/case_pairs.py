@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from results import errors
-from results.study.study import MISSING, Entry, Study
+from results.study.cases import MISSING, Entry, Study
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from results.records.records import PlannedTrial
-    from results.study.study import Case
+    from results.records.models import PlannedTrial
+    from results.study.cases import Case
 
     # Backend, replicas, batch per replica.
     CaseKey = tuple[str, int, int]

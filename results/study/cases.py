@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from results.records.records import Control, Order, TrialStatus
+from results.records.models import Control, Order, TrialStatus
 from results.study import matching
 from results.study.matching import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from results.records.records import Plan, ScalingMode, TrialResult, TrialSpec
-    from results.store.store import Problem, Store, Trial
+    from results.records.models import Plan, ScalingMode, TrialResult, TrialSpec
+    from results.store.study_store import Problem, Store, Trial
     from results.study.matching import Match
 
 UNFINISHED = "unfinished"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from results import errors
 from results.records import consistency
-from results.records.records import (
+from results.records.models import (
     Environment,
     Plan,
     StatusRecord,

@@ -12,10 +12,10 @@ from results.study.matching import Outcome
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from results.records.records import PlannedTrial
-    from results.study.study import Study
+    from results.records.models import PlannedTrial
+    from results.study.cases import Study
+    from results.verify.check import Check
     from results.verify.raw_trial import RawTrial
-    from results.verify.verify_check import Check
 
 _KIND = "matches"
 _TOLERANCE = 1e-9
