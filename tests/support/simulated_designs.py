@@ -15,7 +15,8 @@ import numpy as np
 from scipy import stats
 from simulated_sweeps import Generation, Machine, Sweeps, relay, sequence
 
-from results.statistics import estimates, generations, judge
+from results.statistics import generations, judge
+from results.statistics.estimates import ratio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,7 +102,7 @@ def fresh_processes(
     sweeps = Sweeps(num_sweeps, seed, log_slowdown=LOG_RATIO)
     measured = sequence(sweeps, num_repetitions, num_steps, idle_sec=IDLE_SEC)
     estimates = [
-        estimates.ratio(
+        ratio(
             {index: rates[1, sweep] for index, rates in enumerate(measured)},
             {index: rates[0, sweep] for index, rates in enumerate(measured)},
         )
