@@ -6,6 +6,6 @@ update in one locked section per server. The modules, in the order of a step's l
 ``inputs``, ``step`` (tracing), ``pull`` (reading variables in few transfers),
 ``commit`` and ``optimizer`` (the update), ``program`` (one per worker) and ``steps``
 (all of them), ``assignment`` and ``dispatch`` (dispatching steps to workers, which may
-be lost and come back), ``copies`` (of variables that workers do not share), ``faults``
-(lost servers), ``staleness`` (how old the read values were).
+be lost and come back), ``table`` (which variables workers share), ``faults`` (lost
+servers), ``staleness`` (how old the read values were).
 """

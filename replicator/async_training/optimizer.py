@@ -15,7 +15,6 @@ from replicator._tf import compat as _tf_compat
 from replicator.async_training import commit
 from replicator.errors import DeviceError, OptimizerOptionError
 from replicator.optimizer import fused, slots
-from replicator.optimizer.sparse import sum_duplicates
 from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 if TYPE_CHECKING:
@@ -50,22 +49,6 @@ class ServerOptimizer(ReplicatedOptimizer):
         with self._placement.scope(), _slots_follow(self.wrapped, self._placement):
             super().build(variables)
 
-    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
-        averaged = list(map(sum_duplicates, averaged))
-        fused_update = self._find_fused(averaged, variables)
-        if fused_update is None:
-            self._commit_keras(averaged, variables)
-        else:
-            self._commit_fused(fused_update, averaged, variables, 1)
-
-    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        fused_update = self._find_fused(grads, variables)
-        if fused_update is None or not fused_update.is_linear:
-            self._apply(self._all_reduce(grads, "mean"), variables)
-            return
-        summed = self._all_reduce(grads, "sum")
-        self._commit_fused(fused_update, summed, variables, self._num_replicas)
-
     def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
         # On one server Keras' own sparse update can run in the lock, and is the same
         # number as on one device; the kernel adds in another order.
@@ -79,7 +62,7 @@ class ServerOptimizer(ReplicatedOptimizer):
         trace.shared += [*inner, *map(_tf_compat.unwrap, self.wrapped.variables)]
         return trace, [self._server_of(variable) for variable in inner]
 
-    def _commit_fused(
+    def _apply_fused(
         self,
         fused_update: FusedUpdate,
         grads: list[Any],
@@ -87,7 +70,6 @@ class ServerOptimizer(ReplicatedOptimizer):
         num_summed: int,
     ) -> None:
         """Commits by kernels, on each server for the variables that it holds."""
-        self.uses_fused_update = True
         trace, servers = self._begin(variables)
         scalar_server = self._server_of_scalars()
         counter = self._server_of(_tf_compat.unwrap(self.wrapped.iterations))
@@ -117,9 +99,8 @@ class ServerOptimizer(ReplicatedOptimizer):
 
             commit.commit(trace, server, [*scalars.values(), *parts], update)
 
-    def _commit_keras(self, averaged: list[Any], variables: list[Any]) -> None:
+    def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
         """Commits by the Keras optimizer itself, on the one server that holds all."""
-        self.uses_fused_update = False
         trace, found = self._begin(variables)
         others = map(_tf_compat.unwrap, self.wrapped.variables)
         servers = {*found, *map(self._server_of, others)}

@@ -5,7 +5,9 @@ so are those that ``wrap_optimizer`` updates. A variable that a step overwrites
 (``assign``: batch-norm statistics, Keras metrics, states of random generators) has a
 copy per replica of every worker, on the server of the user's own variable, because
 workers that overwrite each other's values would lose some. Between steps the user's own
-variable reads as their mean; see ``variables.table``.
+variable reads as their mean; see ``variables.table``. The graph of each run of other
+backends keeps both coherent (``variables.coherence``). Here dispatches are concurrent,
+so it is done before the first and after the last of them (record 0013).
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator._tf import compat as _tf_compat
 from replicator.step import creation
+from replicator.step.traced_once import traced_once
+from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
 from replicator.variables.table import Entry, VariableTable
 
@@ -33,6 +38,7 @@ class ServerTable(VariableTable):
     Attributes:
       num_replicas: Replicas of the whole cluster.
       num_workers: Workers of the cluster.
+      is_published: Whether the user's variables hold what the copies hold.
     """
 
     def __init__(
@@ -42,6 +48,32 @@ class ServerTable(VariableTable):
         self.num_replicas = topology.num_replicas
         self.num_workers = num_workers
         self.placement = placement
+        self.is_published = True
+        self._coherent: tuple[Any, ...] = ([], None, None)
+
+    def refresh(self) -> None:
+        """Resets copies of variables that were changed outside, while nothing runs."""
+        self._make_coherent(1)
+
+    def publish(self) -> None:
+        """Gives the user's variables what the copies of all replicas hold."""
+        if not self.is_published:
+            self._make_coherent(2)
+        self.is_published = True
+
+    def _make_coherent(self, which: int) -> None:
+        entries = [entry for entry in self.entries() if entry.seen is not None]
+        if not entries:
+            return
+        if list(map(id, entries)) != list(map(id, self._coherent[0])):
+            coherence = Coherence(entries, self._topology)
+            self._coherent = (
+                entries,
+                traced_once(coherence.refresh),
+                traced_once(coherence.publish),
+            )
+        self._coherent[which]()
+        _tf_compat.wait_for_remote_ops()
 
     def view(self, worker: int, commit_states: Sequence[CommitState]) -> WorkerTable:
         """The table as the program of one worker sees it."""

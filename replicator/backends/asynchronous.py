@@ -16,7 +16,6 @@ import tensorflow as tf
 from replicator.async_training import connection as connection_lib
 from replicator.async_training import staleness
 from replicator.async_training.commit_state import CommitState
-from replicator.async_training.copies import Copies
 from replicator.async_training.dispatch import Dispatcher
 from replicator.async_training.inputs import ServerInputIterator
 from replicator.async_training.optimizer import ServerOptimizer
@@ -110,14 +109,14 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             )
             for worker, of_worker in enumerate(devices)
         ]
-        self._topology = make_topology([[d] for names in devices for d in names])
         self._placement = Placement(self.connection.num_servers)
         name = f"replicator_{next(_COUNTER)}"
         self._commit_states = [
             CommitState(device, self.num_workers, name)
             for device in self._placement.devices
         ]
-        self._table = ServerTable(self._topology, self.num_workers, self._placement)
+        every = make_topology([[d] for names in devices for d in names])
+        self._table = ServerTable(every, self.num_workers, self._placement)
         self._programs = programs.ProgramCache()
         self._dispatcher = Dispatcher(
             self.connection,
@@ -126,7 +125,6 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             connection_lib.client_device(),
             self.connection.watch,
         )
-        self._copies = Copies(self._table, self._topology)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -207,7 +205,7 @@ class MultiWorkerAsyncReplicator(base.Replicator):
         """
         self._dispatcher.join()
         with self.connection.watch.guard():
-            self._copies.publish()
+            self._table.publish()
 
     def staleness(self) -> staleness.Staleness:
         """Returns how stale the values were from which updates were computed."""
@@ -268,8 +266,8 @@ class MultiWorkerAsyncReplicator(base.Replicator):
             step = self._programs.replace(step_fn, signature, build)
         if self._dispatcher.is_idle:
             with self.connection.watch.guard():
-                self._copies.refresh()
-        self._copies.is_published = False
+                self._table.refresh()
+        self._table.is_published = False
         is_iterator = isinstance(inputs, ServerInputIterator)
         given = []
         for worker in range(self.num_workers):

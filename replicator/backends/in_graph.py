@@ -20,7 +20,6 @@ from replicator.engine.run.time_limit import TimeLimit
 from replicator.errors import DeviceError, ReplicasOutOfSyncError
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import values_of
-from replicator.optimizer.sharded_update import ShardedUpdate
 from replicator.optimizer.wrapper import LocalOptimizer, ReplicatedOptimizer
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
@@ -253,18 +252,16 @@ class InGraphReplicator(base.Replicator):
     ) -> ReplicatedOptimizer:
         """Wraps; with a sharded update over workers, every call must update."""
         options.check(optimizer)
-        sharded = None
-        if options.sharded_update:
-            if self.topology.num_programs > 1 and options.needs_branch:
-                reason = "one worker computes an update in a branch for all"
-                options.refuse_option("sharded_update", reason, type(self).__name__)
-            sharded = ShardedUpdate(self._table.ownership)
+        is_over_workers = self.topology.num_programs > 1
+        if options.sharded_update and is_over_workers and options.needs_branch:
+            reason = "one worker computes an update in a branch for all"
+            options.refuse_option("sharded_update", reason, type(self).__name__)
         kind = LocalOptimizer if self.without_communication else ReplicatedOptimizer
         return kind(
             optimizer,
             num_replicas=self.num_replicas,
             options=options,
-            sharded_update=sharded,
+            ownership=self._table.ownership if options.sharded_update else None,
             accumulates_per_replica=self.topology.communicates,
         )
 

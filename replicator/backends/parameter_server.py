@@ -22,7 +22,7 @@ from replicator.inputs import prefetch
 from replicator.inputs.context import InputContext, InputReplicationMode
 from replicator.inputs.iterator import InputIterator, counted
 from replicator.inputs.values import values_of
-from replicator.optimizer.wrapper import StrategyOptimizer
+from replicator.optimizer.strategy_optimizer import StrategyOptimizer
 from replicator.step import context, creation, loop
 from replicator.step.keras_random import StepGenerator
 from replicator.step.outputs import check_outputs

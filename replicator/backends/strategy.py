@@ -26,7 +26,7 @@ from replicator.errors import ReplicasOutOfSyncError
 from replicator.inputs.context import InputContext, InputReplicationMode, own_contexts
 from replicator.inputs.iterator import InputIterator
 from replicator.inputs.values import as_value
-from replicator.optimizer.wrapper import ReplicatedOptimizer, StrategyOptimizer
+from replicator.optimizer.strategy_optimizer import StrategyOptimizer
 from replicator.placement import devices as device_lib
 from replicator.step import context, creation, loop
 from replicator.step.keras_random import StepGenerator
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterator, Sequence
 
     from replicator.optimizer.options import OptimizerOptions
+    from replicator.optimizer.wrapper import ReplicatedOptimizer
 
 
 class StrategyInputIterator(InputIterator):

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from replicator.checkpoint.inventory import Inventory
     from replicator.checkpoint.metadata import Metadata
     from replicator.checkpoint.payload import Payload
-    from replicator.contract.base import Replicator
+    from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 
-def collect(repl: Replicator, inventory: Inventory) -> dict[str, LocalState]:
+def collect(repl: CheckpointedBackend, inventory: Inventory) -> dict[str, LocalState]:
     """The replica-local state of saved variables in this process, by path."""
     paths = inventory.paths()
     return {
@@ -27,7 +27,7 @@ def collect(repl: Replicator, inventory: Inventory) -> dict[str, LocalState]:
 
 
 def restore(
-    repl: Replicator,
+    repl: CheckpointedBackend,
     inventory: Inventory,
     metadata: Metadata,
     payloads: Sequence[Payload],

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replicator.checkpoint.metadata import Metadata
-    from replicator.contract.base import Replicator
     from replicator.inputs.iterator import InputIterator
+    from replicator.variables.checkpoint_contract import CheckpointedBackend
     from replicator.variables.table import LocalState
 
 _METADATA = "replicator_metadata"
@@ -88,7 +88,7 @@ class CheckpointManager:
 
     def __init__(
         self,
-        repl: Replicator,
+        repl: CheckpointedBackend,
         directory: str | os.PathLike[str],
         trackables: Mapping[str, Any],
         *,

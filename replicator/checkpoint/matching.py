@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from replicator.checkpoint.metadata import Metadata
-    from replicator.contract.base import Replicator
+    from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 
 def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
@@ -28,7 +28,10 @@ def optimizers(inventory: Inventory) -> dict[str, list[str] | None]:
 
 
 def require(
-    repl: Replicator, trackables: Mapping[str, Any], metadata: Metadata, path: str
+    repl: CheckpointedBackend,
+    trackables: Mapping[str, Any],
+    metadata: Metadata,
+    path: str,
 ) -> Inventory:
     """Returns the inventory of the objects to restore, with built optimizers.
 
@@ -51,7 +54,7 @@ def require(
 
 
 def _build_optimizers(
-    repl: Replicator, metadata: Metadata, inventory: Inventory
+    repl: CheckpointedBackend, metadata: Metadata, inventory: Inventory
 ) -> bool:
     """Creates the slots that the checkpoint has values for; returns whether it did."""
     # The objects that their owners return: Keras variables for Keras models.

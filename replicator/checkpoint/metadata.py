@@ -17,7 +17,7 @@ from replicator.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from replicator.contract.base import Replicator
+    from replicator.variables.checkpoint_contract import CheckpointedBackend
 
 FORMAT = 1
 
@@ -54,7 +54,7 @@ class Metadata:
     positions: tuple[Position, ...]
 
 
-def describe(repl: Replicator, **facts: Any) -> Metadata:
+def describe(repl: CheckpointedBackend, **facts: Any) -> Metadata:
     """Makes metadata from a replicator, the installed versions and ``facts``."""
     return Metadata(
         backend=_backend_name(repl),
@@ -93,7 +93,7 @@ def from_json(text: str, path: str) -> Metadata:
     return Metadata(**fields)
 
 
-def _backend_name(repl: Replicator) -> str:
+def _backend_name(repl: CheckpointedBackend) -> str:
     for cls in type(repl).__mro__:
         target = f"{cls.__module__}:{cls.__qualname__}"
         for info in catalog.BACKENDS.values():

@@ -58,11 +58,6 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         """Replicas whose updates are aggregated each step."""
         return self.num_replicas
 
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process writes the job's checkpoints and logs."""
-        return self.worker_id == 0
-
     @contextlib.contextmanager
     def context(self) -> Iterator[Replicator]:
         """Makes variables created inside it belong to this replicator."""
@@ -240,13 +235,6 @@ class Replicator(FedBackend, CheckpointedBackend, abc.ABC):
         return CheckpointManager(
             self, directory, trackables, max_to_keep=max_to_keep, inputs=inputs
         )
-
-    def gather_bytes(self, payload: bytes) -> list[bytes]:
-        """Gathers one byte string from every worker on all workers, by worker id.
-
-        Also a barrier: no worker returns before all have called it.
-        """
-        return [payload]
 
     def summary(self) -> str:
         """Describes the topology: workers, replicas, devices, bytes of variables."""

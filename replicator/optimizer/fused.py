@@ -13,7 +13,6 @@ one pass less over every gradient.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -24,12 +23,7 @@ from replicator._tf import kernels as _tf_kernels
 from replicator.placement import devices as device_lib
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    # number of summed gradients -> what the update of every variable needs
-    Prepare = Callable[[int], dict[str, tf.Tensor]]
-    # gradient, variable, what was prepared
-    UpdateOne = Callable[[tf.Tensor, Any, dict[str, tf.Tensor]], None]
+    from collections.abc import Sequence
 
 _PLAIN_OPTIONS = (
     "weight_decay",
@@ -39,13 +33,9 @@ _PLAIN_OPTIONS = (
     "loss_scale_factor",
     "gradient_accumulation_steps",
 )
-_SGD = "ResourceApplyGradientDescent"
 _SGD_OF_ROWS = "ResourceScatterSub"
-_MOMENTUM = "ResourceApplyKerasMomentum"
-_ADAM = "ResourceApplyAdam"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class FusedUpdate:
     """An update by fused kernels.
 
@@ -54,15 +44,15 @@ class FusedUpdate:
 
     Attributes:
       optimizer: The Keras optimizer.
+      kernel: The op that updates a variable.
       is_linear: Whether the kernels take gradient sums instead of averages.
-      prepare: Takes the number of summed gradients (1 for averages), returns scalars.
-      update_one: Takes a gradient, its variable and the scalars.
     """
 
-    optimizer: Any
-    is_linear: bool
-    prepare: Prepare
-    update_one: UpdateOne
+    kernel: str
+    is_linear = True
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
 
     def apply(
         self, grads: Sequence[tf.Tensor], variables: Sequence[Any], num_summed: int
@@ -78,6 +68,20 @@ class FusedUpdate:
         for grad, variable in zip(grads, variables, strict=True):
             self.update_one(grad, variable, scalars)
         self.count()
+
+    def prepare(self, num_summed: int) -> dict[str, tf.Tensor]:
+        """What the update of every variable needs.
+
+        Args:
+          num_summed: Summands of each gradient; 1 for averages.
+        """
+        return {"rate": tf.convert_to_tensor(self.optimizer.learning_rate / num_summed)}
+
+    def update_one(
+        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
+    ) -> None:
+        """Updates a variable by its gradient and what was prepared."""
+        raise NotImplementedError
 
     def count(self) -> None:
         """Counts one update; atomic, unlike the method of a Keras variable."""
@@ -117,15 +121,16 @@ def find(
     is_sparse = any(isinstance(grad, tf.IndexedSlices) for grad in grads)
     if is_sparse and not (takes_sparse and type(optimizer) is keras.optimizers.SGD):
         return None  # Keras' Adam squares duplicate rows separately
+    rule: type[FusedUpdate]
     if type(optimizer) is keras.optimizers.SGD:
-        rule, op = (_sgd, _SGD) if optimizer.momentum == 0 else (_momentum, _MOMENTUM)
+        rule = _Sgd if optimizer.momentum == 0 else _Momentum
     elif type(optimizer) is keras.optimizers.Adam and not optimizer.amsgrad:
-        rule, op = _adam, _ADAM
+        rule = _Adam
     else:
         return None
     for grad, variable in zip(grads, variables, strict=True):
-        is_rows = op == _SGD and isinstance(grad, tf.IndexedSlices)
-        if not _has_kernel(_SGD_OF_ROWS if is_rows else op, variable):
+        is_rows = rule is _Sgd and isinstance(grad, tf.IndexedSlices)
+        if not _has_kernel(_SGD_OF_ROWS if is_rows else rule.kernel, variable):
             return None
     return rule(optimizer)
 
@@ -148,15 +153,11 @@ def _is_plain(grad: Any, variable: Any) -> bool:
     )
 
 
-def _prepare_rate(optimizer: Any) -> Prepare:
-    return lambda num_summed: {
-        "rate": tf.convert_to_tensor(optimizer.learning_rate / num_summed)
-    }
+class _Sgd(FusedUpdate):
+    kernel = "ResourceApplyGradientDescent"
 
-
-def _sgd(optimizer: Any) -> FusedUpdate:
     def update_one(
-        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
         if isinstance(grad, tf.IndexedSlices):
             tf.raw_ops.ResourceScatterSub(
@@ -172,22 +173,18 @@ def _sgd(optimizer: Any) -> FusedUpdate:
             use_locking=True,
         )
 
-    return FusedUpdate(
-        optimizer=optimizer,
-        is_linear=True,
-        prepare=_prepare_rate(optimizer),
-        update_one=update_one,
-    )
 
-
-def _momentum(optimizer: Any) -> FusedUpdate:
+class _Momentum(FusedUpdate):
     # As in Keras: the slot becomes momentum times itself minus rate times gradient, and
     # the variable adds the slot; with Nesterov, the same step again from the new slot.
+    kernel = "ResourceApplyKerasMomentum"
+
     def update_one(
-        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
         # The momentum of rows without a gradient decays too, so the update is dense.
         grad = tf.convert_to_tensor(grad)
+        optimizer = self.optimizer
         slot = optimizer.momentums[_tf_compat.slot_index(optimizer, variable)]
         tf.raw_ops.ResourceApplyKerasMomentum(
             var=_tf_compat.handle(variable),
@@ -199,33 +196,30 @@ def _momentum(optimizer: Any) -> FusedUpdate:
             use_locking=True,
         )
 
-    return FusedUpdate(
-        optimizer=optimizer,
-        is_linear=True,
-        prepare=_prepare_rate(optimizer),
-        update_one=update_one,
-    )
 
-
-def _adam(optimizer: Any) -> FusedUpdate:
+class _Adam(FusedUpdate):
     # Kingma & Ba 2015, algorithm 1 in the efficient order of its section 2, as Keras.
-    def prepare(num_summed: int) -> dict[str, tf.Tensor]:
-        del num_summed  # always 1: squares of sums are not sums of squares
+    kernel = "ResourceApplyAdam"
+    is_linear = False  # squares of sums are not sums of squares
+
+    def prepare(self, num_summed: int) -> dict[str, tf.Tensor]:
+        del num_summed  # always 1
         return {
-            "rate": tf.convert_to_tensor(optimizer.learning_rate),
-            "step": tf.convert_to_tensor(optimizer.iterations.value) + 1,
+            "rate": tf.convert_to_tensor(self.optimizer.learning_rate),
+            "step": tf.convert_to_tensor(self.optimizer.iterations.value) + 1,
         }
 
     def update_one(
-        grad: tf.Tensor, variable: Any, scalars: dict[str, tf.Tensor]
+        self, grad: Any, variable: Any, scalars: dict[str, tf.Tensor]
     ) -> None:
+        optimizer, dtype = self.optimizer, grad.dtype
         index = _tf_compat.slot_index(optimizer, variable)
-        dtype = grad.dtype
+        momentums, velocities = _tf_compat.adam_slots(optimizer)
         step = tf.cast(scalars["step"], dtype)
         tf.raw_ops.ResourceApplyAdam(
             var=_tf_compat.handle(variable),
-            m=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[0][index]),
-            v=_tf_compat.handle(_tf_compat.adam_slots(optimizer)[1][index]),
+            m=_tf_compat.handle(momentums[index]),
+            v=_tf_compat.handle(velocities[index]),
             # By way of float32, as Keras: float64 would be another number.
             beta1_power=tf.pow(keras.ops.cast(optimizer.beta_1, dtype.name), step),
             beta2_power=tf.pow(keras.ops.cast(optimizer.beta_2, dtype.name), step),
@@ -236,7 +230,3 @@ def _adam(optimizer: Any) -> FusedUpdate:
             grad=grad,
             use_locking=True,
         )
-
-    return FusedUpdate(
-        optimizer=optimizer, is_linear=False, prepare=prepare, update_one=update_one
-    )

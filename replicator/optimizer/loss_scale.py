@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
+from replicator.optimizer.gradients import times, values_of
 from replicator.optimizer.options import DYNAMIC
 from replicator.step import creation
 from replicator.step.tensors import tensor_of
@@ -99,17 +100,3 @@ def _scalar(value: float, dtype: str, name: str) -> Any:
     return keras.Variable(
         tf.constant(value, dtype), dtype=dtype, trainable=False, name=name
     )
-
-
-def values_of(grad: Any) -> tf.Tensor:
-    """The numbers of a dense or sparse gradient."""
-    return grad.values if isinstance(grad, tf.IndexedSlices) else grad
-
-
-def times(grad: Any, factor: Any) -> Any:
-    """Multiplies a dense or sparse gradient by a scalar, in its own type."""
-    if isinstance(grad, tf.IndexedSlices):
-        return tf.IndexedSlices(
-            times(grad.values, factor), grad.indices, grad.dense_shape
-        )
-    return grad * tf.cast(factor, grad.dtype)

@@ -44,23 +44,20 @@ if TYPE_CHECKING:
     from replicator.variables.ownership import Ownership
 
 
-class ShardedUpdate:
-    """Creates the state of an optimizer on the devices of its variables' owners."""
+@contextlib.contextmanager
+def building(
+    ownership: Ownership, optimizer: Any, variables: Sequence[Any]
+) -> Iterator[None]:
+    """Assigns owners, and places the state that ``optimizer`` creates inside it."""
+    ownership.assign([_tf_compat.unwrap(variable) for variable in variables])
 
-    def __init__(self, ownership: Ownership) -> None:
-        self._ownership = ownership
-
-    @contextlib.contextmanager
-    def building(self, optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
-        """Assigns owners, and places the state that ``optimizer`` creates inside it."""
-        self._ownership.assign([_tf_compat.unwrap(v) for v in variables])
-        with slots.placed(optimizer, self._scope, self._ownership.own_slot):
-            yield
-
-    def _scope(self, variable: Any) -> contextlib.AbstractContextManager[Any] | None:
-        if self._ownership.owner(variable) is None:
+    def scope(variable: Any) -> contextlib.AbstractContextManager[Any] | None:
+        if ownership.owner(variable) is None:
             return None
-        return tf.variable_creator_scope(_on(self._ownership.device(variable)))
+        return tf.variable_creator_scope(_on(ownership.device(variable)))
+
+    with slots.placed(optimizer, scope, ownership.own_slot):
+        yield
 
 
 def _on(device: str) -> Callable[..., Any]:

@@ -15,7 +15,6 @@ Gradients go through these stages, in this order, for all options:
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -24,20 +23,25 @@ from replicator._tf import compat as _tf_compat
 from replicator.collectives import compression as compression_lib
 from replicator.collectives import primitives as collectives
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer import clipping, fused
+from replicator.optimizer import fused, sharded_update
 from replicator.optimizer.accumulation import Accumulation, when
+from replicator.optimizer.gradients import (
+    clip_by_global_norm,
+    sum_duplicates,
+    times,
+)
 from replicator.optimizer.keras_spelling import KerasSpelling, check_is_not_wrapped
-from replicator.optimizer.loss_scale import LossScale, times
+from replicator.optimizer.loss_scale import LossScale
 from replicator.optimizer.options import OptimizerOptions
 from replicator.optimizer.pairs import check_are_optimized, pairs_of, variables_of
-from replicator.optimizer.sparse import sum_duplicates
 from replicator.step import context as context_lib
 from replicator.step import creation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from replicator.optimizer.sharded_update import ShardedUpdate
+    from replicator.optimizer.fused import FusedUpdate
+    from replicator.variables.ownership import Ownership
 
 
 class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
@@ -63,7 +67,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         *,
         num_replicas: int,
         options: OptimizerOptions | None = None,
-        sharded_update: ShardedUpdate | None = None,
+        ownership: Ownership | None = None,
         accumulates_per_replica: bool = False,
     ) -> None:
         check_is_not_wrapped(optimizer)
@@ -84,7 +88,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
             if steps > 1
             else None
         )
-        self._sharded_update = sharded_update
+        self._ownership = ownership  # who updates what; None without sharded_update
         self._is_built = False
         self._is_loss_scaled = False
         self.wrapped = optimizer  # the last: from here on, see __setattr__
@@ -114,8 +118,8 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         variables = variables_of(variables, "build")
         placing = (
             contextlib.nullcontext()
-            if self._sharded_update is None
-            else self._sharded_update.building(self.wrapped, variables)
+            if self._ownership is None
+            else sharded_update.building(self._ownership, self.wrapped, variables)
         )
         accumulation = self.accumulation
         with tf.init_scope(), creation.allowed():
@@ -203,7 +207,7 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
 
         def update(final: list[Any]) -> None:
             if self.options.global_clipnorm is not None:
-                final = clipping.by_global_norm(final, self.options.global_clipnorm)
+                final = clip_by_global_norm(final, self.options.global_clipnorm)
             self._apply(final, variables)
 
         if self.accumulation is not None:
@@ -268,32 +272,47 @@ class ReplicatedOptimizer(KerasSpelling, _tf_compat.TrackedAsWrapped):
         compression = self.options.compression
         return list(collectives.all_reduce(grads, op, compression=compression))
 
+    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
+        """The fast path without options: kernels that are linear take the sum."""
+        fused_update = self._find_fused(grads, variables)
+        if fused_update is None or not fused_update.is_linear:
+            self._apply(self._all_reduce(grads, "mean"), variables)
+            return
+        self.uses_fused_update = True
+        summed = self._all_reduce(grads, "sum")
+        self._apply_fused(fused_update, summed, variables, self._num_replicas)
+
     def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
         """Updates by averaged gradients."""
         averaged = list(map(sum_duplicates, averaged))
-        # A kernel needs a variable and its state on one device; a branch that updates
-        # variables of several owners is emitted on one of them.
-        is_split = self._sharded_update is not None and self.options.needs_branch
-        fused_update = (
-            None if is_split else fused.find(self.wrapped, averaged, variables)
-        )
+        fused_update = self._find_fused(averaged, variables)
         self.uses_fused_update = fused_update is not None
         if fused_update is None or not fused_update.is_linear:
             check_are_optimized(self.wrapped, variables)
-        if fused_update is not None:
-            fused_update.apply(averaged, variables, 1)
+        if fused_update is None:
+            self._apply_keras(averaged, variables)
         else:
-            self.wrapped.apply(averaged, variables)
+            self._apply_fused(fused_update, averaged, variables, 1)
 
-    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        """The fast path without options: kernels that are linear take the sum."""
-        fused_update = fused.find(self.wrapped, grads, variables)
-        if fused_update is not None and fused_update.is_linear:
-            self.uses_fused_update = True
-            summed = self._all_reduce(grads, "sum")
-            fused_update.apply(summed, variables, self._num_replicas)
-            return
-        self._apply(self._all_reduce(grads, "mean"), variables)
+    def _find_fused(self, grads: list[Any], variables: list[Any]) -> FusedUpdate | None:
+        # A kernel needs a variable and its state on one device; a branch that updates
+        # variables of several owners is emitted on one of them.
+        is_split = self._ownership is not None and self.options.needs_branch
+        return None if is_split else fused.find(self.wrapped, grads, variables)
+
+    def _apply_fused(
+        self,
+        fused_update: FusedUpdate,
+        grads: list[Any],
+        variables: list[Any],
+        num_summed: int,
+    ) -> None:
+        """Updates by kernels, which take averages or sums of so many gradients."""
+        fused_update.apply(grads, variables, num_summed)
+
+    def _apply_keras(self, averaged: list[Any], variables: list[Any]) -> None:
+        """Updates by the Keras optimizer itself."""
+        self.wrapped.apply(averaged, variables)
 
 
 class LocalOptimizer(ReplicatedOptimizer):
@@ -305,49 +324,3 @@ class LocalOptimizer(ReplicatedOptimizer):
 
     def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
         self._apply(self._all_reduce(grads, "mean"), variables)
-
-
-class _Clips(threading.local):
-    def __init__(self) -> None:
-        self.found: dict[str, float] = {}
-
-
-_CLIPS = _Clips()
-
-
-class StrategyOptimizer(ReplicatedOptimizer):
-    """The same contract on the stock path of Keras under ``tf.distribute``.
-
-    Keras sums gradients over the strategy's replicas inside ``apply``, so scaling them
-    by 1/R first makes that sum the average: communication happens once, as in stock
-    code. Keras clips before it sums; to clip the average, as the contract says, a
-    clipping optimizer's gradients are averaged and clipped here.
-    """
-
-    def _update(self, grads: list[Any], variables: list[Any]) -> None:
-        # Replicas are traced in threads that take turns at collectives. This is read
-        # before the first one, because _apply of another thread unsets the options.
-        _CLIPS.found = clipping.of_keras(self.wrapped)
-        super()._update(grads, variables)
-
-    def _apply(self, averaged: list[Any], variables: list[Any]) -> None:
-        optimizer = self.wrapped
-        check_are_optimized(optimizer, variables)
-        clips = _CLIPS.found
-        averaged = clipping.as_keras(averaged, clips)
-        scaled = [times(grad, 1.0 / self._num_replicas) for grad in averaged]
-        try:
-            for name in clips:
-                setattr(optimizer, name, None)
-            optimizer.apply(scaled, variables)
-        finally:
-            for name, value in clips.items():
-                setattr(optimizer, name, value)
-
-    def _reduce_and_apply(self, grads: list[Any], variables: list[Any]) -> None:
-        if _CLIPS.found or self.options.compression is not None:
-            self._apply(self._all_reduce(grads, "mean"), variables)
-            return
-        check_are_optimized(self.wrapped, variables)
-        scale = 1.0 / self._num_replicas
-        self.wrapped.apply([times(grad, scale) for grad in grads], variables)

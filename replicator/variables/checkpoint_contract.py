@@ -1,4 +1,7 @@
-"""The part of the backend contract that checkpoints use."""
+"""The part of the backend contract that checkpoints use.
+
+It is below both ``checkpoint`` and ``contract``, which need not know each other.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,39 @@ class CheckpointedBackend:
     By default there is none: every variable exists once, and contains all state to
     save.
     """
+
+    if TYPE_CHECKING:  # those of every replicator; see ``contract``
+
+        @property
+        def num_replicas(self) -> int:
+            """Replicas of the whole job."""
+
+        @property
+        def num_workers(self) -> int:
+            """Worker processes of the job."""
+
+        @property
+        def num_programs(self) -> int:
+            """Processes that run the user's program."""
+
+        @property
+        def worker_id(self) -> int:
+            """Index of this process among the workers."""
+
+        def context(self) -> contextlib.AbstractContextManager[Any]:
+            """The scope for creating variables."""
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes the job's checkpoints and logs."""
+        return self.worker_id == 0
+
+    def gather_bytes(self, payload: bytes) -> list[bytes]:
+        """Gathers one byte string from every worker on all workers, by worker id.
+
+        Also a barrier: no worker returns before all have called it.
+        """
+        return [payload]
 
     def local_state(self) -> list[LocalState]:
         """Variables whose copies differ, with the values of this process's replicas."""

@@ -1,14 +1,30 @@
-"""Clusters with parameter servers; their chiefs compute cases while tests read them."""
+"""Jobs of workers and servers: devices of this process, or real processes.
+
+The chiefs of real clusters compute cases while tests read them.
+"""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import case_cluster
+import numpy as np
 import pytest
+import tensorflow as tf
+
+from replicator.async_training.commit_state import CommitState
+from replicator.async_training.optimizer import ServerOptimizer
+from replicator.async_training.placement import Placement
+from replicator.async_training.steps import WorkerSteps
+from replicator.async_training.table import ServerTable
+from replicator.optimizer.options import OptimizerOptions
+from replicator.placement.topology import make_topology
 
 FOLDER = Path(__file__).parent
 HOW = {"path": FOLDER, "has_chief": True, "num_cpu_devices": 2}
+CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
+_NAMES = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +45,89 @@ def one_worker(tmp_path_factory):
         "one_worker_cases", folder, num_workers=1, num_ps=1, **HOW
     ) as chief:
         yield chief
+
+
+class Job:
+    """Workers (CPUs 0 and 1) and servers (CPUs 2 and 3) of this process."""
+
+    cpus = CPU
+
+    def __init__(self, num_servers=2, share=1, num_workers=2):
+        """Makes what a replicator makes; each worker has ``share`` replicas."""
+        self.share = share
+        self.topologies = [
+            make_topology(
+                [[CPU[worker]]] * share,
+                num_replicas=share,
+                first_replica_id=worker * share,
+            )
+            for worker in range(num_workers)
+        ]
+        every = [[CPU[w]] for w in range(num_workers) for _ in range(share)]
+        self.placement = Placement(num_servers)
+        self.placement.devices = tuple(CPU[2 : 2 + num_servers])
+        self.table = ServerTable(make_topology(every), num_workers, self.placement)
+        self.name = f"job of a test {next(_NAMES)}"
+        self.commit_states = [
+            CommitState(device, num_workers, self.name)
+            for device in self.placement.devices
+        ]
+        self.sequence_numbers = [[0] * num_servers for _ in range(num_workers)]
+
+    def variables(self, *values, **kwargs):
+        """Variables on the servers."""
+        with self.placement.scope():
+            return [tf.Variable(value, **kwargs) for value in values]
+
+    def optimizer(self, make_inner, variables):
+        """One whose updates are commits."""
+        with self.placement.scope():
+            inner = make_inner()
+        made = ServerOptimizer(
+            inner,
+            num_replicas=self.share,
+            options=OptimizerOptions(),
+            placement=self.placement,
+        )
+        made.build(variables)
+        return made
+
+    def steps(self, step_fn, *specs):
+        """The step, built for all workers."""
+        return WorkerSteps(
+            step_fn,
+            specs,
+            topologies=self.topologies,
+            table=self.table,
+            commit_states=self.commit_states,
+            placement=self.placement,
+        )
+
+    def run(self, steps, worker=0, num_steps=1, source=None):
+        """Runs steps of one worker, and counts its sequence number."""
+        spec = tf.nest.map_structure(tf.type_spec_from_value, source)
+        given = steps.assign(
+            worker, num_steps, source=source, spec=spec, keeps_results=True
+        )
+        used = self.sequence_numbers[worker]
+        outputs = given.run(None, used, num_steps)
+        self.sequence_numbers[worker] = list(
+            np.add(used, num_steps * np.int64(given.num_commits))
+        )
+        return [output.numpy() for output in outputs]
+
+    def counted(self, name="clock"):
+        """By server, what the commit states have counted."""
+        return [np.asarray(getattr(each, name)).tolist() for each in self.commit_states]
+
+
+@pytest.fixture
+def make_job():
+    """Makes a job of this process."""
+    return Job
+
+
+@pytest.fixture
+def job():
+    """Two workers of one replica, and two servers."""
+    return Job()

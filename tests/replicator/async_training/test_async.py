@@ -58,15 +58,6 @@ def test_staleness_counts_every_update_once(two_servers):
     assert found[0]["max_staleness"] > 0
 
 
-def test_what_a_step_overwrites_is_kept_per_replica(two_servers):
-    """Moving averages of 1 and of 2; 8 reaches both."""
-    values, outside, after = two_servers.value("overwritten_state")
-
-    assert pytest.approx([1.0, 2.0], abs=1e-5) == values
-    assert pytest.approx(1.5, abs=1e-5) == outside
-    assert [4.5, 5.0] == after
-
-
 @pytest.mark.parametrize(
     ("case", "message"),
     [
@@ -131,6 +122,7 @@ def test_run_returns_the_last_result_of_every_replica(two_servers):
     assert [3.0, 3.0, 7.0, 7.0] == found["totals"]
     assert [[4, 2]] * 4 == found["sizes"]
     assert [0, 2, 4, 6] == found["fixed"]
+    assert "2 workers with 2 replicas in sync each; variables" in found["explained"]
 
 
 @pytest.mark.parametrize("name", ["single", "in_graph", "async"])
@@ -152,15 +144,6 @@ def test_a_step_function_is_not_kept(two_servers):
 def test_the_end_of_the_data_is_an_error_and_a_rewind_starts_again(two_servers):
     """Nothing of the failed step is applied."""
     assert [-4.0, 4] == two_servers.value("end_of_data")
-
-
-def test_explain_says_what_travels(two_servers):
-    """Four weights and the learning rate come from two servers in two transfers."""
-    text = two_servers.value("explanation")
-
-    assert "2 workers with 1 replicas in sync each" in text
-    assert "reads: 5 variables in 2 transfers" in text
-    assert "updates per server: [1, 1]" in text
 
 
 @pytest.mark.full

@@ -19,6 +19,17 @@ CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
 _NAMES = itertools.count()
 
 
+def trace_of(commit_states, sequence_numbers=None, clocks=(0,)):
+    """What the trace of a step knows."""
+    return CommitTrace(
+        commit_states=commit_states,
+        clocks=[tf.cast(clock, tf.int64) for clock in clocks],
+        sequence_numbers=sequence_numbers,
+        num_commits=[0] * len(commit_states),
+        shared=[],
+    )
+
+
 class Server:
     """Some servers with one weight each, and a step that updates all of them."""
 
@@ -36,13 +47,7 @@ class Server:
 
         @tf.function(autograph=False)
         def step(sequence_numbers, clocks, gradient):
-            trace = CommitTrace(
-                commit_states=self.commit_states,
-                clocks=tf.unstack(clocks),
-                sequence_numbers=sequence_numbers,
-                num_commits=[0] * num_servers,
-                shared=[],
-            )
+            trace = trace_of(self.commit_states, sequence_numbers, tf.unstack(clocks))
             for _ in range(commits_per_step):
                 for server, weight in enumerate(self.weights):
                     commit_lib.commit(
@@ -156,13 +161,7 @@ def test_a_failing_update_releases_the_lock():
 
     @tf.function(autograph=False)
     def step(gradient, sequence_numbers):
-        trace = CommitTrace(
-            commit_states=[commit_state],
-            clocks=[tf.constant(0, tf.int64)],
-            sequence_numbers=sequence_numbers,
-            num_commits=[0],
-            shared=[],
-        )
+        trace = trace_of([commit_state], sequence_numbers)
 
         def update(arrived):
             checked = tf.debugging.check_numerics(arrived[0], "refused")
@@ -189,13 +188,7 @@ def test_updates_of_threads_do_not_interleave():
     def make():
         @tf.function(autograph=False)
         def step(sequence_numbers):
-            trace = CommitTrace(
-                commit_states=[commit_state],
-                clocks=[tf.constant(0, tf.int64)],
-                sequence_numbers=sequence_numbers,
-                num_commits=[0],
-                shared=[],
-            )
+            trace = trace_of([commit_state], sequence_numbers)
 
             def update(arrived):
                 value = weight.read_value()
@@ -229,16 +222,7 @@ def test_updates_of_threads_do_not_interleave():
 
 def test_an_update_outside_a_step_is_refused():
     """And inside, the innermost trace is the current one."""
-    traces = [
-        CommitTrace(
-            commit_states=[],
-            clocks=[],
-            sequence_numbers=None,
-            num_commits=[],
-            shared=[],
-        )
-        for _ in range(2)
-    ]
+    traces = [trace_of([]), trace_of([])]
 
     with commit_lib.tracing(traces[0]):
         with commit_lib.tracing(traces[1]):

@@ -21,6 +21,10 @@ from replicator.cluster import peer
 from replicator.cluster.peer import Peer
 
 PROGRAM, OTHER_PROGRAM = object(), object()
+MOST = assignment_lib.MAX_STEPS_TOGETHER
+NOTHING_LOST = types.SimpleNamespace(
+    error=None, check=lambda: None, find_lost=lambda: None, explain=lambda _: None
+)
 
 
 def given(num_steps=1, *, program=PROGRAM, keeps_results=False, num_commits=(1, 2)):
@@ -43,10 +47,11 @@ def given(num_steps=1, *, program=PROGRAM, keeps_results=False, num_commits=(1, 
         ([given(), given(3)], 3),
         ([given(), given(program=OTHER_PROGRAM), given()], 2),
         ([given(), given(keeps_results=True), given()], 2),
-        ([given(assignment_lib.MAX_STEPS_TOGETHER), given()], 1),
+        ([given(MOST - 2), given(), given()], 3),
+        ([given(MOST), given()], 1),
         ([], 1),
     ],
-    ids=["all", "another step", "results", "too many", "alone"],
+    ids=["all", "another step", "results", "as many as may", "too many", "alone"],
 )
 def test_equal_steps_that_wait_run_together(others, num_together):
     """In order, up to the first that differs or is too much."""
@@ -60,17 +65,6 @@ def test_equal_steps_that_wait_run_together(others, num_together):
     assert [m.batch is batch for m in queued] == [
         1 <= place <= num_together for place in range(len(queued))
     ]
-
-
-def test_as_many_steps_as_the_limit_run_together():
-    """And not one more."""
-    first = given()
-    full = [given(assignment_lib.MAX_STEPS_TOGETHER - 2), given(), given()]
-
-    batch = make_batch(first, [first, *full], (0, 0))
-
-    assert (first, *full[:2]) == batch.members
-    assert assignment_lib.MAX_STEPS_TOGETHER == batch.num_steps
 
 
 @pytest.mark.parametrize(
@@ -94,10 +88,7 @@ def test_steps_that_differ_in_anything_run_apart(difference):
         setattr(other, name, value)
 
     assert not other.follows(first)
-
-
-def test_nothing_runs_together_with_steps_whose_results_are_kept():
-    """The results are those of the last step."""
+    # Kept results are those of the last step of a dispatch.
     assert not given().follows(given(keeps_results=True))
 
 
@@ -141,10 +132,7 @@ def test_a_worker_that_does_not_come_back_is_named(monkeypatch):
     monkeypatch.setattr(_tf_compat, "remote_state", lambda *_: ("lost", None))
     cluster = types.SimpleNamespace(addresses={"worker": ["localhost:2997"]})
     connection = types.SimpleNamespace(num_workers=1, coordinator=None, cluster=cluster)
-    watch = types.SimpleNamespace(
-        error=None, check=lambda: None, find_lost=lambda: None
-    )
-    dispatcher = Dispatcher(connection, [], 0.01, "CPU:0", watch)
+    dispatcher = Dispatcher(connection, [], 0.01, "CPU:0", NOTHING_LOST)
     dispatcher.hand_out(given(num_commits=()))
     message = (
         r"worker 0 \(localhost:2997\) was lost and did not come back within 0.01 s; "
@@ -165,12 +153,18 @@ def server(monkeypatch):
         yield f"localhost:{listener.getsockname()[1]}", listener
 
 
+def watch_over(*addresses):
+    """A watch that asks, but has no thread of its own."""
+    watch = faults.ServerWatch([])
+    watch._addresses = addresses
+    watch._peers = [Peer(address) for address in addresses]
+    return watch
+
+
 def test_a_server_that_ended_is_named(server):
     """Its port is closed; later calls raise the same."""
     address, listener = server
-    watch = faults.ServerWatch([])
-    watch._addresses = (address,)
-    watch._peers = [Peer(address)]
+    watch = watch_over(address)
     watch.check()
     assert watch.find_lost() is None
     listener.close()
@@ -184,9 +178,7 @@ def test_a_server_that_ended_is_named(server):
 def test_a_server_that_hangs_is_named(server):
     """It listens, but gives no response."""
     address, _ = server
-    watch = faults.ServerWatch([])
-    watch._addresses = (address, address)
-    watch._peers = [Peer(address), Peer(address)]
+    watch = watch_over(address, address)
     watch._watch.lost["/job:ps/replica:0/task:1"] = ("1", 30.0)
     message = r"server 1 \(.*\) did not respond for 30 s"
 
@@ -197,9 +189,7 @@ def test_a_server_that_hangs_is_named(server):
 
 def test_an_error_of_a_step_stays_what_it_is(server):
     """While all servers answer."""
-    watch = faults.ServerWatch([])
-    watch._addresses = (server[0],)
-    watch._peers = [Peer(server[0])]
+    watch = watch_over(server[0])
 
     with pytest.raises(tf.errors.OutOfRangeError), watch.guard():
         raise tf.errors.OutOfRangeError(None, None, "End of sequence")
@@ -221,14 +211,8 @@ class Workers:
             for _ in range(2)
         ]
         connection = types.SimpleNamespace(num_workers=num_workers, coordinator=None)
-        watch = types.SimpleNamespace(
-            error=None,
-            check=lambda: None,
-            find_lost=lambda: None,
-            explain=lambda _: None,
-        )
         self.dispatcher = Dispatcher(
-            connection, self.commit_states, 1.0, "/device:CPU:0", watch
+            connection, self.commit_states, 1.0, "/device:CPU:0", NOTHING_LOST
         )
         self.pipelines = WorkerPipelines(handle="iterators", place=Place())
         self.failing = False

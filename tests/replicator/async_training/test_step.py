@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
-from replicator.async_training.commit_state import CommitState
-from replicator.async_training.placement import Placement
 from replicator.async_training.step import overwritten, trace_step
-from replicator.async_training.table import ServerTable
 from replicator.engine.graph import body
 from replicator.errors import UnsynchronisedUpdateError
-from replicator.placement.topology import make_topology
 from replicator.variables.kinds import Kind
-
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
-_NAMES = itertools.count()
 
 
 def graph(op, *inputs):
@@ -75,106 +66,72 @@ def test_a_function_that_overwrites_is_found():
     assert ["w"] == overwritten(body.from_graph_def(graph_def), {"v", "w"})
 
 
-class Job:
-    """Workers and servers that are devices of this process."""
-
-    def __init__(self, num_workers=2, share=1):
-        """Makes the variables that a replicator has."""
-        every = [[CPU[0]]] * (num_workers * share)
-        self.placement = Placement(2)
-        self.placement.devices = tuple(CPU[1:3])
-        self.topology = make_topology(
-            every[:share], num_replicas=share, first_replica_id=0
-        )
-        self.table = ServerTable(make_topology(every), num_workers, self.placement)
-        name = f"step of a test {next(_NAMES)}"
-        self.commit_states = [
-            CommitState(device, num_workers, name) for device in CPU[1:3]
-        ]
-
-    def trace(self, step_fn, *specs):
-        """Traces a step."""
-        return trace_step(
-            step_fn,
-            specs,
-            name=f"step_of_a_test_{next(_NAMES)}",
-            topology=self.topology,
-            table=self.table,
-            commit_states=self.commit_states,
-        )
-
-    def variables(self, *values, **kwargs):
-        """Variables on the servers."""
-        with self.placement.scope():
-            return [tf.Variable(value, **kwargs) for value in values]
+def trace(job, step_fn, *specs):
+    """Traces a step."""
+    return trace_step(
+        step_fn,
+        specs,
+        name=job.name.replace(" ", "_"),
+        topology=job.topologies[0],
+        table=job.table,
+        commit_states=job.commit_states,
+    )
 
 
-def test_what_a_step_overwrites_gets_a_copy_per_replica():
-    """What it adds to or reads is shared."""
-    job = Job()
-    kept, added, read = job.variables([0.0], [0.0], [3.0], trainable=False)
-
-    def step():
-        kept.assign(read + 1.0)
-        added.assign_add(read)
-
-    job.trace(step)
-
-    assert [Kind.LOCAL, Kind.MIRRORED, Kind.MIRRORED] == [
-        job.table.kind(variable) for variable in (kept, added, read)
-    ]
+ANY_INPUT = (tf.TensorSpec([1]),)
 
 
-@pytest.mark.parametrize("share", [1, 2])
-def test_one_worker_shares_what_its_replicas_overwrite_alike(share):
-    """They are in sync."""
-    job = Job(num_workers=1, share=share)
-    (kept,) = job.variables([0.0], trainable=False)
+@pytest.mark.parametrize(
+    ("step", "specs", "num_workers", "share", "expected"),
+    [
+        (lambda v: v.assign(v + 1.0), (), 2, 1, Kind.LOCAL),
+        (lambda v: v.assign_add([1.0]), (), 2, 1, Kind.MIRRORED),
+        (lambda v: v.read_value(), (), 2, 1, Kind.MIRRORED),
+        (lambda v: v.assign(v * 2.0), (), 1, 1, Kind.MIRRORED),
+        (lambda v: v.assign(v * 2.0), (), 1, 2, Kind.MIRRORED),
+        (lambda v, x: v.assign(x), ANY_INPUT, 1, 2, Kind.LOCAL),
+    ],
+    ids=[
+        "overwritten by two workers",
+        "added to",
+        "read",
+        "overwritten by one",
+        "overwritten the same way by replicas in sync",
+        "overwritten by each with its own batch",
+    ],
+)
+def test_what_a_step_overwrites_gets_a_copy_per_replica(
+    make_job, step, specs, num_workers, share, expected
+):
+    """Unless there is one worker, whose replicas are in sync."""
+    job = make_job(num_workers=num_workers, share=share)
+    (variable,) = job.variables([0.0], trainable=False)
 
-    job.trace(lambda: kept.assign(kept * 2.0))
+    trace(job, lambda *batch: step(variable, *batch), *specs)
 
-    assert Kind.MIRRORED is job.table.kind(kept)
-
-
-def test_replicas_of_one_worker_keep_apart_what_differs():
-    """A statistic of each one's batch."""
-    job = Job(num_workers=1, share=2)
-    (kept,) = job.variables([0.0], trainable=False)
-
-    job.trace(kept.assign, tf.TensorSpec([1]))
-
-    assert Kind.LOCAL is job.table.kind(kept)
+    assert expected is job.table.kind(variable)
 
 
-def test_a_weight_that_is_overwritten_is_refused():
-    """By two workers; its step would lose updates."""
-    job = Job()
+def test_a_weight_that_is_overwritten_is_refused(job):
+    """By two workers; its step would lose updates, as one that adds does not."""
     (weight,) = job.variables([0.0])
+
+    trace(job, lambda: weight.assign_sub([1.0]))
+    assert Kind.MIRRORED is job.table.kind(weight)
 
     with pytest.raises(
         UnsynchronisedUpdateError,
         match=r"overwritten \(assign\) by 2 asynchronous workers",
     ):
-        job.trace(lambda: weight.assign(weight * 2.0))
+        trace(job, lambda: weight.assign(weight * 2.0))
 
 
-def test_a_weight_that_is_added_to_is_accepted():
-    """Nothing is lost; it is shared."""
-    job = Job()
-    (weight,) = job.variables([0.0])
-
-    job.trace(lambda: weight.assign_sub([1.0]))
-
-    assert Kind.MIRRORED is job.table.kind(weight)
-
-
-def test_small_weights_are_pulled_after_the_clock_of_their_server():
+def test_small_weights_are_pulled_after_the_clock_of_their_server(job):
     """Two on the first server; that of the second is alone and read as it is."""
-    job = Job()
     a, b, c = job.variables([1.0] * 4, [1.0] * 9, [1.0] * 4)
     assert [0, 1, 0] == [job.placement.server_of(v) for v in (a, b, c)]
 
-    step = job.trace(lambda: tf.reduce_sum(a) + tf.reduce_sum(b) + tf.reduce_sum(c))
+    step = trace(job, lambda: tf.reduce_sum(a) + tf.reduce_sum(b) + tf.reduce_sum(c))
 
     (pulled,) = step.pulls
     assert 0 == pulled.server

@@ -2,101 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
-
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tiny_models
 
 import replicator
 from replicator.async_training import program
-from replicator.async_training.commit_state import CommitState
-from replicator.async_training.optimizer import ServerOptimizer
-from replicator.async_training.placement import Placement
-from replicator.async_training.steps import WorkerSteps
-from replicator.async_training.table import ServerTable
 from replicator.errors import OptimizerOptionError
-from replicator.optimizer.options import OptimizerOptions
-from replicator.placement.topology import make_topology
-
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
-_NAMES = itertools.count()
-
-
-class Job:
-    """Two workers (CPUs 0 and 1) and some servers (CPUs 2 and 3)."""
-
-    def __init__(self, num_servers=2, share=1, num_workers=2):
-        """Makes what a replicator makes."""
-        self.share = share
-        self.topologies = [
-            make_topology(
-                [[CPU[worker]]] * share,
-                num_replicas=share,
-                first_replica_id=worker * share,
-            )
-            for worker in range(num_workers)
-        ]
-        every = [[CPU[w]] for w in range(num_workers) for _ in range(share)]
-        self.placement = Placement(num_servers)
-        self.placement.devices = tuple(CPU[2 : 2 + num_servers])
-        self.table = ServerTable(make_topology(every), num_workers, self.placement)
-        name = f"steps of a test {next(_NAMES)}"
-        self.commit_states = [
-            CommitState(d, num_workers, name) for d in self.placement.devices
-        ]
-        self.sequence_numbers = [[0] * num_servers for _ in range(num_workers)]
-
-    def variables(self, *values, **kwargs):
-        """Variables on the servers."""
-        with self.placement.scope():
-            return [tf.Variable(value, **kwargs) for value in values]
-
-    def optimizer(self, make_inner, variables):
-        """One whose updates are commits."""
-        with self.placement.scope():
-            inner = make_inner()
-        made = ServerOptimizer(
-            inner,
-            num_replicas=self.share,
-            options=OptimizerOptions(),
-            placement=self.placement,
-        )
-        made.build(variables)
-        return made
-
-    def steps(self, step_fn, *specs):
-        """The step, built for both workers."""
-        return WorkerSteps(
-            step_fn,
-            specs,
-            topologies=self.topologies,
-            table=self.table,
-            commit_states=self.commit_states,
-            placement=self.placement,
-        )
-
-    def run(self, steps, worker=0, num_steps=1, source=None):
-        """Runs steps of one worker, and counts its sequence number."""
-        spec = tf.nest.map_structure(tf.type_spec_from_value, source)
-        given = steps.assign(
-            worker, num_steps, source=source, spec=spec, keeps_results=True
-        )
-        outputs = given.run(None, self.sequence_numbers[worker], num_steps)
-        self.sequence_numbers[worker] = [
-            used + num_steps * each
-            for used, each in zip(
-                self.sequence_numbers[worker], given.num_commits, strict=True
-            )
-        ]
-        return [output.numpy() for output in outputs]
 
 
 @pytest.fixture(autouse=True)
 def _client_here(monkeypatch):
     """The client is this process, which is in no job."""
-    monkeypatch.setattr(program, "client_device", lambda: CPU[0])
+    monkeypatch.setattr(program, "client_device", lambda: "/device:CPU:0")
 
 
 def train_on(optimizer, weights, xs):
@@ -136,12 +56,11 @@ def initial_values():
 @pytest.mark.parametrize(
     "name", [pytest.param("sgd", marks=pytest.mark.full), "momentum", "adam"]
 )
-def test_steps_over_two_servers_are_those_of_one_device(name):
+def test_steps_over_two_servers_are_those_of_one_device(job, name):
     """Workers take turns: pulled reads, commits on both servers, loops of steps.
 
     The full run has SGD without slots as well, as ``test_async.py`` has.
     """
-    job = Job()
     weights = job.variables(*initial_values())
     assert {0, 1} == {job.placement.server_of(weight) for weight in weights}
     steps = job.steps(train_on(job.optimizer(OPTIMIZERS[name], weights), weights, XS))
@@ -158,14 +77,9 @@ def test_steps_over_two_servers_are_those_of_one_device(name):
         np.testing.assert_allclose(
             other.numpy(), weight.numpy(), rtol=1e-5, atol=ROUNDING
         )
-    assert [7, 7] == [int(commit_state.clock) for commit_state in job.commit_states]
-    assert [[3, 4]] * 2 == [
-        [int(sequence_number) for sequence_number in commit_state.sequence_numbers]
-        for commit_state in job.commit_states
-    ]
-    assert [7, 7] == [
-        int(commit_state.update_counts[0]) for commit_state in job.commit_states
-    ]
+    assert [7, 7] == job.counted()
+    assert [[3, 4]] * 2 == job.counted("sequence_numbers")
+    assert [7, 7] == [counts[0] for counts in job.counted("update_counts")]
 
 
 def make_net(*, is_sparse):
@@ -198,15 +112,6 @@ def net_step(model, optimizer, x, y):
     return step
 
 
-NET_OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "nesterov": lambda: keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.01),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.01, clipnorm=1.0),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, use_ema=True),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "is_sparse"),
     [
@@ -219,7 +124,7 @@ NET_OPTIMIZERS = {
         ("adam", True),
     ],
 )
-def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
+def test_one_worker_and_one_server_train_as_one_device(make_job, name, is_sparse):
     """Every loss, weight and statistic is the same number, single steps and a loop.
 
     Of sparse SGD up to rounding: on some processors (AVX-512 BF16) last bits differ.
@@ -231,15 +136,15 @@ def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
     x = data.integers(0, 20, [4, 6]) if is_sparse else data.normal(size=[4, 6])
     x = x.astype("int32" if is_sparse else "float32")
     y = data.normal(size=[4, 1]).astype("float32")
-    job = Job(num_servers=1, num_workers=1)
+    job = make_job(num_servers=1, num_workers=1)
     with job.placement.scope():
         model = make_net(is_sparse=is_sparse)
-    optimizer = job.optimizer(NET_OPTIMIZERS[name], model.trainable_variables)
+    optimizer = job.optimizer(tiny_models.OPTIMIZERS[name], model.trainable_variables)
     steps = job.steps(net_step(model, optimizer, x, y))
     repl = replicator.create("single")
     with repl.context():
         plain = make_net(is_sparse=is_sparse)
-        plain_optimizer = repl.wrap_optimizer(NET_OPTIMIZERS[name]())
+        plain_optimizer = repl.wrap_optimizer(tiny_models.OPTIMIZERS[name]())
     step = net_step(plain, plain_optimizer, x, y)
 
     losses = [job.run(steps)[0] for _ in range(6)] + job.run(steps, num_steps=4)
@@ -250,16 +155,12 @@ def test_one_worker_and_one_server_train_as_one_device(name, is_sparse):
     for mine, other in zip(model.weights, plain.weights, strict=True):
         np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol, atol)
     assert 10 == int(optimizer.iterations.numpy())
-    assert (
-        10
-        == int(job.commit_states[0].update_counts[0])
-        == int(job.commit_states[0].clock)
-    )
+    assert [10] == job.counted()
+    assert 10 == job.counted("update_counts")[0][0]
 
 
-def test_a_step_that_is_done_again_changes_nothing():
+def test_a_step_that_is_done_again_changes_nothing(job):
     """With the sequence number that it had before; the loss is that of now."""
-    job = Job()
     weights = job.variables(*initial_values())
     steps = job.steps(
         train_on(job.optimizer(lambda: keras.optimizers.SGD(0.1), weights), weights, XS)
@@ -272,12 +173,11 @@ def test_a_step_that_is_done_again_changes_nothing():
 
     for value, weight in zip(before, weights, strict=True):
         np.testing.assert_array_equal(value, weight.numpy())
-    assert [1, 1] == [int(commit_state.clock) for commit_state in job.commit_states]
+    assert [1, 1] == job.counted()
 
 
-def test_a_loop_that_is_done_again_from_its_middle_skips_what_was_applied():
+def test_a_loop_that_is_done_again_from_its_middle_skips_what_was_applied(job):
     """Server 0 has one step more than server 1."""
-    job = Job()
     weights = job.variables([0.0] * 4, [0.0] * 4)
     optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
     steps = job.steps(
@@ -289,14 +189,12 @@ def test_a_loop_that_is_done_again_from_its_middle_skips_what_was_applied():
     job.run(steps, num_steps=5)
 
     assert [-3.0, -4.0] == [float(weight[0]) for weight in weights]
-    assert [5, 5] == [
-        int(commit_state.sequence_numbers[0]) for commit_state in job.commit_states
-    ]
+    assert [[5, 0]] * 2 == job.counted("sequence_numbers")
 
 
-def test_replicas_of_one_worker_average_and_workers_do_not():
+def test_replicas_of_one_worker_average_and_workers_do_not(make_job):
     """Replicas 0 and 1 feed 1 and 3; replicas 2 and 3 feed 5 and 7."""
-    job = Job(share=2)
+    job = make_job(share=2)
     weights = job.variables([0.0] * 2, [0.0] * 2)
     optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
 
@@ -316,9 +214,8 @@ def test_replicas_of_one_worker_average_and_workers_do_not():
     assert [-2.0 - 6.0] * 2 == [float(weight[0]) for weight in weights]
 
 
-def test_workers_keep_apart_what_they_overwrite():
+def test_workers_keep_apart_what_they_overwrite(job):
     """A moving average; the copies of both workers are on the server."""
-    job = Job()
     (average,) = job.variables([0.0], trainable=False)
     steps = job.steps(
         lambda x: average.assign(0.5 * average + 0.5 * x), tf.TensorSpec([1])
@@ -332,9 +229,8 @@ def test_workers_keep_apart_what_they_overwrite():
     assert [[3.0], [6.0]] == [copy.numpy().tolist() for copy in entry.copies]
 
 
-def test_workers_draw_different_random_numbers():
+def test_workers_draw_different_random_numbers(job):
     """From one trace; and other ones in the next step."""
-    job = Job()
     generator = keras.random.SeedGenerator(3)
     steps = job.steps(lambda: keras.random.normal([4], seed=generator))
 
@@ -343,9 +239,8 @@ def test_workers_draw_different_random_numbers():
     assert 4 == len(set(drawn))
 
 
-def test_duplicate_rows_of_a_sparse_gradient_are_summed_on_each_server():
+def test_duplicate_rows_of_a_sparse_gradient_are_summed_on_each_server(job):
     """Row 0 stands twice."""
-    job = Job()
     tables = job.variables(np.zeros([3, 2], np.float32), np.zeros([3, 2], np.float32))
     optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), tables)
 
@@ -359,9 +254,9 @@ def test_duplicate_rows_of_a_sparse_gradient_are_summed_on_each_server():
         assert [[-4.0] * 2, [0.0] * 2, [-2.0] * 2] == table.numpy().tolist()
 
 
-def test_an_optimizer_without_a_kernel_updates_on_one_server_only():
+def test_an_optimizer_without_a_kernel_updates_on_one_server_only(make_job):
     """On two, nothing could lock all of its update."""
-    one, two = Job(num_servers=1), Job(num_servers=2)
+    one, two = make_job(num_servers=1), make_job(num_servers=2)
     results = {}
     for job in (one, two):
         weights = job.variables(*initial_values())
@@ -381,9 +276,8 @@ def test_an_optimizer_without_a_kernel_updates_on_one_server_only():
         two.steps(results[two][1])
 
 
-def test_a_step_is_out_of_date_when_another_one_overwrites_its_variable():
+def test_a_step_is_out_of_date_when_another_one_overwrites_its_variable(job):
     """Its programs use the variable itself."""
-    job = Job()
     (shared,) = job.variables([0.0], trainable=False)
     first = job.steps(lambda: shared.assign_add([1.0]))
     assert not first.is_stale()
@@ -393,9 +287,8 @@ def test_a_step_is_out_of_date_when_another_one_overwrites_its_variable():
     assert first.is_stale()
 
 
-def test_the_plan_says_what_travels():
+def test_the_plan_says_what_travels(job):
     """Two weights and the rate from server 0, one weight from server 1 by itself."""
-    job = Job()
     weights = job.variables([0.0] * 4, [0.0] * 9, [0.0] * 4)
     optimizer = job.optimizer(lambda: keras.optimizers.SGD(1.0), weights)
 

@@ -2,107 +2,104 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import tensorflow as tf
 
-from replicator.async_training.commit_state import CommitState
-from replicator.async_training.placement import Placement
-from replicator.async_training.table import ServerTable
-from replicator.placement.topology import make_topology
+from replicator.async_training import table as table_lib
+from replicator.async_training.commit_state import NUM_BINS, CommitState
 from replicator.variables.kinds import Kind
 
-CPU = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(4)]
-_NAMES = itertools.count()
-
 
 @pytest.fixture
-def table():
+def pairs(make_job):
     """Two workers of two replicas, and two servers."""
-    topology = make_topology([[device] for device in CPU])
-    placement = Placement(2)
-    placement.devices = tuple(CPU[2:])
-    return ServerTable(topology, 2, placement)
+    return make_job(share=2)
 
 
 @pytest.fixture
-def commit_states():
-    """One per server."""
-    return [CommitState(d, 2, f"table of a test {next(_NAMES)}") for d in CPU[2:]]
-
-
-@pytest.fixture
-def variable():
+def variable(job):
     """On the second server."""
-    with tf.device(CPU[3]):
+    with tf.device(job.cpus[3]):
         return tf.Variable([1.0, 2.0], trainable=False)
 
 
-def test_all_replicas_use_a_shared_variable(table, variable):
+def test_all_replicas_use_a_shared_variable(pairs, variable):
     """No copies, though the devices of replicas differ."""
-    entry = table.require(variable, Kind.MIRRORED)
+    entry = pairs.table.require(variable, Kind.MIRRORED)
 
     assert [True] * 4 == [copy is variable for copy in entry.copies]
     assert entry.seen is None
 
 
-def test_a_copy_per_replica_is_on_the_server_of_the_variable(table, variable):
+def test_a_copy_per_replica_is_on_the_server_of_the_variable(pairs, variable):
     """Also that of replica 0, whose worker is no more than another one."""
-    entry = table.require(variable, Kind.LOCAL)
+    entry = pairs.table.require(variable, Kind.LOCAL)
 
     assert 5 == len({id(variable), *map(id, entry.copies)})
-    assert [CPU[3]] * 4 == [copy.device for copy in entry.copies]
+    assert [pairs.cpus[3]] * 4 == [copy.device for copy in entry.copies]
     assert [[1.0, 2.0]] * 4 == [copy.numpy().tolist() for copy in entry.copies]
     assert not any(copy.trainable for copy in entry.copies)
 
 
-def test_random_states_of_all_replicas_differ(table):
+def test_random_states_of_all_replicas_differ(pairs):
     """Of all workers."""
     state = tf.Variable([5, 0], dtype=tf.int64, trainable=False)
 
-    entry = table.require(state, Kind.RANDOM)
+    entry = pairs.table.require(state, Kind.RANDOM)
 
     assert 4 == len({tuple(copy.numpy()) for copy in entry.copies})
 
 
 @pytest.mark.parametrize("worker", [0, 1])
-def test_a_worker_sees_the_copies_of_its_replicas(
-    table, commit_states, variable, worker
-):
+def test_a_worker_sees_the_copies_of_its_replicas(pairs, variable, worker):
     """In their order; the entry itself is that of all."""
-    entry = table.require(variable, Kind.LOCAL)
+    entry = pairs.table.require(variable, Kind.LOCAL)
 
-    view = table.view(worker, commit_states).require(variable, Kind.LOCAL)
+    view = pairs.table.view(worker, pairs.commit_states).require(variable, Kind.LOCAL)
 
     expected = entry.copies[2 * worker : 2 * worker + 2]
     assert list(map(id, expected)) == list(map(id, view.copies))
     assert view.variable is variable
 
 
-def test_a_worker_has_its_own_sequence_number_and_the_clock_of_all(
-    table, commit_states
-):
-    """On each server; sequence number need no entry in the table."""
-    view = table.view(1, commit_states)
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_worker_has_its_own_sequence_number_and_the_clock_of_all(pairs, worker):
+    """The step was traced once, with the sequence numbers of worker 0.
 
-    for commit_state in commit_states:
-        sequence_number = view.require(commit_state.sequence_numbers[0], Kind.MIRRORED)
-        clock = view.require(commit_state.clock, Kind.MIRRORED)
-        assert [id(commit_state.sequence_numbers[1])] * 2 == list(
-            map(id, sequence_number.copies)
-        )
-        assert [id(commit_state.clock)] * 2 == list(map(id, clock.copies))
-    assert [id(commit_state.clock) for commit_state in commit_states] == [
-        id(entry.variable) for entry in table.entries()
+    They need no entry in the table.
+    """
+    view = pairs.table.view(worker, pairs.commit_states)
+
+    for commit_state in pairs.commit_states:
+        numbers = commit_state.sequence_numbers
+        for variable, expected in (
+            (numbers[0], numbers[worker]),
+            *((shared, shared) for shared in commit_state.shared()),
+        ):
+            copies = view.require(variable, Kind.MIRRORED).copies
+            assert [id(expected)] * 2 == list(map(id, copies))
+    shared = [v for state in pairs.commit_states for v in state.shared()]
+    assert list(map(id, shared)) == [
+        id(entry.variable) for entry in pairs.table.entries()
     ]
 
 
-def test_all_workers_see_that_a_variable_changed_its_kind(
-    table, commit_states, variable
-):
+def test_what_servers_count_starts_at_zero_there(job):
+    """Whatever device the caller is on."""
+    with tf.device(job.cpus[0]):
+        made = CommitState(job.cpus[2], 3, "commit_state of a test")
+
+    variables = [made.clock, made.update_counts, *made.sequence_numbers]
+    assert [(job.cpus[2], tf.int64, False)] * 5 == [
+        (variable.device, variable.dtype, variable.trainable) for variable in variables
+    ]
+    assert [0] * 5 == [int(tf.reduce_sum(variable)) for variable in variables]
+    assert [NUM_BINS] == made.update_counts.shape
+
+
+def test_all_workers_see_that_a_variable_changed_its_kind(pairs, variable):
     """Programs that were built before are out of date."""
-    views = [table.view(worker, commit_states) for worker in range(2)]
+    views = [pairs.table.view(worker, pairs.commit_states) for worker in range(2)]
     views[0].require(variable, Kind.MIRRORED)
     assert [0, 0] == [view.version for view in views]
 
@@ -110,3 +107,80 @@ def test_all_workers_see_that_a_variable_changed_its_kind(
 
     assert [1, 1] == [view.version for view in views]
     assert [Kind.LOCAL] * 2 == [view.kind(variable) for view in views]
+
+
+def local(job):
+    """A statistic, of which both replicas have copies: 1 and 3 after some steps."""
+    variable = tf.Variable([0.0], trainable=False)
+    mine = job.table.require(variable, Kind.LOCAL).copies
+    job.table.is_published = False
+    for copy, value in zip(mine, (1.0, 3.0), strict=True):
+        copy.assign([value])
+    return variable, mine
+
+
+def values(variables):
+    """What they hold."""
+    return [float(variable[0]) for variable in variables]
+
+
+def test_the_users_variable_reads_as_the_mean_once_published(job):
+    """Not before; and only what ran since the last time is published."""
+    variable, mine = local(job)
+    assert [0.0] == values([variable])
+
+    job.table.publish()
+
+    assert [2.0] == values([variable])
+    assert job.table.is_published
+    mine[0].assign([9.0])
+    job.table.publish()
+    assert [2.0] == values([variable])
+
+
+def test_what_was_published_is_not_taken_for_a_change(job):
+    """The copies continue from what each of them had."""
+    variable, mine = local(job)
+
+    job.table.publish()
+    job.table.refresh()
+
+    assert ([2.0], [1.0, 3.0]) == (values([variable]), values(mine))
+
+
+def test_what_was_set_outside_reaches_all_copies(job):
+    """Before the next steps, also of variables that a later step was traced with.
+
+    Copies of other variables stay as they are.
+    """
+    local(job)
+    job.table.publish()
+    job.table.refresh()
+    (variable, mine), (_, others) = local(job), local(job)
+
+    variable.assign([7.0])
+    job.table.refresh()
+
+    assert [7.0, 7.0] == values(mine)
+    assert [1.0, 3.0] == values(others)
+
+
+def test_functions_are_made_once_for_the_same_variables(job, monkeypatch):
+    """Every dispatch asks; none are made of shared variables, which have no copies."""
+    made = []
+    original = table_lib.Coherence
+
+    def make(*args):
+        made.append(args)
+        return original(*args)
+
+    monkeypatch.setattr(table_lib, "Coherence", make)
+    job.table.require(tf.Variable([1.0]), Kind.MIRRORED)
+    job.table.is_published = False
+    job.table.publish()
+    assert job.table.is_published
+    for num_made in range(3):
+        for _ in range(3):
+            job.table.refresh()
+        assert num_made == len(made)
+        local(job)

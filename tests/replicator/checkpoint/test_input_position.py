@@ -11,7 +11,9 @@ import replicator
 from replicator import InputReplicationMode, errors
 
 
-def _reader(num_replicas, mode, make_dataset, *, global_batch_size=8):
+def _reader(
+    num_replicas, mode, make_dataset, *, global_batch_size=8, drop_remainder=False
+):
     """A replicator that only reads, with one step variable to save."""
     repl = replicator.create("in_graph", num_replicas=num_replicas)
     with repl.context():
@@ -19,7 +21,8 @@ def _reader(num_replicas, mode, make_dataset, *, global_batch_size=8):
 
     def input_fn(ctx):
         data = make_dataset().shard(ctx.num_input_pipelines, ctx.input_pipeline_id)
-        return data.batch(ctx.get_per_replica_batch_size(global_batch_size))
+        size = ctx.get_per_replica_batch_size(global_batch_size)
+        return data.batch(size, drop_remainder=drop_remainder)
 
     inputs = repl.make_input_iterator(input_fn, mode)
 
@@ -166,32 +169,29 @@ def test_the_end_of_the_data_is_a_position_too(tmp_path):
 
 def test_another_global_batch_continues_at_the_same_example(tmp_path):
     """Three steps of 8 are two of 12; 24 is not divisible by 16."""
+    data = functools.partial(tf.data.Dataset.range, 96)
 
-    def make(num_replicas, global_batch_size):
-        repl = replicator.create("in_graph", num_replicas=num_replicas)
-        inputs = repl.make_input_iterator(
-            lambda ctx: tf.data.Dataset.range(96).batch(
-                ctx.get_per_replica_batch_size(global_batch_size), drop_remainder=True
-            )
+    def make(num_replicas, size):
+        return _reader(
+            num_replicas,
+            InputReplicationMode.PER_WORKER,
+            data,
+            global_batch_size=size,
+            drop_remainder=True,
         )
-        manager = repl.make_checkpoint_manager(
-            tmp_path, inputs=inputs, step=tf.Variable(0)
-        )
-        return repl, inputs, manager
 
-    repl, inputs, manager = make(4, 8)
-    for _ in range(3):
-        repl.run(tf.identity, inputs)
-    manager.save(3)
-    repl, inputs, manager = make(2, 12)
-    manager.restore()
+    read, manager, _ = make(4, 8)
+    read(3)
+    manager(tmp_path).save(3)
+    read, manager, _ = make(2, 12)
+    manager(tmp_path).restore()
 
-    assert list(range(24, 30)) == repl.run(tf.identity, inputs)[0].numpy().tolist()
+    assert list(range(24, 36)) == read(1)
     with pytest.raises(
         errors.CheckpointMismatchError,
         match=r"read 3 steps of 8 examples, which is not an integer number of steps",
     ):
-        make(2, 16)[2].restore()
+        make(2, 16)[1](tmp_path).restore()
 
 
 def test_iterators_of_another_dataset_are_refused(tmp_path):

@@ -79,25 +79,22 @@ def test_there_is_nothing_to_restore_before_the_first_save(tmp_path):
         manager.read_metadata()
 
 
-def test_lost_files_are_an_error_and_no_fresh_start(tmp_path):
+@pytest.mark.parametrize(
+    ("part", "num_kept"), [("index", 0), ("data-*", -40)], ids=["lost", "cut off"]
+)
+def test_lost_or_damaged_files_are_an_error(tmp_path, part, num_kept):
     """A latest checkpoint whose data is gone must not restart training unnoticed."""
     _, manager = _weights_only(tmp_path)
     path = manager.save(1)
-    pathlib.Path(f"{path}.index").unlink()
+    (file,) = tmp_path.glob(f"ckpt-1.{part}")
+    kept = file.read_bytes()[:num_kept]
+    file.write_bytes(kept) if kept else file.unlink()
 
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-1' could not be read"):
-        manager.restore()
-
-
-def test_damaged_files_are_an_error(tmp_path):
-    """Bytes cut off the data are noticed, in one line."""
-    _, manager = _weights_only(tmp_path)
-    path = manager.save(1)
-    (data,) = tmp_path.glob("ckpt-1.data-*")
-    data.write_bytes(data.read_bytes()[:-40])
-
-    with pytest.raises(errors.CheckpointError, match=r"ckpt-1' could not be read.*dam"):
-        manager.restore(path)
+    for of in (None, path):
+        with pytest.raises(
+            errors.CheckpointError, match=r"ckpt-1' could not be read.*damaged"
+        ):
+            manager.restore(of)
 
 
 def test_a_plain_checkpoint_is_recognized_and_ours_loads_plainly(tmp_path):
@@ -183,23 +180,31 @@ def test_a_directory_that_cannot_be_written_is_one_clear_line(tmp_path):
         manager.save(1)
 
 
-def test_what_cannot_be_saved_is_refused_at_once(tmp_path):
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"rate": 0.1}, TypeError, r"rate=0.1 cannot be saved: it is a 'float'"),
+        ({}, ValueError, r"got nothing to save; pass for example"),
+        (
+            {"directory": 1, "x": ...},
+            TypeError,
+            r"make_checkpoint_manager\(directory\) must be a path, but got 1",
+        ),
+        ({"save_counter": ...}, ValueError, r"'save_counter' is reserved: checkpoints"),
+        (
+            {"max_to_keep": 0, "x": ...},
+            ValueError,
+            r"max_to_keep 0 must be an integer of at least 1",
+        ),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_at_once(tmp_path, arguments, kind, message):
     """Not after the first hour of training."""
-    repl = replicator.create("single")
+    given = {k: tf.Variable(0) if v is ... else v for k, v in arguments.items()}
+    directory = given.pop("directory", tmp_path)
 
-    with pytest.raises(TypeError, match=r"rate=0.1 cannot be saved: it is a 'float'"):
-        repl.make_checkpoint_manager(tmp_path, rate=0.1)
-    with pytest.raises(
-        TypeError,
-        match=r"make_checkpoint_manager\(directory\) must be a path, but got 1",
-    ):
-        repl.make_checkpoint_manager(1, x=tf.Variable(0))
-    with pytest.raises(ValueError, match=r"got nothing to save; pass for example"):
-        repl.make_checkpoint_manager(tmp_path)
-    with pytest.raises(ValueError, match=r"'save_counter' is reserved: checkpoints"):
-        repl.make_checkpoint_manager(tmp_path, save_counter=tf.Variable(0))
-    with pytest.raises(ValueError, match=r"max_to_keep 0 must be an integer of at l"):
-        repl.make_checkpoint_manager(tmp_path, max_to_keep=0, x=tf.Variable(0))
+    with pytest.raises(kind, match=message):
+        replicator.create("single").make_checkpoint_manager(directory, **given)
 
 
 def test_a_checkpoint_is_read_by_its_path(tmp_path):

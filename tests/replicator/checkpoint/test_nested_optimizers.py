@@ -16,14 +16,12 @@ NUM_STEPS = 3
 class Trainer(tf.Module):
     """What a user keeps together: weights, an optimizer, a step."""
 
-    def __init__(self, repl, place="attribute", **options):
+    def __init__(self, repl, place="attribute"):
         """Makes a weight and an optimizer with momentum."""
         super().__init__()
         with repl.context():
             self.weight = tf.Variable([1.0, 2.0])
-            optimizer = repl.wrap_optimizer(
-                keras.optimizers.SGD(0.1, momentum=0.9), **options
-            )
+            optimizer = repl.wrap_optimizer(keras.optimizers.SGD(0.1, momentum=0.9))
         self.optimizer = {
             "attribute": optimizer,
             "list": [optimizer],
@@ -43,32 +41,14 @@ def _run(repl, trainer, num_steps=NUM_STEPS):
     return trainer.weight.numpy()
 
 
-def _make(name):
-    if name == "single":
-        return replicator.create("single")
-    if name == "tf_mirrored":
-        return replicator.create(name, num_replicas=2, devices=["CPU:0", "CPU:1"])
-    placement = name.removeprefix("in_graph_")
-    return replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement=placement,
-    )
-
-
-BACKENDS = ["single", "in_graph_shared", "in_graph_mirrored", "tf_mirrored"]
-
-
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_plain_checkpoint_keeps_momentum_and_step(backend, place, tmp_path):
+def test_a_plain_checkpoint_keeps_momentum_and_step(repl_once, place, tmp_path):
     """Training continues as if it had never stopped.
 
     On each backend and in each place; the full run has every pair.
     """
-    repl = _make(backend)
+    repl = repl_once
     trainer = Trainer(repl, place)
     _run(repl, trainer)
     path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
@@ -83,7 +63,7 @@ def test_a_plain_checkpoint_keeps_momentum_and_step(backend, place, tmp_path):
 
 def test_what_is_restored_before_the_slots_exist_reaches_them(tmp_path):
     """TensorFlow keeps values for variables that are made later."""
-    repl = _make("in_graph_shared")
+    repl = replicator.create("in_graph", num_replicas=2)
     trainer = Trainer(repl)
     _run(repl, trainer)
     path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
@@ -97,7 +77,7 @@ def test_what_is_restored_before_the_slots_exist_reaches_them(tmp_path):
 
 def test_a_checkpoint_leaves_the_library(tmp_path):
     """An optimizer of Keras in the same place reads it, and the other way round."""
-    repl = _make("in_graph_shared")
+    repl = replicator.create("in_graph", num_replicas=2)
     trainer = Trainer(repl)
     _run(repl, trainer)
     path = tf.train.Checkpoint(trainer=trainer).save(tmp_path / "plain")
@@ -117,7 +97,7 @@ def test_a_checkpoint_leaves_the_library(tmp_path):
 
 def test_a_wrapped_optimizer_can_be_saved_by_itself(tmp_path):
     """tf.train.Checkpoint(optimizer=...) takes it as it takes Keras' own."""
-    repl = _make("single")
+    repl = replicator.create("single")
     trainer = Trainer(repl)
     _run(repl, trainer)
 
@@ -129,13 +109,12 @@ def test_a_wrapped_optimizer_can_be_saved_by_itself(tmp_path):
 
 @pytest.mark.covering(strength=1)
 @pytest.mark.parametrize("place", ["attribute", "list", "dict"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_checkpoint_manager_finds_it_and_its_step(backend, place, tmp_path):
+def test_the_checkpoint_manager_finds_it_and_its_step(repl_once, place, tmp_path):
     """save() needs no step, and slots are made before they are restored.
 
     On each backend and in each place; the full run has every pair.
     """
-    repl = _make(backend)
+    repl = repl_once
     trainer = Trainer(repl, place)
     manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)
     _run(repl, trainer)
@@ -147,29 +126,3 @@ def test_the_checkpoint_manager_finds_it_and_its_step(backend, place, tmp_path):
 
     assert NUM_STEPS == restored.step
     np.testing.assert_array_equal(expected, _run(repl, other))
-
-
-def test_state_of_options_is_saved_with_it(tmp_path):
-    """Half an accumulation, too."""
-    repl = _make("in_graph_mirrored")
-    trainer = Trainer(repl, accumulation_steps=2)
-    manager = repl.make_checkpoint_manager(tmp_path, trainer=trainer)
-    _run(repl, trainer, 3)
-    manager.save()
-    expected = _run(repl, trainer, 1)
-
-    other = Trainer(repl, accumulation_steps=2)
-    repl.make_checkpoint_manager(tmp_path, trainer=other).restore()
-
-    np.testing.assert_array_equal(expected, _run(repl, other, 1))
-
-
-def test_two_optimizers_need_a_step(tmp_path):
-    """The message names what was found."""
-    repl = _make("single")
-    manager = repl.make_checkpoint_manager(
-        tmp_path, a=Trainer(repl), b=Trainer(repl, "list")
-    )
-
-    with pytest.raises(ValueError, match=r"2 optimizers .*a/optimizer.*save\(step\)"):
-        manager.save()

@@ -28,16 +28,6 @@ NAMES = sorted(
 )
 
 
-def _weights(name):
-    """A kernel and a bias of their own for each optimizer."""
-    rng = np.random.default_rng(len(name))
-    shapes = {"kernel": (4, 3), "bias": (3,)}
-    return [
-        keras.Variable(rng.normal(size=shape).astype(np.float32), name=f"{name}_{key}")
-        for key, shape in shapes.items()
-    ]
-
-
 def _optimizer(name):
     if name == "LossScaleOptimizer":
         return keras.optimizers.LossScaleOptimizer(_optimizer("Adam"))
@@ -48,31 +38,74 @@ def _optimizer(name):
     return getattr(keras.optimizers, name)(learning_rate=0.02)
 
 
-def _gradients(weights, batch):
-    inputs, targets = batch
-    with tf.GradientTape() as tape:
-        outputs = tf.matmul(inputs, weights[0].value) + weights[1].value
-        loss = tf.reduce_mean((tf.tanh(outputs) - targets) ** 2)
-    return tape.gradient(loss, [w.value for w in weights])
+class Dense:
+    """A layer, whose replicas have half of each batch."""
+
+    names = NAMES
+    shapes = (("kernel", (4, 3)), ("bias", (3,)))
+
+    @staticmethod
+    def batches():
+        """By step, what each replica is fed."""
+        rng = np.random.default_rng(9)
+        sizes = ((4, 4), (4, 3))
+        return [
+            [[rng.normal(size=s).astype(np.float32) for s in sizes] for _ in range(2)]
+            for _ in range(NUM_STEPS)
+        ]
+
+    @staticmethod
+    def gradients(weights, batch):
+        """Of a mean square over the batch."""
+        inputs, targets = batch
+        with tf.GradientTape() as tape:
+            outputs = tf.matmul(inputs, weights[0].value) + weights[1].value
+            loss = tf.reduce_mean((tf.tanh(outputs) - targets) ** 2)
+        return tape.gradient(loss, [w.value for w in weights])
 
 
-def _batches(num_replicas):
-    rng = np.random.default_rng(9)
+class Sparse:
+    """A table, whose rows replicas share, and of which they name different numbers."""
+
+    names = tuple(name for name in NAMES if name != "MultiOptimizer")
+    shapes = (("table", (6, 3)),)
+
+    @staticmethod
+    def batches():
+        """Every replica names row 0 several times; the first has more rows."""
+        ids = ([0, 0, 1, 4, 0, 1], 6), ([0, 4, 0, -1, -1, -1], 3)
+        return [[[np.int32(rows), np.int32(n)] for rows, n in ids]] * NUM_STEPS
+
+    @staticmethod
+    def gradients(weights, batch):
+        """Of a loss that weighs the places of the batch differently."""
+        ids, count = batch
+        with tf.GradientTape() as tape:
+            rows = tf.gather(weights[0].value, ids[:count])
+            scale = tf.cast(tf.range(1, count + 1), tf.float32)
+            loss = tf.reduce_sum(scale[:, tf.newaxis] * tf.sin(rows))
+        (gradient,) = tape.gradient(loss, [weights[0].value])
+        assert isinstance(gradient, tf.IndexedSlices)
+        return [gradient]
+
+
+def _weights(problem, name):
+    """Variables of its own for each optimizer."""
+    rng = np.random.default_rng(len(name))
     return [
-        (
-            np.split(rng.normal(size=(8, 4)).astype(np.float32), num_replicas),
-            np.split(rng.normal(size=(8, 3)).astype(np.float32), num_replicas),
-        )
-        for _ in range(NUM_STEPS)
+        keras.Variable(rng.normal(size=shape).astype(np.float32), name=f"{name}_{key}")
+        for key, shape in problem.shapes
     ]
 
 
 @functools.cache
-def _alone(name):
-    weights, optimizer = _weights(name), _optimizer(name)
-    for inputs, targets in _batches(1):
-        grads = _gradients(weights, (inputs[0], targets[0]))
-        optimizer.apply(grads, weights)
+def _alone(problem, name):
+    """One device with the batches of both replicas, and dense gradients."""
+    weights, optimizer = _weights(problem, name), _optimizer(name)
+    for batches in problem.batches():
+        parts = [problem.gradients(weights, batch) for batch in batches]
+        dense = [[tf.convert_to_tensor(part) for part in both] for both in zip(*parts)]  # noqa: B905
+        optimizer.apply([tf.add_n(both) / len(both) for both in dense], weights)
     return [np.asarray(w) for w in weights]
 
 
@@ -82,46 +115,47 @@ def test_there_are_optimizers_to_try():
 
 
 @pytest.mark.parametrize(
-    ("backend", "options"),
+    ("problem", "backend", "options"),
     [
-        pytest.param("tf_mirrored", {}, marks=pytest.mark.full),
-        ("shared", {}),
-        pytest.param("copies", {}, marks=pytest.mark.full),
-        pytest.param("copies", {"sharded_update": True}, marks=pytest.mark.full),
+        pytest.param(Dense, "tf_mirrored", {}, marks=pytest.mark.full),
+        (Dense, "shared", {}),
+        pytest.param(Dense, "copies", {}, marks=pytest.mark.full),
+        pytest.param(Dense, "copies", {"sharded_update": True}, marks=pytest.mark.full),
+        pytest.param(Sparse, "shared", {}, marks=pytest.mark.full),
+        pytest.param(Sparse, "copies", {}, marks=pytest.mark.full),
+        (Sparse, "copies", {"sharded_update": True}),
     ],
 )
-def test_all_optimizers_in_one_step(backend, options):
+def test_all_optimizers_in_one_step(problem, backend, options):
     """Three steps on replicas equal three steps of Keras on the joined batch.
 
     The full run also has a stock strategy, which hands Keras the gradients whatever the
-    optimizer is (conformance cases train with eight on one), and copies that all
-    replicas update, or one that sends them to the other: sparse gradients are tried
-    with all optimizers on those.
+    optimizer is (conformance cases train with eight on one), and dense and sparse
+    gradients in each placement of variables.
     """
-    name = backend if backend == "tf_mirrored" else "in_graph"
-    repl = create(name, num_replicas=2, **BACKENDS[backend])
+    backend_name = backend if backend == "tf_mirrored" else "in_graph"
+    repl = create(backend_name, num_replicas=2, **BACKENDS[backend])
     with repl.context():
-        weights = {name: _weights(name) for name in NAMES}
+        weights = {name: _weights(problem, name) for name in problem.names}
         wrapped = {
-            name: repl.wrap_optimizer(_optimizer(name), **options) for name in NAMES
+            name: repl.wrap_optimizer(_optimizer(name), **options) for name in weights
         }
-        for name in NAMES:
-            wrapped[name].build(weights[name])
+        for name, optimizer in wrapped.items():
+            optimizer.build(weights[name])
 
     def step(batch):
-        for name in NAMES:
-            grads = _gradients(weights[name], batch)
-            pairs = zip(grads, weights[name], strict=True)
-            wrapped[name].apply_gradients(pairs)
+        for name, optimizer in wrapped.items():
+            grads = problem.gradients(weights[name], batch)
+            optimizer.apply_gradients(zip(grads, weights[name], strict=True))
 
-    for batch in _batches(2):
-        repl.run(step, tuple(PerReplica(part) for part in batch))
+    for batches in problem.batches():
+        repl.run(step, [PerReplica(parts) for parts in zip(*batches, strict=True)])
 
     wrong = {}
-    for name in NAMES:
-        for want, weight in zip(_alone(name), weights[name], strict=True):
+    for name in problem.names:
+        for want, weight in zip(_alone(problem, name), weights[name], strict=True):
             error = np.abs(want - np.asarray(weight)).max()
-            if error > 1e-5 * max(1.0, np.abs(want).max()):
+            if not error <= 1e-5 * max(1.0, np.abs(want).max()):
                 wrong[name] = error
     assert {} == wrong
     repl.assert_in_sync()

@@ -140,32 +140,13 @@ def test_accumulation_equals_a_larger_batch(placed, optimizer_name):
     assert 1 == int(optimizer.accumulation.count.numpy())
 
 
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("clipnorm", [0.05, 1e6])
-def test_the_norm_is_that_of_the_averaged_gradient(in_graph, clipnorm):
-    """Slices of one embedding row count once; a large limit leaves all as it is.
-
-    Each placement and each limit; the full run has every pair.
-    """
+def test_the_norm_counts_rows_of_a_sparse_gradient_once(in_graph):
+    """As that of the dense gradient does."""
     batches = list(zip(*_batches(), strict=True))
 
-    got, _ = _train(in_graph, "momentum", batches, global_clipnorm=clipnorm)
+    got, _ = _train(in_graph, "momentum", batches, global_clipnorm=0.05)
 
-    _check(_reference("momentum", batches, clipnorm), got[-1])
-
-
-@pytest.mark.covering(strength=1)
-@pytest.mark.parametrize("scale", [3, "dynamic"])
-def test_a_loss_scale_leaves_the_result_as_it_is(in_graph, scale):
-    """What the loss is multiplied by, gradients are divided by.
-
-    Each placement and each scale; the full run has every pair.
-    """
-    batches = list(zip(*_batches(), strict=True))
-
-    got, _ = _train(in_graph, "adam", batches, loss_scale=scale)
-
-    _check(_reference("adam", batches), got[-1])
+    _check(_reference("momentum", batches, 0.05), got[-1])
 
 
 @pytest.mark.covering(strength=1)
@@ -210,27 +191,6 @@ def _scaled_step(repl, **options):
         return repl.run(step, replicator.PerReplica([tf.constant(f) for f in factors]))
 
     return run, weight, optimizer
-
-
-def test_one_replica_that_overflows_makes_all_skip(in_graph):
-    """The scale halves, weights, slots and the step counter stay; then it continues."""
-    run, weight, optimizer = _scaled_step(in_graph)
-
-    run(0.5, 0.5)
-    scales, weights = run(0.25, np.inf)
-    run(np.nan, 0.25)
-
-    assert [2.0**14] * 2 == [float(s) for s in scales]
-    assert [0.5] * 2 == [float(w) for w in weights]
-    assert 0.5 == float(weight.numpy())
-    assert 1 == int(optimizer.iterations.numpy())
-    assert 2 == int(optimizer.loss_scale.num_skipped_steps.numpy())
-    assert 2.0**13 == float(optimizer.loss_scale.scale.numpy())
-
-    run(0.25, 0.25)
-
-    assert 0.25 == float(weight.numpy())
-    assert 1 == int(optimizer.loss_scale.num_finite_steps.numpy())
 
 
 def test_the_scale_doubles_after_enough_finite_steps(in_graph, monkeypatch):

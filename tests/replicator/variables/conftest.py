@@ -1,4 +1,4 @@
-"""Virtual CPU devices that are taken for GPUs."""
+"""Replicas with copies of variables, on virtual devices: CPUs, or taken for GPUs."""
 
 from __future__ import annotations
 
@@ -23,6 +23,22 @@ def as_gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         names = [f"CPU:{index}" for index in range(num_replicas)]
         return replicator.create(
             "in_graph", num_replicas=num_replicas, devices=names, **options
+        )
+
+    return make
+
+
+@pytest.fixture
+def mirrored() -> Callable[..., Any]:
+    """Makes two replicas with copies of their own, on virtual devices."""
+
+    def make(**options: Any) -> Any:
+        return replicator.create(
+            "in_graph",
+            num_replicas=2,
+            devices=["CPU:0", "CPU:1"],
+            variable_placement="mirrored",
+            **options,
         )
 
     return make

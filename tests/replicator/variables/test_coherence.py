@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-import replicator
 from replicator.variables import copy_values
 
 SUM = tf.VariableAggregation.SUM
@@ -81,51 +79,6 @@ def test_a_run_that_failed_forgets_no_change(in_graph, per_replica):
     in_graph.assert_in_sync()
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        (np.int32([3, 0]), np.int32([0, 1])),
-        (np.int32([1, 2]), np.int32([2, 1])),
-        (np.float32([1.0, -0.0]), np.float32([1.0, 0.0])),
-        (np.array([True, False]), np.array([False, True])),
-        (np.complex128([1, 2j]), np.complex128([1, 3j])),
-        (np.float16([1, 2]), np.float16([2, 1])),
-        (np.uint8([255, 0]), np.uint8([0, 85])),
-        (np.array(["a", "b"]), np.array(["b", "a"])),
-    ],
-    ids=lambda value: f"{value.dtype}-{value.tolist()}",
-)
-def test_any_change_outside_reaches_every_copy(before, after):
-    """Of every type, also where a plain sum of bits would not change."""
-    repl = replicator.create(
-        "in_graph",
-        num_replicas=2,
-        devices=["CPU:0", "CPU:1"],
-        variable_placement="mirrored",
-    )
-    with repl.context():
-        variable = tf.Variable(before, trainable=False)
-
-    def step():
-        replica_id = replicator.get_replica_context().replica_id
-        return variable.read_value(), replica_id
-
-    repl.run(step)
-    variable.assign(after)
-    out, _ = repl.run(step)
-
-    for value in out:
-        assert (
-            after.astype(variable.dtype.as_numpy_dtype).tobytes()
-            == (
-                value.numpy().tobytes()
-                if after.dtype.kind != "U"
-                else value.numpy().astype(after.dtype).tobytes()
-            )
-            or after.tolist() == value.numpy().astype(after.dtype).tolist()
-        )
-
-
 def test_fingerprints_of_small_integers_do_not_collide():
     """All 4,096 vectors of three digits below 16 have fingerprints of their own."""
     numbers = np.arange(0, 4096, 3)
@@ -167,21 +120,6 @@ def test_summed_variables_read_as_the_sum_and_restore_as_they_read(
     assert 14 == counter.numpy()
 
 
-def test_a_summed_variable_starts_from_its_value(in_graph, per_replica):
-    """Seven examples seen before the first step are counted once, not per replica."""
-    with in_graph.context():
-        counter = tf.Variable(
-            7, trainable=False, synchronization=ON_READ, aggregation=SUM
-        )
-
-    def step(x):
-        counter.assign_add(tf.cast(x, tf.int32))
-
-    in_graph.run(step, per_replica([1.0, 3.0]))
-
-    assert 11 == counter.numpy()
-
-
 def test_integers_without_aggregation_and_first_replica_read_as_replica_0(
     in_graph, per_replica
 ):
@@ -202,44 +140,3 @@ def test_integers_without_aggregation_and_first_replica_read_as_replica_0(
     in_graph.run(step, per_replica([1.0, 4.0]))
 
     assert (1, 1.0) == (whole.numpy(), first.numpy())
-
-
-def test_a_keras_metric_counts_over_replicas_and_resets(in_graph, per_replica):
-    """The mean of 1, 3 is 2; after a reset, that of 5, 9 is 7."""
-    with in_graph.context():
-        metric = keras.metrics.Mean()
-
-    def step(x):
-        metric.update_state(x)
-
-    in_graph.run(step, per_replica([1.0, 3.0]))
-    first = float(metric.result())
-    metric.reset_state()
-    in_graph.run(step, per_replica([5.0, 9.0]))
-
-    assert 2.0 == first
-    assert 7.0 == float(metric.result())
-
-
-def test_the_end_of_data_inside_a_dispatch_keeps_the_steps_before_it(in_graph):
-    """Three of five steps ran: the next run sees their state on every replica."""
-    with in_graph.context():
-        mirrored = tf.Variable(0.0, trainable=False)
-        local = tf.Variable(0.0, trainable=False)
-    inputs = in_graph.make_input_iterator(
-        lambda _: tf.data.Dataset.range(1, 7).map(lambda i: tf.cast(i, tf.float32))
-    )
-
-    def step(x):
-        mirrored.assign_add(replicator.all_sum(x))
-        local.assign_add(x)
-
-    def read():
-        return mirrored.read_value(), local.read_value()
-
-    with pytest.raises(tf.errors.OutOfRangeError):
-        in_graph.run(step, inputs, num_steps=5)
-    total, own = in_graph.run(read)
-
-    assert [21.0, 21.0] == _floats(total)
-    assert [1.0 + 3.0 + 5.0, 2.0 + 4.0 + 6.0] == _floats(own)

@@ -60,17 +60,6 @@ def test_all_copies_become_their_mean(consolidated, num_replicas):
     assert expected == entry.seen.numpy().tolist()
 
 
-def test_settling_twice_is_settling_once(consolidated):
-    """The mean of means is the mean."""
-    (entry,), _ = consolidated([Kind.PARTIAL])
-    before = values(entry)
-
-    topology = make_topology([[d] for d in CPU[:2]], is_mirrored=True)
-    partial.consolidate([entry], topology)
-
-    assert before == values(entry)
-
-
 def test_other_kinds_are_left_alone(consolidated):
     """Only what counts as a mean becomes one."""
     entries, calls = consolidated([Kind.MIRRORED, Kind.PARTIAL, Kind.LOCAL])

@@ -172,54 +172,19 @@ def test_state_that_differs_is_listed_by_replica(variable):
     assert [[0.0], [3.0]] == [value.tolist() for value in state.values]
 
 
-def saved(variable, *copies):
-    """What a checkpoint has of the copies of a local variable."""
-    return LocalState(variable=variable, kind=Kind.LOCAL, values=copies)
-
-
 def test_restored_copies_get_their_own_values(variable):
-    """Now, where the copies are there; and what they agree with is known."""
+    """And what they agree with is known; ``test_local_state.py`` has more."""
     table = make(2)
     entry = table.require(variable, Kind.LOCAL)
     variable.assign([4.0, 4.0])
 
-    table.restore([saved(variable, [3.0, 3.0], [5.0, 5.0])])
+    values_of_all = ([3.0, 3.0], [5.0, 5.0])
+    table.restore(
+        [LocalState(variable=variable, kind=Kind.LOCAL, values=values_of_all)]
+    )
 
     assert [[3.0, 3.0], [5.0, 5.0]] == values(entry)
     assert [4.0, 4.0] == entry.seen.numpy().tolist()
-
-
-def test_restored_copies_that_are_not_there_yet_get_their_values_later(variable):
-    """When a step first needs them."""
-    table = make(2)
-
-    table.restore([saved(variable, [3.0, 3.0], [5.0, 5.0])])
-
-    assert [[3.0, 3.0], [5.0, 5.0]] == values(table.require(variable, Kind.LOCAL))
-
-
-def test_a_variable_that_was_set_after_the_restore_is_the_truth(variable):
-    """What the user did last counts."""
-    table = make(2)
-    table.restore([saved(variable, [3.0, 3.0], [5.0, 5.0])])
-
-    variable.assign([9.0, 9.0])
-
-    assert [[9.0, 9.0]] * 2 == values(table.require(variable, Kind.LOCAL))
-
-
-def test_copies_of_another_number_of_replicas_start_from_the_users_variable(variable):
-    """Three were saved, two are here; and what was not saved starts there too."""
-    table, other = make(2), tf.Variable([0.0], trainable=False)
-    entries = [table.require(each, Kind.LOCAL) for each in (variable, other)]
-    for entry in entries:
-        for copy in entry.copies:
-            copy.assign(copy + 7.0)
-
-    table.restore([saved(variable, [3.0, 3.0], [5.0, 5.0], [6.0, 6.0])])
-
-    assert [[1.0, 2.0]] * 2 == values(entries[0])
-    assert [[0.0]] * 2 == values(entries[1])
 
 
 def test_a_restore_leaves_mirrored_copies_to_the_next_step(variable):
