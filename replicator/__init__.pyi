@@ -2,7 +2,6 @@
 from .backends.asynchronous import (
     MultiWorkerAsyncReplicator as MultiWorkerAsyncReplicator,
 )
-from .backends.horovod import HorovodReplicator as HorovodReplicator
 from .backends.in_graph import InGraphReplicator as InGraphReplicator
 from .backends.in_graph import MultiGpuReplicator as MultiGpuReplicator
 from .backends.multi_worker import MultiWorkerReplicator as MultiWorkerReplicator

@@ -342,42 +342,5 @@ BACKENDS: dict[str, BackendInfo] = {
             },
             processes=PARAMETER_SERVERS,
         ),
-        BackendInfo(
-            name="horovod",
-            no_control_because="Horovod's library communicates, not the graph",
-            target="replicator.backends.horovod:HorovodReplicator",
-            description="Horovod behind the same contract, if it is installed",
-            kind="peer",
-            processes=WORKERS,
-            lacks={
-                "compiled_steps": "Horovod's operations in a program were not tried",
-                "control_flow_check": (
-                    "Horovod hangs if replicas take different branches"
-                ),
-                "explained_plan": "Horovod plans its communication at run time",
-                "gradient_compression": "float16 only: Horovod cannot reduce bfloat16",
-                "input_single": _OWN_PROGRAMS,
-                "model_parallelism": "a Horovod process has one GPU",
-                "random_streams": (
-                    "the program sets seeds: the same seed draws the same numbers in "
-                    "every process"
-                ),
-                "replica_local_state": (
-                    "every process keeps its own copy, and reads its own outside steps"
-                ),
-                "sharded_update": "every process keeps and updates all variables",
-                "vectorized_collectives": (
-                    "Horovod's operations cannot be vectorized over iterations"
-                ),
-                "unsynchronized_update_check": (
-                    "every process has its own variables, which can diverge"
-                ),
-                "whole_steps": (
-                    "a process does not know that another one's data has ended: it "
-                    "waits in the step's collective"
-                ),
-            },
-            not_swept_because="start it with horovodrun, which the harness does not do",
-        ),
     )
 }

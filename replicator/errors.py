@@ -15,7 +15,6 @@ ReplicatorError
 |   +-- CheckpointMismatchError  a checkpoint of another model
 +-- RemoteInputError           an input pipeline that cannot run on another worker
 +-- UnknownBackendError        a backend name that is not registered
-+-- BackendNotInstalledError   a backend whose library cannot be imported
 +-- DeviceError                devices that do not exist, or too few of them
 +-- StaticShapeError           batches of unknown shape for a compiled step
 +-- CompiledStepError          a step that XLA cannot compile as a whole here
@@ -109,10 +108,6 @@ class RemoteInputError(ReplicatorError):
 
 class UnknownBackendError(ReplicatorError):
     """No backend has this name."""
-
-
-class BackendNotInstalledError(ReplicatorError):
-    """The library that a backend runs on cannot be imported."""
 
 
 class DeviceError(ReplicatorError):

@@ -2,7 +2,7 @@
 
 ``tf.cond`` becomes a ``Switch`` for every argument, also where its branch is not taken,
 and the op behind it takes variables of one device only. Here the call itself waits for
-one side of a ``Switch`` (test_outside_writes). Written for TensorFlow 2.21.
+one side of a ``Switch`` (test_outside_writes).
 """
 
 from __future__ import annotations

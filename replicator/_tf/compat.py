@@ -1,8 +1,4 @@
-"""The only place that touches private names of TensorFlow and Keras.
-
-Each function names in brackets the test of tests/replicator that notices when it
-breaks. Written for TensorFlow 2.21 and Keras 3.12 to 3.15.
-"""
+"""Private names of variables, optimizers, graphs and the runtime."""
 
 from __future__ import annotations
 
@@ -227,7 +223,7 @@ def mirrored_strategy(devices: Sequence[str]) -> Any:
 
 
 def op_def(name: str) -> Any:
-    """The definition of a built-in op, or None (test_engine_body)."""
+    """The definition of a built-in op, or None (test_body)."""
     return op_def_registry.get(name)
 
 
@@ -247,11 +243,6 @@ def remove_functions(names: Sequence[str]) -> None:
             context.remove_function(name)
 
 
-def function_names() -> set[str]:
-    """Names of the functions that the eager runtime knows (test_leaks)."""
-    return set(map(str, eager_context.context().list_function_names()))
-
-
 def disable_op_determinism() -> None:
     """Lets TensorFlow choose faster kernels again (test_determinism)."""
     framework_config.disable_op_determinism()
@@ -268,7 +259,7 @@ def run_independently(op: Any) -> None:
 def connect_to_cluster(
     addresses: Mapping[str, Sequence[str]], kind: str, index: int
 ) -> None:
-    """Makes this process a member of a cluster and the client of it (remote).
+    """Makes this process a member and the client of a cluster (test_remote_state).
 
     Its server listens on return.
     """
@@ -283,13 +274,13 @@ def connect_to_cluster(
 
 
 def live_variables() -> list[str]:
-    """Names of the variables that this process holds (remote)."""
+    """Names of the variables that this process holds (test_remote_faults)."""
     kind = resource_variable_ops.BaseResourceVariable
     return [thing.name for thing in gc.get_objects() if isinstance(thing, kind)]
 
 
 def wait_for_remote_ops() -> None:
-    """Waits until eager ops on remote devices are done (remote).
+    """Waits until eager ops on remote devices are done (test_remote_state).
 
     Ops without outputs, such as an assignment, are sent without waiting, and a function
     that runs there afterwards would not wait for them either.

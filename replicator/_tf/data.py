@@ -1,8 +1,4 @@
-"""Private names of ``tf.data``: its iterators, pipelines and device buffers.
-
-Each function names in brackets the test of tests/replicator that notices when it
-breaks. Written for TensorFlow 2.21.
-"""
+"""Private names of ``tf.data``: its iterators, pipelines and device buffers."""
 
 from __future__ import annotations
 
@@ -109,7 +105,7 @@ def deserialize_iterator(iterator: Any, parts: Sequence[bytes]) -> None:
 
 
 def python_ops(dataset: tf.data.Dataset) -> list[str]:
-    """Names of the ops of a pipeline that call Python (remote)."""
+    """Names of the ops of a pipeline that call Python (test_remote_state)."""
     found = []
     pending, seen = [dataset], set()
     while pending:

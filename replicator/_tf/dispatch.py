@@ -2,8 +2,7 @@
 
 ``tf.function`` inspects its arguments in every call to find the matching trace. The
 program cache of this library has already inspected the arguments of a program, so its
-function is called by name. Each function names in brackets the test of
-tests/replicator that notices when it breaks. Written for TensorFlow 2.21.
+function is called by name.
 """
 
 from __future__ import annotations
@@ -141,7 +140,7 @@ def graph_optimizer_off() -> Iterator[None]:
     """Calls functions unchanged, without optimizing their graph again.
 
     The function's graph was optimized before it was replicated; doing it again costs
-    time that grows with the number of replicas (test_engine_optimize).
+    time that grows with the number of replicas (test_optimize).
     """
     context = eager_context.context()
     before = context.function_call_options

@@ -1,8 +1,4 @@
-"""Private interfaces of TensorFlow about tapes and vectorized loops.
-
-Each function names in brackets the test of tests/replicator that notices when it
-breaks. Written for TensorFlow 2.21.
-"""
+"""Private interfaces of TensorFlow about tapes and vectorized loops."""
 
 from __future__ import annotations
 

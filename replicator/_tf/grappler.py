@@ -2,8 +2,7 @@
 
 The optimizer is given the devices that the graph is for, instead of looking for those
 of this process: replicas may be on GPUs of other processes, or on fewer GPUs than the
-driver shows. Each function names in brackets the test of tests/replicator that notices
-when it breaks. Written for TensorFlow 2.21.
+driver shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""TensorFlow's registry of kernels: what can run where.
-
-Each function names in brackets the test of tests/replicator that notices when it
-breaks. Written for TensorFlow 2.21.
-"""
+"""TensorFlow's registry of kernels: what can run where."""
 
 from __future__ import annotations
 

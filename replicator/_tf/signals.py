@@ -2,7 +2,7 @@
 
 Its coordination service catches SIGTERM, in order to tell all workers of a preemption
 that nobody reads here: the signal would end nothing, neither a worker that an engine
-cancels nor one whose program has a handler of its own. Written for TensorFlow 2.21.
+cancels nor one whose program has a handler of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Restores what SIGTERM does when the block ends (conformance: ends_on_sigterm).
+    """Restores what SIGTERM does when the block ends (test_conformance).
 
     Python lets only the main thread do that; in others nothing is restored.
     """

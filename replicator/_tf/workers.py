@@ -1,8 +1,4 @@
-"""Private names of TensorFlow about clusters of workers; see ``_tf_compat``.
-
-Each function names in brackets the test of tests/replicator that notices when it
-breaks. Written for TensorFlow 2.21.
-"""
+"""Private names of TensorFlow about clusters of workers."""
 
 from __future__ import annotations
 

@@ -12,6 +12,7 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
+from replicator._tf.ports.packets import LOOPBACK, Network
 from replicator.cluster.configuration import split_address
 from replicator.errors import ClusterConfigError
 
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
 
     from replicator.cluster.configuration import ClusterConfig
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
-LOOPBACK = tuple(map(ipaddress.ip_network, ("127.0.0.0/8", "::1/128")))
 # Networks that IANA's registries list as not globally reachable and that machines can
 # be in. Written out, because ``is_private`` differs between versions of Python.
 PRIVATE = LOOPBACK + tuple(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -77,7 +78,34 @@ def test_the_arithmetic_of_metrics_imports_no_tensorflow() -> None:
     assert imported.isdisjoint(HEAVY)
 
 
-@pytest.mark.parametrize("package", ["replicator", "harness", "results"])
+def test_private_names_of_tensorflow_are_in_one_folder() -> None:
+    """What a new TensorFlow may break is found in ``replicator/_tf/`` only."""
+    private = re.compile(r"^\s*(?:from|import) (tensorflow\.|keras\.src)", re.MULTILINE)
+    packages = ("replicator", "workloads", "harness", "results", "reports")
+    paths = [p for package in packages for p in (ROOT / package).rglob("*.py")]
+    users = {p for p in paths if private.search(p.read_text(encoding="utf-8"))}
+
+    assert users
+    assert set() == {p for p in users if ROOT / "replicator" / "_tf" not in p.parents}
+
+
+def test_what_notices_a_private_name_that_breaks_exists() -> None:
+    """The test that a function of ``replicator/_tf/`` names in brackets."""
+    text = "".join(
+        path.read_text(encoding="utf-8")
+        for path in (ROOT / "replicator" / "_tf").rglob("*.py")
+    )
+    named = set(re.findall(r"\((test_\w+)\)", text))
+
+    assert named
+    assert set() == named - {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+
+
+# Five rooms of the reports have a row, a line or a mark of their own.
+SHARED_NAMES = {"reports": {"Line", "Mark", "Row", "Run", "Shown"}}
+
+
+@pytest.mark.parametrize("package", ["replicator", "harness", "results", "reports"])
 def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
     """A reader of a traceback or of a docstring knows which one is meant."""
     places: dict[str, list[str]] = {}
@@ -86,4 +114,5 @@ def test_no_two_classes_of_a_package_share_a_name(package: str) -> None:
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
 
-    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+    shared = {name: found for name, found in places.items() if len(found) > 1}
+    assert shared.keys() <= SHARED_NAMES.get(package, set()), shared

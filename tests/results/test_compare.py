@@ -93,7 +93,7 @@ def test_one_generation_tests_nothing(relay: Any) -> None:
     ("first", "second", "message"),
     [
         ("in_graph", "in_graph", r"both sides are 'in_graph', which has no difference"),
-        ("horovod", "in_graph", r"no backend 'horovod'; it has in_graph, tf_mirrored"),
+        ("tpu", "in_graph", r"no backend 'tpu'; it has in_graph, tf_mirrored"),
         ("replicas=3", "replicas=1", r"no replicas '3'; it has 1, 2"),
         ("colour=red", "in_graph", r"'colour=red' selects no side .*backend, replicas"),
         (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from tensorflow.core.framework import types_pb2
+import tensorflow as tf
 
 from replicator._tf import compat as _tf_compat
 
@@ -43,7 +43,7 @@ _CALL_OPS = frozenset(
     }
 )
 _PASS_THROUGH = frozenset({"Identity", "IdentityN"})
-_ARG_TYPES = (types_pb2.DT_RESOURCE,)
+_ARG_TYPES = (tf.resource.as_datatype_enum,)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,11 +1,8 @@
-"""Stand-ins for hardware and libraries that test machines do not have."""
+"""Stand-ins for hardware that test machines do not have."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
-import types
 from unittest import mock
 
 import tensorflow as tf
@@ -33,17 +30,4 @@ class _TpuOnCpus:
 def tpu():
     """A TPU is found, and it is the CPU."""
     with mock.patch.object(tpu_system, "connect", return_value=_TpuOnCpus()):
-        yield
-
-
-@contextlib.contextmanager
-def horovod():
-    """Horovod can be imported, and it is ``horovod_stand_in``."""
-    modules = {
-        "horovod": types.ModuleType("horovod"),
-        "horovod.tensorflow": importlib.import_module(
-            "conformance_cases.horovod_stand_in"
-        ),
-    }
-    with mock.patch.dict(sys.modules, modules):
         yield

@@ -151,13 +151,6 @@ CLUSTERS = [
     # Two replicas per worker take two minutes more; the backend's own tests have them.
     Target(backend="multi_worker_in_graph", num_replicas=2, num_workers=2),
     Target(backend="tf_multi_worker", num_replicas=2, num_workers=2, options=_BOUNDED),
-    Target(
-        backend="horovod",
-        num_replicas=2,
-        num_workers=2,
-        variant="stand_in",
-        patch=stand_ins.horovod,
-    ),
     Target(backend="async", num_replicas=2, num_workers=2),
     Target(backend="tf_parameter_server", num_replicas=2, num_workers=2),
 ]
@@ -174,7 +167,6 @@ HEIRS = {
     "multi_worker_in_graph": "in_graph",
     "multi_worker": "in_graph",
     "tf_multi_worker": "tf_mirrored",
-    "horovod": "single",
 }
 
 
@@ -260,9 +252,5 @@ NOT_RUN: dict[str, str] = {
         "without a TPU: `MirroredStrategy` on virtual CPU devices replaces "
         "`TPUStrategy`, with all code but the start of the TPU system and the "
         "placement on its cores"
-    ),
-    "horovod": (
-        "Horovod cannot be built for this TensorFlow: a module of its few functions, "
-        "over sockets between two processes, stands in"
     ),
 }

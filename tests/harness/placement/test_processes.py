@@ -221,10 +221,10 @@ def test_a_backend_that_cannot_be_started_here_is_refused_with_its_reason(
     monkeypatch: Any,
 ) -> None:
     """Before anything is planned."""
-    made = backend_of(catalog.WORKERS, not_swept_because="start it with horovodrun")
+    made = backend_of(catalog.WORKERS, not_swept_because="start it with mpirun")
     monkeypatch.setitem(catalog.BACKENDS, "some", made)
 
-    with pytest.raises(PlanError, match=r"'some' cannot be swept: start it with horo"):
+    with pytest.raises(PlanError, match=r"'some' cannot be swept: start it with mpir"):
         catalog.backend("some")
 
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[3]
 VERSIONS = {name: importlib.metadata.version(name) for name in DISTRIBUTIONS}
 SOURCES = Sources(root=ROOT, versions=VERSIONS)
 WORKLOADS = ("resnet50", "sngan", "d4pg")
-BACKENDS = ("in_graph", "multi_worker", "tf_mirrored", "horovod")
+BACKENDS = ("in_graph", "multi_worker", "tf_mirrored", "async")
 A_LINE = "\nCHANGED = True\n"
 
 # Place, start, time and conclude a trial, in the harness or in the trial.
@@ -190,7 +190,7 @@ def test_it_is_said_of_each_module_of_the_harness_whether_it_counts() -> None:
         ("workloads.common.lars", of_workloads("resnet50")),
         ("workloads.data.digits.write", of_workloads("resnet50", "sngan")),
         ("workloads.spec", ALL),
-        ("replicator.backends.horovod", of_backends("horovod")),
+        ("replicator.backends.asynchronous", of_backends("async")),
         ("replicator.backends.strategy", of_backends("tf_mirrored")),
         (
             "replicator.backends.in_graph",
@@ -225,7 +225,7 @@ def test_everything_of_the_replicator_but_backends_counts() -> None:
     [
         ("workloads.catalog", "the recipe of Goyal", "a recipe", ("resnet50",)),
         ("workloads.catalog", "D4PG on the DeepMind", "on DeepMind", ("d4pg",)),
-        ("replicator.catalog", "Horovod plans its", "It plans its", ("horovod",)),
+        ("replicator.catalog", "workers share one copy", "they share it", ("async",)),
     ],
 )
 def test_an_entry_of_a_catalogue_counts_for_its_own_trials(

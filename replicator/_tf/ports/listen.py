@@ -1,9 +1,10 @@
 """Intercepts TensorFlow's calls of ``listen``.
 
 TensorFlow opens its port and accepts connections in one call, in C++ and with Python's
-lock held, without a hook in between. So the pointers through which its libraries call
+lock held, without a hook in between: whoever looks for the socket from another thread
+comes too late (docs/decisions/0018). So the pointers through which its libraries call
 ``listen`` (their linkage tables, ELF) are replaced for that call. 64-bit Linux only.
-test_port_filter notices when this breaks. Written for TensorFlow 2.21.
+test_ports notices when this breaks.
 """
 
 from __future__ import annotations

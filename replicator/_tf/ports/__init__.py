@@ -1,0 +1,1 @@
+"""Who can connect to the port that TensorFlow opens; see README.md here."""
