@@ -1,0 +1,57 @@
+"""The same request has the same plan, byte for byte, as it had when it was kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_nvml import FakeNvml, make_gpus
+
+from harness.cli import exit_codes
+from harness.machine import topology
+from harness.machine.topology import CpuTopology, LogicalCpu
+from harness.planning import code_digest
+from results.records import identity
+from workloads.catalog import WORKLOADS
+from workloads.d4pg import requirements
+
+KEPT = json.loads((Path(__file__).parent / "kept_plans.json").read_text())
+_OF_THIS_CALL = ("created_at", "estimated_sec", "estimate_basis")
+
+
+@pytest.fixture
+def plan(harness: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Returns a function that plans on a machine of four cores and two GPUs.
+
+    Code, versions of workloads and variables are those of no real machine.
+    """
+    cpus = tuple(LogicalCpu(cpu=cpu) for cpu in range(4))
+    monkeypatch.setattr(topology, "read_topology", lambda: CpuTopology(cpus=cpus))
+    monkeypatch.setattr(code_digest, "of_trial", lambda *_: "00")
+    monkeypatch.setattr(requirements, "check", lambda *_, **__: None)
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(make_gpus(2)))
+    for name, info in WORKLOADS.items():
+        monkeypatch.setitem(WORKLOADS, name, dataclasses.replace(info, version="1"))
+
+    def run(command: str) -> Any:
+        code, out, err = harness(*command.split())
+        assert exit_codes.OK == code, err
+        return json.loads(out)
+
+    return run
+
+
+@pytest.mark.parametrize("command", KEPT)
+def test_a_request_has_the_plan_that_was_kept(plan: Any, command: str) -> None:
+    """Ids of trials and cases, name of the study, seeds, and everything recorded."""
+    found = plan(command)
+    recorded = {k: v for k, v in found.items() if k not in _OF_THIS_CALL}
+    recorded["command"] = found["command"][:3]
+
+    assert KEPT[command]["study"] == found["study"]
+    assert KEPT[command]["num_trials"] == len(found["trials"])
+    assert KEPT[command]["digest"] == identity.digest(recorded)
