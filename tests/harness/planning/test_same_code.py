@@ -54,8 +54,8 @@ def test_other_code_is_refused(other_code: Any) -> None:
     message = (
         r"made with code of an unrecorded commit \(digest \w{16}\); of backend"
         r" 'in_graph' it is now that of commit \w{12}( with changes)? \(digest"
-        r" another\), .*go back to the code of the study to resume it, or choose another"
-        r" --study"
+        r" another\), .*go back to the code of the study to resume it, or choose"
+        r" another --study"
     )
     with pytest.raises(MatchStudyError, match=message):
         study.reconcile(first, plan_of())
