@@ -344,3 +344,17 @@ BACKENDS: dict[str, BackendInfo] = {
         ),
     )
 }
+
+
+def entry_of(backend: type) -> BackendInfo:
+    """Returns the entry of a backend's class, or of the class that it inherits from.
+
+    Raises:
+      LookupError: None of them is in the catalogue.
+    """
+    by_target = {info.target: info for info in BACKENDS.values()}
+    targets = [f"{each.__module__}:{each.__qualname__}" for each in backend.__mro__]
+    for target in targets:
+        if target in by_target:
+            return by_target[target]
+    raise LookupError(f"{targets[0]} is not a backend of the catalogue")

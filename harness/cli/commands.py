@@ -17,7 +17,7 @@ from harness.cli.launch_options import Launching
 from harness.errors import DoesNotFitError, StudyError
 from harness.launch import catalog as launchers
 from harness.machine import topology
-from harness.planning import cases, controls, design, estimate, shards
+from harness.planning import cases, controls, design, estimate, same_code, shards
 from harness.planning import plan as plan_module
 from harness.planning import study as study_module
 from harness.run import sweep as run
@@ -123,7 +123,8 @@ def sweep(
         study=name,
         command=command,
     )
-    reconciled = study_module.reconcile(known, new, request.baseline)
+    measured = Store(root) if known is not None else None
+    reconciled = study_module.reconcile(known, new, request.baseline, measured)
     notes = [*left_out, *planned.notes, *([reconciled.note] if reconciled.note else [])]
     if is_dry_run:
         return _print_plan(
@@ -149,7 +150,7 @@ def sweep(
     ):
         # Read it again under the lock: another harness may just have written it.
         existing = study_module.read_existing_plan(root)
-        reconciled = study_module.reconcile(existing, new, request.baseline)
+        reconciled = study_module.reconcile(existing, new, request.baseline, store)
         _check_readable(store)
         if reconciled.is_changed:
             store.write_plan(reconciled.plan)
@@ -252,7 +253,7 @@ def resume(
     store = Store.open(root)
     plan = store.read_plan()
     study_module.check_trials(plan)
-    study_module.check_code(plan)
+    same_code.check_code(plan, store=store)
     launcher = launching_module.launcher_named(launcher_name)
     launcher.check(trial.spec for trial in plan.trials)
     launcher.check_folder(root.absolute())

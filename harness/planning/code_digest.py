@@ -4,11 +4,13 @@ The rule, for a trial of one workload on one backend:
 
 - ``harness/run/trial_runner.py`` and ``relay.py``, which run a trial and a generation,
   and every module of ours that they reach: by an import anywhere in a file (those under
-  ``TYPE_CHECKING`` aside), or by the name of a module as a string, which is how
-  processes are started (``python -m``) and how the catalogues name workloads and
-  backends. Of the catalogues' entries, only those of this workload and of this backend
-  are read and followed.
-- All of ``replicator/``, except that of ``replicator/backends/`` only what is reached.
+  ``TYPE_CHECKING`` aside), by a public name that a package loads on first use (those of
+  ``replicator``, listed in its ``__init__.pyi``), or by the name of a module as a
+  string, which is how processes are started (``python -m``) and how the catalogues name
+  workloads and backends. Of the catalogues' entries, only those of this workload and of
+  this backend are read and followed.
+- Except how a process finds out its rank and the addresses of the others, in
+  ``replicator/cluster/environment/``: wrong ones are a failure, and no other number.
 
 So code that plans, lists, stores or shows is excluded, and so are other workloads and
 backends, and ``results/``: records have their own schema version. Comments,
@@ -18,6 +20,7 @@ Python's minor version are included. No module is imported to compute the digest
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import hashlib
@@ -36,8 +39,7 @@ if TYPE_CHECKING:
     from harness.planning.source_tree import SourceTree
 
 START: Final = ("harness.run.trial_runner", "harness.run.relay")
-ENGINE: Final = "replicator"
-BACKENDS: Final = "replicator.backends"
+RANKS: Final = "replicator.cluster.environment"
 _PACKAGES = ("harness", "replicator", "workloads")
 DISTRIBUTIONS: Final = (
     "dm-control",
@@ -72,6 +74,19 @@ class Sources:
             for path in (self.root / package).rglob("*.py"):
                 parts = path.relative_to(self.root).with_suffix("").parts
                 found[".".join(parts).removesuffix(".__init__")] = path
+        return found
+
+    @functools.cached_property
+    def public_names(self) -> Mapping[str, str]:
+        """The module of each name that a package loads on first use."""
+        found = {}
+        for module, path in self.paths.items():
+            stub = path.with_suffix(".pyi")
+            if path.name == "__init__.py" and stub.exists():
+                for node in ast.parse(stub.read_text(encoding="utf-8")).body:
+                    if isinstance(node, ast.ImportFrom):
+                        for name in node.names:
+                            found[f"{module}.{name.name}"] = f"{module}.{node.module}"
         return found
 
     def code(self, module: str) -> Code:
@@ -144,10 +159,9 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
     Raises:
       PlanError: A source file cannot be read, or a name is unknown.
     """
-    modules = sources.paths
     wanted = {("WorkloadInfo", workload), ("BackendInfo", backend)}
     assert {kind for kind, _ in wanted} == set(source_code.ENTRY_CLASSES)
-    unvisited = {*START} | {module for module in modules if _is_engine(module)}
+    unvisited = {*START}
     found: dict[str, str] = {}
     while unvisited:
         module = unvisited.pop()
@@ -157,7 +171,7 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
         for entry in wanted & code.entries.keys():
             found[f"{module} {' '.join(entry)}"] = code.entries[entry].fingerprint
             references |= code.entries[entry].references
-        unvisited |= _modules_of(references, modules) - found.keys()
+        unvisited |= _modules_of(references, sources) - found.keys()
     for kind, name in sorted(wanted):
         if not any(key.endswith(f" {kind} {name}") for key in found):
             raise PlanError(
@@ -167,16 +181,19 @@ def measured_code(workload: str, backend: str, sources: Sources) -> dict[str, st
     return found
 
 
-def _is_engine(module: str) -> bool:
-    return f"{module}.".startswith(f"{ENGINE}.") and not f"{module}.".startswith(
-        f"{BACKENDS}."
-    )
-
-
-def _modules_of(names: Iterable[str], modules: Mapping[str, Path]) -> set[str]:
+def _modules_of(names: Iterable[str], sources: Sources) -> set[str]:
     """Returns the modules among dotted names, and the packages around them."""
-    prefixes = set()
+    public = sources.public_names
+    found = set()
     for name in names:
         parts = name.split(".")
-        prefixes |= {".".join(parts[:length]) for length in range(1, len(parts) + 1)}
-    return prefixes & modules.keys()
+        prefixes = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+        found |= {prefix for prefix in prefixes if prefix in sources.paths}
+        found |= {public[prefix] for prefix in prefixes if prefix in public}
+        if parts[-1] == "*":
+            found |= {
+                module
+                for public_name, module in public.items()
+                if public_name.rpartition(".")[0] == prefixes[-2]
+            }
+    return {module for module in found if not f"{module}.".startswith(f"{RANKS}.")}

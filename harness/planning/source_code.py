@@ -31,8 +31,10 @@ class Code:
 
     Attributes:
       fingerprint: Equal for files that differ only in how they are written.
-      references: Dotted names that it imports anywhere, and those that it contains as
-        a string, such as ``package.module:Class`` or what ``python -m`` is given.
+      references: Dotted names that it imports anywhere, those of the attributes that
+        it reads of a module, and those that it contains as a string, such as
+        ``package.module:Class`` or what ``python -m`` is given. ``package.*`` where a
+        module is used other than by its attributes.
       entries: Entries of a catalogue, by class and name; not part of the rest.
     """
 
@@ -90,6 +92,9 @@ class _Reader:
         self.references: set[str] = set()
         self.entries: dict[tuple[str, str], Code] = {}
         self._package = package
+        self._imported: dict[str, str] = {}  # dotted names by the names they have here
+        self._bases: set[int] = set()  # names of which an attribute is read
+        self._parameters: list[str] = []  # of the functions around, which hide imports
 
     def node(self, node: ast.AST) -> None:
         self.parts.append(type(node).__name__)
@@ -98,6 +103,13 @@ class _Reader:
             return
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             self._import(node)
+        elif isinstance(node, (ast.Attribute, ast.Name)):
+            self._use(node)
+        num_outer = len(self._parameters)
+        if isinstance(arguments := getattr(node, "args", None), ast.arguments):
+            self._parameters += [
+                each.arg for each in ast.walk(arguments) if isinstance(each, ast.arg)
+            ]
         for name in node._fields:
             value = getattr(node, name, None)
             kind = type(value)
@@ -109,6 +121,7 @@ class _Reader:
                 self.parts.append(repr(value))
             elif kind not in _CONTEXTS:
                 self._item(value)
+        del self._parameters[num_outer:]
 
     def _items(self, items: Sequence[ast.AST]) -> None:
         for item in items:
@@ -136,6 +149,11 @@ class _Reader:
     def _import(self, node: ast.Import | ast.ImportFrom) -> None:
         if isinstance(node, ast.Import):
             self.references |= {alias.name for alias in node.names}
+            for alias in node.names:
+                first = alias.name.partition(".")[0]
+                self._imported[alias.asname or first] = (
+                    alias.name if alias.asname else first
+                )
             return
         base = node.module or ""
         if node.level:
@@ -143,7 +161,24 @@ class _Reader:
             kept = parents[: len(parents) - node.level + 1]
             base = ".".join([*kept, base]) if base else ".".join(kept)
         self.references.add(base)
-        self.references |= {f"{base}.{alias.name}" for alias in node.names}
+        for alias in node.names:
+            self._imported[alias.asname or alias.name] = f"{base}.{alias.name}"
+            self.references.add(f"{base}.{alias.name}")
+
+    def _use(self, node: ast.Attribute | ast.Name) -> None:
+        """Notes which attribute of an imported name is read, or that all may be."""
+        if isinstance(node, ast.Attribute):
+            if isinstance(node.value, ast.Name) and (
+                named := self._import_of(node.value)
+            ):
+                self.references.add(f"{named}.{node.attr}")
+                self._bases.add(id(node.value))
+        elif id(node) not in self._bases and (named := self._import_of(node)):
+            self.references.add(f"{named}.*")
+
+    def _import_of(self, node: ast.Name) -> str | None:
+        """Returns the dotted name of what a name stands for, if it was imported."""
+        return None if node.id in self._parameters else self._imported.get(node.id)
 
 
 def _is_text(statement: ast.AST) -> bool:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from harness import catalog
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.machine.time_of_day import now_text
-from harness.planning import code_digest, matching
+from harness.planning import matching
 from harness.planning.plan import refusing_bounds
+from harness.planning.same_code import check_code
 from results.records.models import Control, Order, Plan, PlannedTrial, ScalingMode
 from results.store.study_store import PLAN_NAME, Store
 
@@ -151,13 +152,22 @@ class Reconciled:
 
 
 def reconcile(
-    existing: Plan | None, new: Plan, baseline: SourceTree | None = None
+    existing: Plan | None,
+    new: Plan,
+    baseline: SourceTree | None = None,
+    store: Store | None = None,
 ) -> Reconciled:
     """Resumes or extends an existing plan with a new one.
 
     Equal or fewer trials resume. More repetitions, replica counts, backends or modes
     extend, if all settings and the code of every trial in the plan are the same: new
     trials are compared with the existing ones.
+
+    Args:
+      existing: The plan of the study; None if it is new.
+      new: The plan of this sweep.
+      baseline: See ``check_code``.
+      store: See ``check_code``.
 
     Raises:
       MatchStudyError: A setting or the code differs; the message names it and both
@@ -166,8 +176,8 @@ def reconcile(
     if existing is None:
         return Reconciled(plan=new, asked=new.trials, is_changed=True)
     _check_same_settings(existing, new)
+    check_code(existing, baseline, store)
     _check_same_cases(existing, new)
-    check_code(existing, baseline)
     known = {trial.trial_id: trial for trial in existing.trials}
     for trial in new.trials:
         old = known.get(trial.trial_id)
@@ -280,42 +290,6 @@ def _common(plan: Plan, mode: ScalingMode, field: str) -> dict[str, int]:
             " to it; choose another --study"
         )
     return {f"{mode.value} {field}": value for value in values}
-
-
-def check_code(plan: Plan, baseline: SourceTree | None = None) -> None:
-    """Checks that the code that would run is the code of the plan.
-
-    Args:
-      plan: Of an existing study.
-      baseline: The other tree of sources that is measured now.
-
-    Raises:
-      MatchStudyError: It is not; results of different code must not be mixed.
-    """
-    made_with = {
-        (
-            trial.spec.revision,
-            trial.spec.workload,
-            trial.spec.backend,
-            trial.spec.code_digest,
-        )
-        for trial in plan.trials
-    }
-    for revision, workload, backend, planned in sorted(made_with):
-        tree = baseline if revision else None
-        if revision and (tree is None or tree.revision != revision):
-            raise MatchStudyError(
-                f"study {plan.study!r} compares this tree with revision {revision!r},"
-                " whose sources only a gate has; repeat the gate with its options to"
-                " resume it"
-            )
-        now = code_digest.of_trial(workload, backend, tree)
-        if planned != now:
-            raise MatchStudyError(
-                f"study {plan.study!r} was made with code_digest {planned!r} of backend"
-                f" {backend!r}, the code is now {now!r}: results of different code must"
-                " not be mixed; go back to that code, or start a new study"
-            )
 
 
 def check_trials(plan: Plan) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 import replicator
+from replicator import catalog
 from workloads import device_inputs
 from workloads.d4pg import synthetic
 from workloads.d4pg.acting.policy import PolicySpec
@@ -316,12 +317,8 @@ def _input_mode(
     modes = replicator.InputReplicationMode
     if name is None or repl.num_programs == repl.num_workers:
         return modes.PER_WORKER
-    kinds = (
-        replicator.MultiWorkerAsyncReplicator,
-        replicator.ParameterServerReplicator,
-    )
-    if isinstance(repl, kinds):
-        raise ValueError(  # noqa: TRY004 - the choice of data is wrong, not a type
+    if "input_single" in catalog.entry_of(type(repl)).lacks:
+        raise ValueError(
             f"data {name!r} needs actors beside each learner, but the workers of "
             f"{type(repl).__name__} only serve TensorFlow: use --data synthetic there, "
             "or a backend such as multi_worker"

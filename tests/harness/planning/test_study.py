@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from harness.errors import MatchStudyError, PlanError, StudyError
-from harness.planning import cases, code_digest, plan, study
+from harness.planning import cases, plan, study
 from harness.planning.request import SweepRequest
 from results.records.models import Order, Plan, ScalingMode
 
@@ -114,55 +114,6 @@ def test_another_strong_batch_is_refused_by_name() -> None:
     modes = (ScalingMode.STRONG,)
     with pytest.raises(MatchStudyError, match=r"strong global_batch_size 4, .* has 8"):
         study.reconcile(plan_of(modes=modes), plan_of(modes=modes, global_batch_size=8))
-
-
-def test_other_code_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers of different code must not mix, by sweep or by resume."""
-    first = plan_of()
-    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
-
-    with pytest.raises(MatchStudyError, match=r"made with code_digest .* 'another'"):
-        study.reconcile(first, plan_of())
-    with pytest.raises(MatchStudyError, match=r"code is now 'another'"):
-        study.check_code(first)
-
-
-def test_other_code_of_another_backend_is_not_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A study resumes when a backend changed that none of its trials runs on."""
-    now = code_digest.of_trial
-    first = plan_of(backends=("in_graph",))
-    monkeypatch.setattr(
-        "harness.planning.code_digest.of_trial",
-        lambda workload, backend, _tree=None: (
-            now(workload, backend) if backend == "in_graph" else "another"
-        ),
-    )
-
-    study.check_code(first)
-    extended = study.reconcile(first, plan_of(backends=("in_graph", "tf_mirrored")))
-    assert {"in_graph": {now("resnet50", "in_graph")}, "tf_mirrored": {"another"}} == {
-        backend: {
-            trial.spec.code_digest
-            for trial in extended.plan.trials
-            if trial.spec.backend == backend
-        }
-        for backend in ("in_graph", "tf_mirrored")
-    }
-
-
-def test_no_backend_is_added_to_trials_of_other_code(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A ratio of two backends would compare two versions of the engine."""
-    first = plan_of(backends=("in_graph",))
-    monkeypatch.setattr("harness.planning.code_digest.of_trial", lambda *_: "another")
-
-    with pytest.raises(
-        MatchStudyError, match=r"of backend 'in_graph', the code is now 'another'"
-    ):
-        study.reconcile(first, plan_of(backends=("tf_mirrored",)))
 
 
 def test_the_default_name_is_that_of_the_same_sweep() -> None:

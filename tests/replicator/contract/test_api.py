@@ -79,10 +79,16 @@ def test_every_backend_of_the_catalogue_exists(name):
     info = catalog.BACKENDS[name]
     module, _, kind = info.target.partition(":")
 
+    backend = getattr(importlib.import_module(module), kind)
     assert name == info.name
-    assert issubclass(
-        getattr(importlib.import_module(module), kind), replicator.Replicator
-    )
+    assert issubclass(backend, replicator.Replicator)
+    assert info == catalog.entry_of(type("OfAUser", (backend,), {}))
+
+
+def test_a_class_outside_of_the_catalogue_has_no_entry():
+    """Nothing is guessed of it."""
+    with pytest.raises(LookupError, match=r"builtins:object is not a backend of the"):
+        catalog.entry_of(object)
 
 
 def test_the_tree_of_errors_in_the_documentation_is_complete():

@@ -14,6 +14,7 @@ import tensorflow as tf
 import replicator
 from workloads import catalog
 from workloads.d4pg import config
+from workloads.d4pg import program as d4pg_program
 from workloads.d4pg.workload import WORKLOAD
 
 
@@ -48,6 +49,19 @@ def test_data_is_named_by_domain_and_task():
         catalog.check_data("d4pg", "walker:run", pathlib.Path("/data"))
     with pytest.raises(ValueError, match=r"data 'walker:fly' is unknown"):
         build(data="walker:fly")
+
+
+def test_real_data_need_learners_that_run_the_program():
+    """Workers that only serve TensorFlow have no actors beside them."""
+
+    class TwoWorkers(replicator.ParameterServerReplicator):
+        num_programs, num_workers = 1, 2
+
+        def __init__(self):
+            """Starts nothing."""
+
+    with pytest.raises(ValueError, match=r"'reacher:easy' needs actors .* synthetic"):
+        d4pg_program._input_mode(TwoWorkers(), "reacher:easy")
 
 
 @pytest.mark.parametrize("observations", ["state", "pixels"])

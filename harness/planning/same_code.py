@@ -1,0 +1,77 @@
+"""Whether the code that would run is the code that a study was measured with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from harness.errors import MatchStudyError
+from harness.machine import machine_state
+from harness.planning import code_digest
+
+if TYPE_CHECKING:
+    from harness.planning.source_tree import SourceTree
+    from results.records.models import Plan
+    from results.store.study_store import Store
+
+
+def check_code(
+    plan: Plan, baseline: SourceTree | None = None, store: Store | None = None
+) -> None:
+    """Checks that the code that would run is the code of the plan.
+
+    Args:
+      plan: Of an existing study.
+      baseline: The other tree of sources that is measured now.
+      store: Has the commits of the trials that are there, for the message.
+
+    Raises:
+      MatchStudyError: It is not; results of different code must not be mixed.
+    """
+    made_with = {
+        (
+            trial.spec.revision,
+            trial.spec.workload,
+            trial.spec.backend,
+            trial.spec.code_digest,
+        )
+        for trial in plan.trials
+    }
+    for revision, workload, backend, planned in sorted(made_with):
+        tree = baseline if revision else None
+        if revision and (tree is None or tree.revision != revision):
+            raise MatchStudyError(
+                f"study {plan.study!r} compares this tree with revision {revision!r},"
+                " whose sources only a gate has; repeat the gate with its options to"
+                " resume it"
+            )
+        now = code_digest.of_trial(workload, backend, tree)
+        if planned != now:
+            raise MatchStudyError(
+                f"study {plan.study!r} was made with code of {_measured_code(store)}"
+                f" (digest {planned}); of backend {backend!r} it is now that of"
+                f" {_code_now(tree)} (digest {now}), and results of different code must"
+                " not be mixed; go back to the code of the study to resume it, or"
+                " choose another --study"
+            )
+
+
+def _measured_code(store: Store | None) -> str:
+    """Returns the commits of the trials of a study, in words."""
+    envs = [trial.env for trial in store.trials()] if store else []
+    states = [env.machine_state for env in envs if env and env.machine_state]
+    found = {
+        _commit(state.git_commit, bool(state.is_source_modified)) for state in states
+    }
+    return " and ".join(sorted(found)) or "an unrecorded commit"
+
+
+def _code_now(tree: SourceTree | None) -> str:
+    root = machine_state.SOURCE_ROOT if tree is None else tree.root
+    commit, is_modified = machine_state.read_source_state(root)
+    return _commit(commit, bool(is_modified))
+
+
+def _commit(commit: str | None, is_modified: bool) -> str:
+    if commit is None:
+        return "no commit"
+    return f"commit {commit[:12]}{' with changes' if is_modified else ''}"
