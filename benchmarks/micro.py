@@ -114,7 +114,7 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
     """
     from harness.cli import gating
     from harness.planning.ranges import parse_percentage
-    from reports import judgement
+    from reports.words import judgement
     from results.judging import benchmarks, pytest_benchmark
 
     new, old = (pytest_benchmark.read([path], path.stem) for path in (change, baseline))

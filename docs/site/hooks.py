@@ -51,7 +51,12 @@ REFERENCE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "reports": (
         "Reference: reports",
         "Pages and figures from a study.",
-        ("reports.build", "reports.plot.figures", "reports.view", "reports.page"),
+        (
+            "reports.page.build",
+            "reports.plot",
+            "reports.view.view",
+            "reports.page.page",
+        ),
     ),
     "workloads": (
         "Reference: workloads",

@@ -14,7 +14,7 @@ from harness.judging import baselines, revisions, this_machine
 from harness.planning import defaults
 from harness.planning import study as study_module
 from harness.run import sweep as run
-from reports import judgement
+from reports.words import judgement
 from results.judging import gate as gate_module
 from results.judging import gate_metrics, quality_gate
 from results.records.models import Order
@@ -325,7 +325,7 @@ def _against_study(
 
 
 def _conclude(store: Store, found: Gate, form: str) -> int:
-    from reports import build
+    from reports.page import build
 
     build.write_report(store, store.report_path)
     click.echo(_WRITE_GATE[form](found))

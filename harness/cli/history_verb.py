@@ -13,7 +13,7 @@ from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
-from reports import formats, narrow
+from reports.words import formats, narrow
 from results.errors import ResultsError
 from results.figures.history import as_data, history
 from results.records import benchmark_record

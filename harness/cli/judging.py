@@ -12,7 +12,7 @@ from harness.cli import exit_codes
 from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.judging import baselines
 from harness.planning import study as study_module
-from reports import judgement
+from reports.words import judgement
 from results.judging import benchmarks, gate_metrics
 from results.judging import compare as compare_module
 from results.records import benchmark_record

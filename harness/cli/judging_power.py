@@ -12,7 +12,7 @@ from harness.cli import exit_codes
 from harness.errors import PlanError
 from harness.planning import defaults
 from harness.planning import study as study_module
-from reports import power as power_table
+from reports.words import power as power_table
 from results.judging import gate_metrics
 from results.judging import power as power_module
 from results.statistics import generations, judge

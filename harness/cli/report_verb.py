@@ -14,7 +14,7 @@ from harness.cli.arguments import one_line
 from harness.errors import StudyError
 from harness.planning import study as study_module
 from reports import output_file
-from reports.export_formats import FORMATS, Output
+from reports.exports.export_formats import FORMATS, Output
 from results.judging import gate_metrics
 from results.store.study_store import Store
 from results.study.cases import load_study
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from reports.export_formats import ExportFormat
+    from reports.exports.export_formats import ExportFormat
     from reports.site.comparison import Compared
 
 _PAGES = {".html", ".htm"}
@@ -118,7 +118,7 @@ def _check(request: Request) -> None:
 
 
 def _write_pages(request: Request, stores: Sequence[Store]) -> int:
-    from reports import build
+    from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
     from reports.site.card import slugs
@@ -171,7 +171,7 @@ def _code(compared: Compared) -> int:
 
 def _text(request: Request, stores: Sequence[Store]) -> tuple[str, int]:
     """Returns what is printed, and the exit code."""
-    from reports import exports
+    from reports.exports import exports
     from reports.site import compared_text, table
 
     form = request.form
@@ -195,7 +195,7 @@ def _terminal(request: Request, store: Store) -> str:
 
     from rich.console import Console
 
-    from reports import text
+    from reports.exports import text
 
     stream = StringIO()
     is_terminal = request.output is None and sys.stdout.isatty()
@@ -233,7 +233,7 @@ def _export(request: Request, stores: Sequence[Store]) -> None:
 
 def _check_private(request: Request, stores: Sequence[Store]) -> int:
     """Prints what the output would show that may be private; writes nothing."""
-    from reports import private
+    from reports.exports import private
 
     found = [
         shown
@@ -252,7 +252,8 @@ def _check_private(request: Request, stores: Sequence[Store]) -> int:
 
 def _outputs(request: Request, stores: Sequence[Store]) -> Sequence[tuple[str, str]]:
     """Returns the text that a reader would see, by page."""
-    from reports import build, private
+    from reports.exports import private
+    from reports.page import build
     from reports.site import build as site
     from reports.site import comparison
 

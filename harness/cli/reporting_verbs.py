@@ -9,7 +9,7 @@ import click
 
 from harness.cli import exit_codes
 from harness.cli.sweep_options import json_option, runs_dir_option
-from reports import export_formats
+from reports.exports import export_formats
 
 FORMATS = tuple(export_formats.FORMATS)
 

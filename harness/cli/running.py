@@ -162,7 +162,7 @@ def exit_code(statuses: Sequence[TrialStatus | None]) -> int:
 
 
 def _conclude(store: Store, *, is_json: bool) -> None:
-    from reports import build
+    from reports.page import build
 
     build.write_report(store, store.report_path)
     print_summary(store, is_json=is_json)
@@ -178,7 +178,7 @@ def print_summary(store: Store, *, is_json: bool) -> None:
     else:
         from rich.console import Console
 
-        from reports import text
+        from reports.exports import text
 
         # A pipe has no width: choose one in which no cell is wrapped.
         width = None if sys.stdout.isatty() else PIPE_WIDTH

@@ -61,7 +61,7 @@ def _verify_page(store: Store, check: Check) -> None:
     The page is a function of the records, which were compared with the raw
     observations before.
     """
-    from reports import build
+    from reports.page import build
 
     try:
         stored = store.report_path.read_text(encoding="utf-8")

@@ -8,11 +8,13 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from reports import build, formats, output_file, page
+from reports import output_file
+from reports.page import build, page
 from reports.site import assets, comparison
 from reports.site.card import make_card, slugs
 from reports.site.timeline import histories
-from reports.view import view_store
+from reports.view.view import view_store
+from reports.words import formats
 from results import errors
 
 if TYPE_CHECKING:
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from reports.site.card import Card
-    from reports.view import View
+    from reports.view.view import View
     from results.judging.gate_metrics import Metric
     from results.store.study_store import Store
     from results.study.cases import Study

@@ -6,18 +6,18 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Final
 
-from reports import formats, names, trust
-from reports.brief import judge
-from reports.lead import lead_curve
 from reports.site import sparkline
+from reports.words import formats, names, trust
+from reports.words.brief import judge
+from reports.words.lead import lead_curve
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from markupsafe import Markup
 
-    from reports.brief import Brief
-    from reports.view import View
+    from reports.view.view import View
+    from reports.words.brief import Brief
     from results.records.models import Environment, ScalingMode
 
 NO_MACHINE: Final = "machine not recorded"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from markupsafe import Markup, escape
 
-from reports import formats
+from reports.words import formats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -6,8 +6,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Final
 
-from reports import judgement, markdown
 from reports.site import comparison
+from reports.words import judgement, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from reports import formats, judgement, page
+from reports.page import page
 from reports.site import assets, chart, ratio_bar
+from reports.words import formats, judgement
 from results import errors
 from results.figures import scaling
 from results.judging import compare

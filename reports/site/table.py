@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
-from reports import formats, markdown
 from reports.site.card import make_card, slugs
-from reports.view import view_store
+from reports.view.view import view_store
+from reports.words import formats, markdown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -6,9 +6,9 @@ import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Final
 
-from reports import formats
 from reports.site import chart
 from reports.site.card import day
+from reports.words import formats
 from results.figures.history import history
 from results.statistics import change_points
 

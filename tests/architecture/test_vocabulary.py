@@ -316,7 +316,7 @@ def test_documents_and_code_are_among_the_checked_files() -> None:
         "CHANGELOG.md",
         "docs/decisions/README.md",
         "harness/cli/main.py",
-        "reports/templates/page.html.j2",
+        "reports/page/templates/page.html.j2",
         "results/README.md",
         "tests/conformance/conformance_cases/misuse.py",
         "tests/replicator/engine/conftest.py",

@@ -13,7 +13,7 @@ import pytest
 from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
-from reports import build
+from reports.page import build
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

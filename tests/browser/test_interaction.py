@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import pytest
 
-from reports import build
+from reports.page import build
 from results.figures import frame
 from results.records.models import Failure, Phase, TrialStatus
 

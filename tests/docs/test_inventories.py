@@ -66,7 +66,7 @@ def test_every_public_name_is_described(root: Path) -> None:
     assert set() == public - words
 
 
-@pytest.mark.parametrize("package", ["results"])
+@pytest.mark.parametrize("package", ["results", "reports"])
 def test_every_folder_of_a_package_is_described(root: Path, package: str) -> None:
     """Its README has a table of the folders."""
     folders = {f"{path.parent.name}/" for path in (root / package).glob("*/*.py")}

@@ -75,7 +75,7 @@ def test_decision_records_are_numbered_without_gaps_and_listed() -> None:
 
 def test_every_section_of_the_report_is_in_its_document() -> None:
     """In reading order."""
-    package = ROOT / "reports" / "sections" / "__init__.py"
+    package = ROOT / "reports" / "page" / "sections" / "__init__.py"
     order = package.read_text(encoding="utf-8").partition("SECTIONS = (")[2]
     sections = re.findall(r"^    (\w+),$", order, re.MULTILINE)
     document = (ROOT / "reports" / "README.md").read_text(encoding="utf-8")

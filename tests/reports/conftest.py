@@ -8,10 +8,10 @@ import pytest
 from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
-from reports.view import view_store
+from reports.view.view import view_store
 
 if TYPE_CHECKING:
-    from reports.view import View
+    from reports.view.view import View
     from results.store.study_store import Store
 
 

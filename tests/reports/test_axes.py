@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import axes, formats
-from reports.sections import learning, quality
-from reports.view import view_store
+from reports.page.sections import learning, quality
+from reports.view.view import view_store
+from reports.words import axes, formats
 from results.records.models import QualityMetric
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from reports import build
+from reports.page import build
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,13 +10,15 @@ import pytest
 
 import reports
 from replicator import catalog
-from reports import page, svg, view
+from reports.charts import svg
+from reports.page import page
+from reports.view import view
 
 if TYPE_CHECKING:
     from results.store.study_store import Store
 
 LEAST_CONTRAST = 3.0
-STYLE = pathlib.Path(reports.__file__).parent / "templates" / "style.css"
+STYLE = pathlib.Path(reports.__file__).parent / "page" / "templates" / "style.css"
 
 
 def _luminance(color: str) -> float:

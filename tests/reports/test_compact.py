@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.compact import compact
+from reports.charts.compact import compact
 
 
 @pytest.mark.parametrize(

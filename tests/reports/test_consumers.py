@@ -18,7 +18,8 @@ import jsonschema
 import pandas as pd
 import pytest
 
-from reports import benchmark_formats, export_formats, exports, judgement, mlperf, otava
+from reports.exports import benchmark_formats, export_formats, exports, mlperf, otava
+from reports.words import judgement
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics

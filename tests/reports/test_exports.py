@@ -13,7 +13,8 @@ import jsonschema
 import pandas as pd
 import pytest
 
-from reports import exports, markdown
+from reports.exports import exports
+from reports.words import markdown
 from results.figures import frame
 
 if TYPE_CHECKING:

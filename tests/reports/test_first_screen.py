@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import brief, build, formats, names, next_step
-from reports.figures import hero
-from reports.marks import Level
-from reports.sections import verdict
-from reports.view import view_store
+from reports.charts import hero
+from reports.page import build
+from reports.page.sections import verdict
+from reports.view.view import view_store
+from reports.words import brief, formats, names, next_step
+from reports.words.marks import Level
 from results.records.models import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
 
-    from reports.view import View
+    from reports.view.view import View
     from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG

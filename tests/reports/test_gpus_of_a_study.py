@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.sections import machine
-from reports.view import view_store
+from reports.page.sections import machine
+from reports.view.view import view_store
 from results.records.gpu_record import GpuUse
 
 if TYPE_CHECKING:

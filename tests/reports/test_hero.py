@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports.figures import hero, labels
-from reports.sections import verdict
-from reports.view import view_store
+from reports.charts import hero, labels
+from reports.page.sections import verdict
+from reports.view.view import view_store
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:
     import pathlib
 
-    from reports.view import View
+    from reports.view.view import View
     from results.store.study_store import Store
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from reports import judgement
+from reports.words import judgement
 from results.judging import compare, gate, gate_metrics
 from results.study.cases import Study, load_study
 

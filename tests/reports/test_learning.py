@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import formats, text
-from reports.sections import counts, learning, seeds
-from reports.view import view_store
+from reports.exports import text
+from reports.page.sections import counts, learning, seeds
+from reports.view.view import view_store
+from reports.words import formats
 from results.statistics import run_scores
 
 if TYPE_CHECKING:
     import pathlib
 
-    from reports.view import View
+    from reports.view.view import View
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports.figures import limits
+from reports.charts import limits
 
 
 @pytest.mark.parametrize("function", [limits.logarithmic, limits.linear])

@@ -11,9 +11,10 @@ import pytest
 import rich.console
 from relay_study import ALL, Lost, RelayShape, make_store
 
-from reports import build, text
-from reports.sections import lost_time
-from reports.view import view_store
+from reports.exports import text
+from reports.page import build
+from reports.page.sections import lost_time
+from reports.view.view import view_store
 from results.figures import summary
 from results.figures.lost_time import PARTS
 

@@ -6,10 +6,10 @@ import dataclasses
 import re
 from typing import TYPE_CHECKING, Any
 
-from reports import brief, formats, marks
-from reports.marks import Level
-from reports.sections import machine, method
-from reports.view import view_store
+from reports.page.sections import machine, method
+from reports.view.view import view_store
+from reports.words import brief, formats, marks
+from reports.words.marks import Level
 from results.figures import relay as relay_counts
 from results.records.models import ScalingMode
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pathlib
     from collections.abc import Callable
 
-    from reports.view import View
+    from reports.view.view import View
     from results.study.cases import Entry
 
 WEAK, STRONG = ScalingMode.WEAK, ScalingMode.STRONG

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 import matplotlib as mpl
 import pytest
 
-from reports import build, svg
-from reports.sections import verdict
-from reports.view import view_store
+from reports.charts import svg
+from reports.page import build
+from reports.page.sections import verdict
+from reports.view.view import view_store
 from results import errors
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ import pathlib, sys
 import matplotlib as mpl
 mpl.rcParams.update({"font.size": 30, "axes.facecolor": "red", "svg.id": "x"})
 before = dict(mpl.rcParams)
-from reports import build
+from reports.page import build
 from results.store.study_store import Store
 sys.stdout.write(build.build_report(Store.open(pathlib.Path(sys.argv[1]))))
 assert before == dict(mpl.rcParams)

@@ -13,10 +13,10 @@ import pytest
 from relay_study import ALL, Lost, RelayShape
 from relay_study import make_store as make_relay
 
-from reports import formats, plot, svg
-from reports.figures import curves, data, limits, rows
-from reports.figures import scaling as over_replicas
-from reports.plot import rows_of
+from reports import plot
+from reports.charts import curves, data, limits, rows, rows_of, svg
+from reports.charts import scaling as over_replicas
+from reports.words import formats
 from results.figures import frame
 from results.statistics import estimates
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reports import private
+from reports.exports import private
 
 PRIVATE = [
     ("home folder", "see /home/jane/data for more", "/home/jane"),

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build, reference_points
-from reports.figures import references
-from reports.reference_points import ReferencesError
-from reports.sections import scaling
-from reports.view import view_store
+from reports.charts import references
+from reports.page import build
+from reports.page.sections import scaling
+from reports.view import reference_points
+from reports.view.reference_points import ReferencesError
+from reports.view.view import view_store
 from results.records.models import ScalingMode
 
 if TYPE_CHECKING:

@@ -9,13 +9,14 @@ import pytest
 from click.testing import CliRunner
 
 from harness.cli import main
-from reports import compact, reproduce
-from reports.view import view_store
+from reports.charts import compact
+from reports.view.view import view_store
+from reports.words import reproduce
 
 if TYPE_CHECKING:
     import pathlib
 
-    from reports.view import View
+    from reports.view.view import View
 
 
 @pytest.fixture(scope="module")

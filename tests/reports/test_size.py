@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build
+from reports.page import build
 
 if TYPE_CHECKING:
     import pathlib

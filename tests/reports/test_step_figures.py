@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from relay_study import RelayShape, make_store
 
-from reports.figures import heat
-from reports.sections import laws, lost_time, variation
-from reports.view import view_store
+from reports.charts import heat
+from reports.page.sections import laws, lost_time, variation
+from reports.view.view import view_store
 
 if TYPE_CHECKING:
     import pathlib

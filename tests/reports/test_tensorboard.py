@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import event_file, tensorboard
-from reports.view import view_store
+from reports.exports import event_file, tensorboard
+from reports.view.view import view_store
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import rich.console
 
-from reports import text
-from reports.view import view_store
+from reports.exports import text
+from reports.view.view import view_store
 
 if TYPE_CHECKING:
     from results.store.study_store import Store

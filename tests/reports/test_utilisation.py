@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from relay_study import RelayShape, make_store
 
-from reports import utilisation
-from reports.sections import lost_time
-from reports.view import view_store
+from reports.page.sections import lost_time
+from reports.view.view import view_store
+from reports.words import utilisation
 from results.figures import scaling, summary
 from results.study.cases import load_study
 

@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import rich.console
 
-from reports import build, formats, text, verdict, view
-from reports.sections import backends, machine, quality, startup
-from reports.sections import findings as verdict_section
+from reports.exports import text
+from reports.page import build
+from reports.page.sections import backends, machine, quality, startup
+from reports.page.sections import findings as verdict_section
+from reports.view import view
+from reports.words import formats, verdict
 from results.records.models import ScalingMode, TrialStatus
 
 if TYPE_CHECKING:

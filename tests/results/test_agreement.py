@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import trust
-from reports.view import view_store
+from reports.view.view import view_store
+from reports.words import trust
 from results.figures import scaling, summary
 from results.records.models import Control, Matching
 from results.study import agreement

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build, text, trust
-from reports.view import view_store
+from reports.exports import text
+from reports.page import build
+from reports.view.view import view_store
+from reports.words import trust
 from results.figures import scaling, scaling_laws, summary
 from results.records import identity
 from results.records.changes import Change

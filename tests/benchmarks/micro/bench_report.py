@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from reports import build, exports
+from reports.exports import exports
+from reports.page import build
 
 if TYPE_CHECKING:
     from results.store.study_store import Store

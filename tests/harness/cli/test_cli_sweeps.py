@@ -35,7 +35,7 @@ def test_a_sweep_ends_with_table_and_report(
     code, out, err = harness(*args, overrides=overrides)
     report = tmp_path / "runs" / "s" / "report" / "index.html"
     page = report.read_text()
-    monkeypatch.setattr("reports.build.build_report", lambda *_: "made anew")
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "made anew")
     again = harness(*args, "--json", overrides=overrides)
 
     assert exit_codes.OK == code
@@ -108,7 +108,7 @@ def test_report_goes_where_it_is_asked_to(
     finished: None, harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The path is data, so it is on stdout."""
-    monkeypatch.setattr("reports.build.build_report", lambda *_: "a page\n")
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     code, out, _ = harness("report", "s", "-o", "elsewhere/r.html")
 
     assert (exit_codes.OK, "elsewhere/r.html\n") == (code, out)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.cli import exit_codes
-from reports import formats
+from reports.words import formats
 from results.statistics.change_points import FEWEST
 
 if TYPE_CHECKING:

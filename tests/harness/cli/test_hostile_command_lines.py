@@ -178,7 +178,7 @@ def place(template: Path, tmp_path_factory: Any) -> Iterator[Path]:
         # No trial starts, no process looks for MuJoCo, no figure is drawn.
         patch.setattr("harness.run.sweep.run_trial", refuse)
         patch.setattr("workloads.d4pg.requirements._make_environment", refuse)
-        patch.setattr("reports.build.build_report", lambda *_: "a page\n")
+        patch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
         yield folder
 
 

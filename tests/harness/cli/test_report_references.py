@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from harness.cli import exit_codes
-from reports.sections import scaling
+from reports.page.sections import scaling
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +23,7 @@ def test_published_figures_are_shown_when_asked(
 ) -> None:
     """A study on CPUs shows none by itself."""
     # The other sections, which show none, take most of the time.
-    monkeypatch.setattr("reports.build.SECTIONS", (scaling,))
+    monkeypatch.setattr("reports.page.build.SECTIONS", (scaling,))
     assert exit_codes.OK == harness("report", "s")[0]
     assert "DeepLearningExamples" not in _page(tmp_path)
     code, _, err = harness("report", "s", "--references=nvidia", "--references=mlperf")

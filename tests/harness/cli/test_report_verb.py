@@ -41,7 +41,7 @@ def make_study(tmp_path: Path, synthetic: Any) -> Any:
 def quick_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pages of single studies have tests of their own; here they cost no time."""
     page = "<html>\n<body>\n<p>a page of /home/jane/x</p>\n</body>\n</html>\n"
-    monkeypatch.setattr("reports.build.build_report", lambda *_: page)
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: page)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from loads import BUSY, QUIET
 from harness.cli import exit_codes, running
 from harness.cli import main as cli
 from harness.machine import disturbance
-from reports.build import write_report
+from reports.page.build import write_report
 from results.errors import NewerSchemaError
 from results.store.study_store import Store
 from results.verify.against_raw import verify

@@ -125,7 +125,7 @@ def gate(
     del temporary
     monkeypatch.setattr(revisions, "SOURCE_ROOT", repository)
     if not writes_pages:
-        monkeypatch.setattr("reports.build.write_report", lambda *_: None)
+        monkeypatch.setattr("reports.page.build.write_report", lambda *_: None)
 
     def run(*arguments: str, of: tuple[str, ...] = GATE, **replaced: Any) -> Any:
         return harness(*of, *arguments, overrides=gate_overrides | replaced)
@@ -142,7 +142,7 @@ def template_of_gates(
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(root)
         patch.setattr(revisions, "SOURCE_ROOT", repository)
-        patch.setattr("reports.build.write_report", lambda *_: None)
+        patch.setattr("reports.page.build.write_report", lambda *_: None)
         # Verifying applies the rule for turns to the load, which is that of a test.
         patch.setattr(disturbance, "between", lambda _before, _after: QUIET)
         arguments = (*GATE, "--baseline=same", "--study=stored")

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from harness.cli import exit_codes
 from harness.cli import main as cli
 from harness.run import launch
-from reports.figures import curves, ecdf, heat, hero, law, profiles, rows, scaling
+from reports.charts import curves, ecdf, heat, hero, law, profiles, rows, scaling
 from results.records import identity
 from results.records.limits import MAX_REAL, MAX_SEC, MAX_TOTAL, MIN_SEC
 from results.records.models import TrialSpec
@@ -315,7 +315,7 @@ def check_study(root: pathlib.Path) -> None:
             json.loads(out, parse_constant=pytest.fail)
     with pytest.MonkeyPatch.context() as patch:
         # Just built, and of what is resumed nothing ends well.
-        patch.setattr("reports.build.write_report", lambda *_, **__: None)
+        patch.setattr("reports.page.build.write_report", lambda *_, **__: None)
         run("resume", str(root), "--retry=failed")
 
 

@@ -16,8 +16,9 @@ from harness.planning import plan_count
 from harness.run.aggregate import conclude
 from harness.run.launch import TrialExit
 from harness.run.trial_runner import clean_trial_dir
-from reports import formats, svg
-from reports.sections import learning
+from reports.charts import svg
+from reports.page.sections import learning
+from reports.words import formats
 from results.records.limits import MAX_TRIALS
 from results.records.models import TrialStatus
 
@@ -89,7 +90,7 @@ def test_a_report_replaces_nothing_but_files(
     finished: None, harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root it would put a page in the place of a device."""
-    monkeypatch.setattr("reports.build.build_report", lambda *_: "a page\n")
+    monkeypatch.setattr("reports.page.build.build_report", lambda *_: "a page\n")
     os.mkfifo(tmp_path / "pipe")
     code, _, err = harness("report", "s", "-o", "pipe")
 
@@ -194,7 +195,7 @@ def test_a_picture_of_any_size_is_not_put_into_the_page(
     for path in store.root.rglob("samples_*"):
         with path.open("wb") as file:
             file.truncate(learning.MOST_PICTURE_BYTES + 1)
-    from reports.view import view_store
+    from reports.view.view import view_store
 
     assert [] == learning.pictures(view_store(store))
 
@@ -205,8 +206,9 @@ def test_figures_beyond_the_most_are_said_to_be_left_out(
     """Names come from records, and each would be drawn."""
     shape = synthetic.Shape(modes=(synthetic.WEAK,), budget=synthetic.LEARNING)
     store: Store = synthetic.make_store(tmp_path / "study", shape)
-    from reports import axes, build
-    from reports.sections import quality
+    from reports.page import build
+    from reports.page.sections import quality
+    from reports.words import axes
 
     monkeypatch.setattr(build, "SECTIONS", (learning, quality))
     for path in store.root.rglob("result.json"):

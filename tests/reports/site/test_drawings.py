@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from reports import formats
 from reports.site import chart, ratio_bar, sparkline
+from reports.words import formats
 from results.statistics.estimates import Estimate
 
 

@@ -111,7 +111,7 @@ def evaluate(tmp_path: Path) -> Any:
 def index(first: Store, second: Store, elsewhere: Store) -> str:
     """The index of three studies on two machines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reports.build.build_report", lambda *_: PAGE)
+        patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
         return dict(build.pages([first, second, elsewhere], METRIC))["index.html"]
 
 

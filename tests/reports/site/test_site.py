@@ -42,7 +42,7 @@ class Links(html.parser.HTMLParser):
 def page_of_a_study() -> Any:
     """Pages of single studies have tests of their own; here they cost no time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reports.build.build_report", lambda *_: PAGE)
+        patch.setattr("reports.page.build.build_report", lambda *_: PAGE)
         yield
 
 

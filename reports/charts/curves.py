@@ -1,0 +1,220 @@
+"""Quality against training time, examples or environment steps: one line per case."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING, Final
+
+from matplotlib import ticker
+
+from reports.charts import look, svg
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+
+    from reports.charts.look import Look
+
+WIDTH, HEIGHT = 310, 225
+MOST_LINES: Final = 7
+MOST_TICKS: Final = 5
+LABEL_GAP: Final = 0.075
+"""Smallest distance between labels at the ends of lines, as a fraction of the axis."""
+LABEL_SHIFT: Final = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One quality run.
+
+    Attributes:
+      spent: Positions of the evaluations on the x axis.
+      values: Quality at each.
+      lows: Lower ends of the intervals.
+      highs: Upper ends of the intervals.
+    """
+
+    spent: tuple[float, ...]
+    values: tuple[float, ...]
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Curve:
+    """One case: the median of its runs, and a band from the lowest to the highest.
+
+    Attributes:
+      label: Written beside the end of the line, outside the axes.
+      backend: Colour and marker.
+      runs: One per seed. A single one has the intervals of its measurements.
+      is_hollow: Whether the case is no evidence (oversubscribed).
+    """
+
+    label: str
+    backend: str
+    runs: tuple[Run, ...]
+    is_hollow: bool = False
+
+    @property
+    def num_common(self) -> int:
+        """Evaluations that every run has."""
+        return min(len(run.values) for run in self.runs)
+
+    def median(self, of: Callable[[Run], tuple[float, ...]]) -> list[float]:
+        """Returns the median over runs at each common evaluation."""
+        return [
+            statistics.median(of(run)[k] for run in self.runs)
+            for k in range(self.num_common)
+        ]
+
+
+def spread(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
+    """Returns ascending places moved apart by ``gap``, within ``low`` to ``high``."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + gap if moved else low))
+    ceiling = high
+    for index in reversed(range(len(moved))):
+        moved[index] = min(moved[index], ceiling)
+        ceiling = moved[index] - gap
+    return moved
+
+
+def _draw_curve(axes: Axes, curve: Curve, dash: str, look_: Look) -> None:
+    color = look_.color(curve.backend)
+    spent = curve.median(lambda run: run.spent)
+    values = curve.median(lambda run: run.values)
+    if len(curve.runs) > 1:
+        every = [[run.values[k] for run in curve.runs] for k in range(curve.num_common)]
+        axes.fill_between(
+            spent,
+            [min(column) for column in every],
+            [max(column) for column in every],
+            color=color,
+            alpha=0.2,
+            linewidth=0,
+            zorder=1,
+        )
+    else:
+        run = curve.runs[0]
+        axes.vlines(run.spent, run.lows, run.highs, color=color, linewidth=1.1)
+    axes.plot(
+        spent,
+        values,
+        color=color,
+        linewidth=1.6,
+        linestyle=dash,
+        marker=look.marker(curve.backend),
+        markersize=4.5,
+        markerfacecolor=look_.paper if curve.is_hollow else color,
+        markeredgewidth=1.3,
+        zorder=3,
+    )
+
+
+def _write_labels(axes: Axes, curves: Sequence[Curve], look_: Look) -> None:
+    """Labels lines in a column right of the axes, with a thin line to their ends."""
+    low, high = axes.get_ylim()
+    right = axes.get_xlim()[1]
+    gap = LABEL_GAP * (high - low)
+    ends = sorted(curves, key=lambda curve: curve.median(lambda run: run.values)[-1])
+    values = [curve.median(lambda run: run.values)[-1] for curve in ends]
+    for curve, value, place in zip(
+        ends, values, spread(values, gap, low, high), strict=True
+    ):
+        axes.annotate(
+            svg.short(curve.label),
+            (right, value),
+            xytext=(LABEL_SHIFT, place),
+            textcoords=("offset points", "data"),
+            va="center",
+            color=look_.ink,
+            annotation_clip=False,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": look_.color(curve.backend),
+                "linewidth": 0.9,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def draw_on(
+    axes: Axes,
+    curves: Sequence[Curve],
+    *,
+    x_label: str,
+    write: Callable[[float], str],
+    look_: Look,
+    y_limits: tuple[float, float] | None = None,
+    heading: str = "",
+) -> None:
+    """Draws one panel; lines of the same colour get different dashes.
+
+    Args:
+      axes: Where.
+      curves: At least one.
+      x_label: The quantity on the x axis, with its unit.
+      write: Formats a value of quality.
+      look_: Colours.
+      y_limits: Shared by panels, or None.
+      heading: What the lines of this panel share; empty if it is the only panel.
+    """
+    seen: dict[str, int] = {}
+    for curve in curves:
+        number = seen[curve.backend] = seen.get(curve.backend, -1) + 1
+        _draw_curve(axes, curve, svg.DASHES[number % 4], look_)
+    axes.set_xlim(left=0)
+    if y_limits is not None:
+        axes.set_ylim(y_limits)
+    axes.set_xlabel(x_label)
+    axes.set_title(heading, color=look_.ink, pad=10, loc="left")
+    # Integers of many digits would overlap.
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
+    axes.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+    axes.yaxis.set_major_locator(ticker.MaxNLocator(MOST_TICKS))
+    axes.yaxis.set_major_formatter(lambda value, _: svg.short(write(value)))
+    _write_labels(axes, curves, look_)
+
+
+def draw(
+    curves: Sequence[Curve],
+    *,
+    slug: str,
+    title: str,
+    description: str,
+    x_label: str,
+    write: Callable[[float], str],
+    y_limits: tuple[float, float] | None = None,
+    heading: str = "",
+) -> Markup:
+    """Draws one panel as a figure of the page.
+
+    Args:
+      curves: At least one, at most seven.
+      slug: Prefix of ids, unique in the page.
+      title: Accessible name.
+      description: The content of the figure in words, for screen readers.
+      x_label: The quantity on the x axis, with its unit.
+      write: Formats a value of quality.
+      y_limits: Shared by panels, or None.
+      heading: What the lines of this panel share; empty if it is the only panel.
+    """
+    with svg.style():
+        figure, axes = svg.new_axes(WIDTH, HEIGHT)
+        draw_on(
+            axes,
+            curves,
+            x_label=x_label,
+            write=write,
+            look_=look.PAGE,
+            y_limits=y_limits,
+            heading=heading,
+        )
+        return svg.inline(figure, slug=slug, title=title, description=description)

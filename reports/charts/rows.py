@@ -1,0 +1,279 @@
+"""Figures of rows: labels in a column at the left, marks, values in a column at right.
+
+No text stands on data: the headings of groups have rows of their own, in which neither
+grid nor reference line is drawn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import TYPE_CHECKING, Final
+
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from reports.charts import limits, look, svg, tips
+from reports.words import formats
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+    from matplotlib.axes import Axes
+
+    from reports.charts.look import Look
+
+WIDTH: Final = 310
+ROW_HEIGHT: Final = 21
+FRAME_HEIGHT: Final = 50
+MOST_ROWS: Final = 20
+"""More rows than this are for the table below a figure."""
+COLUMN_GAP: Final = 6
+MOST_TICKS: Final = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One row of a figure.
+
+    Attributes:
+      group: Rows of one group stand together under it; empty for none.
+      label: Name of the row within its group; in the column at the left.
+      backend: For colour and marker.
+      value: Position of the marker, or None for no marker.
+      low: Lower end of the interval, or None.
+      high: Upper end of the interval, or None.
+      dots: Raw values.
+      text: The value in words; in the column at the right.
+      is_hollow: Whether the row is no evidence (oversubscribed).
+      tip: What the marker says when it is pointed at; empty for nothing.
+    """
+
+    group: str
+    label: str
+    backend: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    dots: tuple[float, ...] = ()
+    text: str = ""
+    is_hollow: bool = False
+    tip: str = ""
+
+    @property
+    def name(self) -> str:
+        """Group and label, for descriptions."""
+        return ", ".join(part for part in (self.group, self.label) if part)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Places:
+    """Where rows and headings of groups lie, from 0 downwards.
+
+    Attributes:
+      rows: Of each row.
+      headings: Of each group with a name.
+      spans: First and last row of each group.
+    """
+
+    rows: tuple[int, ...]
+    headings: tuple[tuple[int, str], ...]
+    spans: tuple[tuple[int, int], ...]
+
+    @property
+    def number(self) -> int:
+        """Rows and headings together."""
+        return max(self.rows) + 1
+
+
+def place(groups: Sequence[str]) -> Places:
+    """Returns where the rows of these groups lie; rows of a group must be together."""
+    rows: list[int] = []
+    headings: list[tuple[int, str]] = []
+    spans: list[tuple[int, int]] = []
+    free = 0
+    for group, members in itertools.groupby(groups):
+        if group:
+            headings.append((free, group))
+            free += 1
+        count = len(list(members))
+        rows += range(free, free + count)
+        spans.append((free, free + count - 1))
+        free += count
+    return Places(rows=tuple(rows), headings=tuple(headings), spans=tuple(spans))
+
+
+def height_of(places: Places) -> float:
+    """Returns the height in points of a figure of rows."""
+    return FRAME_HEIGHT + ROW_HEIGHT * places.number
+
+
+def write_columns(
+    axes: Axes,
+    places: Places,
+    labels: Sequence[str],
+    texts: Sequence[str],
+    *,
+    look: Look,
+    reference: float | None = None,
+) -> None:
+    """Writes labels, values and headings; draws the grid between the headings.
+
+    Call after the limits of the x axis are set.
+    """
+    axes.set_ylim(places.number - 0.4, -0.6)
+    axes.set_yticks(places.rows, [svg.short(label) for label in labels])
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.tick_params(axis="y", length=0, pad=COLUMN_GAP, labelcolor=look.ink)
+    axes.grid(visible=False)
+    axes.set_ylabel("")
+    for row, text in zip(places.rows, texts, strict=True):
+        axes.annotate(
+            text,
+            (1.0, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(COLUMN_GAP, 0),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            color=look.ink,
+            annotation_clip=False,
+        )
+    column = max(
+        (text.get_window_extent().width for text in axes.get_yticklabels()),
+        default=0.0,
+    )
+    dots_per_point = axes.get_figure(root=True).dpi / svg.POINTS_PER_INCH  # type: ignore[union-attr]
+    for row, heading in places.headings:
+        axes.annotate(
+            heading,
+            (0.0, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(-column / dots_per_point - COLUMN_GAP, -1),
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            color=look.ink,
+            weight="bold",
+        )
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    for first, last in places.spans:
+        top, bottom = first - 0.5, last + 0.5
+        axes.vlines(ticks, top, bottom, color=look.grid, linewidth=0.8, zorder=0)
+        if reference is not None:
+            axes.vlines(
+                [reference], top, bottom, color=look.muted, linewidth=1.1, zorder=1
+            )
+
+
+def draw_row(axes: Axes, at: float, row: Row, look_: Look) -> None:
+    """Draws interval, dots and marker of one row."""
+    color = look_.color(row.backend)
+    if row.low is not None and row.high is not None:
+        axes.plot(
+            [row.low, row.high],
+            [at, at],
+            color=color,
+            linewidth=1.6,
+            solid_capstyle="butt",
+            zorder=3,
+        )
+    axes.plot(
+        row.dots,
+        [at + 0.3] * len(row.dots),
+        linestyle="none",
+        marker=".",
+        markersize=3.2,
+        markeredgewidth=0,
+        color=color,
+    )
+    if row.value is not None:
+        (marked,) = axes.plot(
+            [row.value],
+            [at],
+            marker=look.marker(row.backend),
+            markersize=6,
+            color=color,
+            markerfacecolor=look_.paper if row.is_hollow else color,
+            markeredgewidth=1.4,
+            zorder=4,
+        )
+        tips.attach(marked, row.tip)
+
+
+def draw_on(
+    axes: Axes,
+    rows: Sequence[Row],
+    *,
+    axis_label: str,
+    look_: Look,
+    reference: float | None = None,
+    is_from_zero: bool = False,
+    is_logarithmic: bool = False,
+    is_percent: bool = False,
+) -> None:
+    """Draws estimates in rows; ``reference`` is a line to compare with.
+
+    A logarithmic axis with a reference is symmetric about it, so that half as much and
+    twice as much are equally far away.
+    """
+    places = place([row.group for row in rows])
+    for at, row in zip(places.rows, rows, strict=True):
+        draw_row(axes, at, row, look_)
+    anchors = [dot for row in rows for dot in row.dots]
+    anchors += [row.value for row in rows if row.value is not None]
+    anchors += [] if reference is None else [reference]
+    ends = [end for row in rows for end in (row.low, row.high) if end is not None]
+    if is_logarithmic and reference is not None:
+        axes.set_xlim(limits.symmetric(anchors, ends, centre=reference))
+        svg.set_ratio_log(axes, "x")
+    elif is_logarithmic:
+        axes.set_xlim(limits.logarithmic(anchors, ends))
+        svg.set_plain_log(axes, "x")
+    else:
+        span = limits.from_zero if is_from_zero else limits.linear
+        axes.set_xlim(span(anchors, ends))
+        axes.xaxis.set_major_locator(MaxNLocator(MOST_TICKS, steps=[1, 2, 5, 10]))
+    if is_percent:
+        axes.xaxis.set_major_formatter(
+            lambda value, _: f"{100 * value:g}{formats.THIN_SPACE}%"
+        )
+    axes.set_xlabel(axis_label)
+    write_columns(
+        axes,
+        places,
+        [row.label for row in rows],
+        [row.text for row in rows],
+        look=look_,
+        reference=reference,
+    )
+
+
+def draw_estimates(
+    rows: Sequence[Row],
+    *,
+    slug: str,
+    title: str,
+    description: str,
+    axis_label: str,
+    reference: float | None = None,
+    is_from_zero: bool = False,
+    is_logarithmic: bool = False,
+    is_percent: bool = False,
+) -> Markup:
+    """Draws estimates in rows as a figure of the page."""
+    with svg.style():
+        places = place([row.group for row in rows])
+        figure, axes = svg.new_axes(WIDTH, height_of(places))
+        draw_on(
+            axes,
+            rows,
+            axis_label=axis_label,
+            look_=look.PAGE,
+            reference=reference,
+            is_from_zero=is_from_zero,
+            is_logarithmic=is_logarithmic,
+            is_percent=is_percent,
+        )
+        return svg.inline(figure, slug=slug, title=title, description=description)

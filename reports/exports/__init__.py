@@ -1,0 +1,1 @@
+"""Every format that is not a page."""

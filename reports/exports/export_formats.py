@@ -1,0 +1,133 @@
+"""The formats of ``report``: one entry each, which is all that a new one needs.
+
+Nothing is imported here, since the help of the command line lists the names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from results.judging.gate_metrics import Metric
+    from results.store.study_store import Store
+
+    # Text, bytes of one file, or the content of several by their paths.
+    Content = str | bytes | dict[str, bytes]
+    Export = Callable[[Sequence[Store], Metric], Content]
+
+
+class Output(str, enum.Enum):  # Python 3.10 has no StrEnum
+    """Where a format goes."""
+
+    PAGE = "page"
+    TEXT = "text"
+    FILE = "file"
+    FOLDER = "folder"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ExportFormat:
+    """One format.
+
+    Attributes:
+      name: As on the command line.
+      output: Text goes to stdout unless a file is named; files and folders are named.
+      writer: ``module:function`` that returns the content for some studies and a
+        metric; empty where the verb chooses by the number of studies.
+      takes_one: Whether it is for a single study.
+      files: What is said of several files, after their number.
+      readable: A writer of text with the same content, which is searched for what may
+        be private; empty where the pages have it.
+    """
+
+    name: str
+    output: Output
+    writer: str = ""
+    takes_one: bool = False
+    files: str = ""
+    readable: str = ""
+
+    def export(self, stores: Sequence[Store], metric: Metric) -> Content:
+        """Returns the content.
+
+        Raises:
+          ResultsError: A study cannot be read, or the format needs what is missing.
+        """
+        return _load(self.writer)(stores, metric)
+
+    def as_text(self, stores: Sequence[Store], metric: Metric) -> str:
+        """Returns the content as readable text; empty if the pages have to do."""
+        source = self.readable or ("" if self.output is Output.FOLDER else self.writer)
+        if not source:
+            return ""
+        found = _load(source)(stores, metric)
+        if isinstance(found, dict):
+            found = b"\n".join(found.values())
+        return found if isinstance(found, str) else found.decode("utf-8")
+
+
+def _load(source: str) -> Any:
+    module, _, function = source.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+FORMATS: dict[str, ExportFormat] = {
+    of.name: of
+    for of in (
+        ExportFormat(name="html", output=Output.PAGE),
+        ExportFormat(name="text", output=Output.TEXT),
+        ExportFormat(name="markdown", output=Output.TEXT),
+        ExportFormat(name="json", output=Output.TEXT),
+        ExportFormat(
+            name="csv",
+            output=Output.TEXT,
+            writer="reports.exports.exports:csv_of_studies",
+        ),
+        ExportFormat(
+            name="parquet",
+            output=Output.FILE,
+            writer="reports.exports.exports:parquet_of_studies",
+            readable="reports.exports.exports:csv_of_studies",
+        ),
+        ExportFormat(name="badge", output=Output.TEXT, takes_one=True),
+        ExportFormat(
+            name="tensorboard",
+            output=Output.FOLDER,
+            writer="reports.exports.tensorboard:export",
+            files="event files; 'tensorboard --logdir' shows them",
+        ),
+        ExportFormat(
+            name="mlperf",
+            output=Output.FOLDER,
+            writer="reports.exports.mlperf:export",
+            files="log files of trials; they are no submission",
+            readable="reports.exports.mlperf:export",
+        ),
+        ExportFormat(
+            name="otava",
+            output=Output.FOLDER,
+            writer="reports.exports.otava:export",
+            files="files; in their directory, 'otava list-tests' with"
+            " OTAVA_CONFIG=otava.yaml shows the tests",
+            readable="reports.exports.otava:export",
+        ),
+        ExportFormat(
+            name="pytest-benchmark",
+            output=Output.TEXT,
+            writer="reports.exports.benchmark_formats:pytest_benchmark",
+            takes_one=True,
+        ),
+        ExportFormat(
+            name="github-action-benchmark",
+            output=Output.TEXT,
+            writer="reports.exports.benchmark_formats:github_action_benchmark",
+            takes_one=True,
+        ),
+    )
+}
+"""In the order in which the help lists them."""

@@ -1,1 +1,0 @@
-"""Figures of the report: matplotlib and seaborn, as inline SVG."""

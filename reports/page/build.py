@@ -1,0 +1,65 @@
+"""Builds the report: a pure function of the store, one offline HTML file."""
+
+from __future__ import annotations
+
+import pathlib
+from typing import TYPE_CHECKING
+
+from reports import output_file
+from reports.page import page
+from reports.page.sections import SECTIONS
+from reports.view.view import view_store
+from reports.words import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from results.store.study_store import Store
+
+
+def build_report(store: Store, references: Sequence[str] = ()) -> str:
+    """Returns the report of a study as HTML; the same store gives the same bytes.
+
+    Args:
+      store: The study.
+      references: Files of published figures to show, their names in
+        ``reports/references``, or "none"; by default those of this project for studies
+        on GPUs.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
+    """
+    view = view_store(store, references)
+    sections = [
+        {"slug": section.SLUG, "title": section.TITLE, "body": body}
+        for section in SECTIONS
+        if (body := section.render(view))
+    ]
+    document = page.render(
+        "page", view=view, sections=sections, title=names.title(view), names=names
+    )
+    return f"{document}\n"
+
+
+def write_report(
+    store: Store,
+    path: pathlib.Path | None = None,
+    *,
+    references: Sequence[str] = (),
+) -> pathlib.Path:
+    """Writes the report and returns its path (default: in the study's directory).
+
+    Args:
+      store: The study.
+      path: The file.
+      references: As ``build_report`` takes them.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
+      WriteStoreError: ``path`` cannot be written.
+    """
+    path = store.report_path if path is None else pathlib.Path(path)
+    output_file.write(path, build_report(store, references), what="report")
+    return path

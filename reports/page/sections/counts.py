@@ -1,0 +1,105 @@
+"""Rates and fractions that programs recorded in their measured windows."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from typing import TYPE_CHECKING
+
+from reports.page import page
+from reports.words import formats, names
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view.view import View
+    from results.records.models import QualityMetric
+    from results.study.cases import Case
+
+TITLE = "Counted in the window"
+SLUG = "counts"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CaseCounts:
+    """One figure of one case: a value per trial.
+
+    Attributes:
+      case: The case.
+      values: Of each ok trial that has the figure.
+      unit: Of the values.
+      trial_ids: The trials.
+    """
+
+    case: Case
+    values: tuple[float, ...]
+    unit: str
+    trial_ids: tuple[str, ...]
+
+    @property
+    def mean(self) -> float:
+        """Arithmetic mean over trials."""
+        return statistics.fmean(self.values)
+
+
+def collect(view: View) -> dict[str, tuple[CaseCounts, ...]]:
+    """Returns the counts of every measured case, by name."""
+    found: dict[str, list[CaseCounts]] = {}
+    for case in view.measured_cases:
+        by_name: dict[str, list[tuple[str, QualityMetric]]] = {}
+        for entry in case.ok_entries:
+            for metric in entry.result.window_metrics:
+                by_name.setdefault(metric.name, []).append((entry.trial_id, metric))
+        for name, trials in by_name.items():
+            found.setdefault(name, []).append(
+                CaseCounts(
+                    case=case,
+                    values=tuple(metric.value for _, metric in trials),
+                    unit=trials[0][1].unit,
+                    trial_ids=tuple(trial_id for trial_id, _ in trials),
+                )
+            )
+    return {name: tuple(cases) for name, cases in found.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One figure of all cases.
+
+    Attributes:
+      name: Of the figure, in words.
+      unit: Of its values; empty for shares, which are percentages.
+      cells: By case id; cases without the figure are missing.
+    """
+
+    name: str
+    unit: str
+    cells: dict[str, CaseCounts]
+
+
+def tabulate(counts: dict[str, tuple[CaseCounts, ...]]) -> list[Row]:
+    """Returns a row per figure."""
+    return [
+        Row(
+            name=names.metric(name).replace(" per sec", " per second"),
+            unit="" if cases[0].unit in formats.RATIO_UNITS else cases[0].unit,
+            cells={found.case.case_id: found for found in cases},
+        )
+        for name, cases in counts.items()
+    ]
+
+
+def render(view: View) -> Markup:
+    """Renders one table: a row per figure, a column per case."""
+    counts = collect(view)
+    if not counts:
+        return page.NOTHING
+    columns = {
+        found.case.case_id: found for cases in counts.values() for found in cases
+    }
+    return page.render(
+        "counts",
+        view=view,
+        rows=tabulate(counts),
+        columns=list(columns.values()),
+    )

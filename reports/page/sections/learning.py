@@ -1,0 +1,215 @@
+"""Learning: quality against training time or data, per quality run and over seeds."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+from typing import TYPE_CHECKING
+
+from reports.charts import curves, data, limits, rows_of
+from reports.page import page
+from reports.page.sections import seeds
+from reports.words import axes, formats
+from results.figures import learning_gains
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view.view import View
+    from results.records.models import QualityMetric, QualityPoint
+    from results.study.cases import Case, Entry
+
+TITLE = "Learning"
+SLUG = "learning"
+MOST_OPEN = 12
+"""A table of more rows is closed at first."""
+MOST_PICTURED = 8
+"""Runs whose pictures are shown; the others are in the folders of their trials."""
+MOST_PICTURE_BYTES = 2**24
+"""Larger files are not pictures of ours, and would be embedded in the page."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """One metric of one quality run.
+
+    Attributes:
+      case: The case.
+      entry: The trial.
+      points: Each evaluation with the metric.
+    """
+
+    case: Case
+    entry: Entry
+    points: tuple[tuple[QualityPoint, QualityMetric], ...]
+
+
+def collect(view: View) -> dict[str, tuple[Run, ...]]:
+    """Returns the quality runs that are ok, by title of the axis; see ``quality``."""
+    found: dict[axes.Axis, list[Run]] = {}
+    for case in view.study.quality_runs:
+        for entry in case.ok_entries:
+            by_axis: dict[axes.Axis, list[tuple[QualityPoint, QualityMetric]]] = {}
+            for point in entry.result.curve:
+                for metric in point.quality:
+                    by_axis.setdefault(axes.axis_of(metric), []).append((point, metric))
+            for axis, points in by_axis.items():
+                run = Run(case=case, entry=entry, points=tuple(points))
+                found.setdefault(axis, []).append(run)
+    names = axes.titles(found)
+    return {names[axis]: tuple(runs) for axis, runs in found.items()}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Picture:
+    """A picture that a run made at one point.
+
+    Attributes:
+      label: The run, and the point.
+      url: The picture as a data URL.
+    """
+
+    label: str
+    url: str
+
+
+def pictures(view: View) -> list[tuple[Picture, ...]]:
+    """Returns the first and the last picture of quality runs that made any.
+
+    Of many runs, those of the first repetition of each case.
+    """
+    found: list[tuple[Picture, ...]] = []
+    for case in view.study.quality_runs:
+        entries = case.ok_entries
+        if len(view.study.quality_runs) * len(entries) > MOST_PICTURED:
+            entries = entries[:1]
+        for entry in entries:
+            if len(found) == MOST_PICTURED:
+                return found
+            points = [point for point in entry.result.curve if point.samples]
+            of_run = tuple(
+                picture
+                for point in dict.fromkeys((*points[:1], *points[-1:]))
+                if (picture := _picture(view, case, entry, point)) is not None
+            )
+            if of_run:
+                found.append(of_run)
+    return found
+
+
+def _picture(
+    view: View, case: Case, entry: Entry, point: QualityPoint
+) -> Picture | None:
+    path = view.store.trial_dir(entry.trial_id) / (point.samples or "")
+    if not path.is_file() or path.stat().st_size > MOST_PICTURE_BYTES:
+        return None
+    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    return Picture(
+        label=f"{seeds.name_run(case, entry)}, after "
+        f"{formats.whole(point.num_examples)} {view.study.example_unit}",
+        url=f"data:image/png;base64,{content}",
+    )
+
+
+def _panels(drawn: list[curves.Curve]) -> list[tuple[str, list[curves.Curve]]]:
+    """Returns heading and lines of each panel: all cases, or those of one backend."""
+    if len(drawn) <= curves.MOST_LINES:
+        return [("", drawn)]
+    found = []
+    for backend in dict.fromkeys(curve.backend for curve in drawn):
+        own = [
+            dataclasses.replace(curve, label=curve.label.replace(f"{backend} ", ""))
+            for curve in drawn
+            if curve.backend == backend
+        ]
+        found += [
+            (backend, own[i : i + curves.MOST_LINES])
+            for i in range(0, len(own), curves.MOST_LINES)
+        ]
+    return found
+
+
+def _draw(
+    view: View, number: int, name: str, runs: tuple[Run, ...], axis: axes.Axis
+) -> list[Markup]:
+    unit = runs[0].points[0][1].unit
+    ends = [
+        f"{seeds.name_run(run.case, run.entry)}: "
+        f"{formats.quality(run.points[-1][1].value, unit)} after "
+        f"{formats.whole(run.points[-1][0].num_examples)} {view.study.example_unit}"
+        for run in runs
+    ]
+    spendings = [
+        ("time", "train_time_sec", "training time in s, without evaluations"),
+        (
+            "examples",
+            "num_examples",
+            f"{view.study.example_unit}, repeated ones counted again",
+        ),
+    ]
+    if all(point.num_environment_steps for run in runs for point, _ in run.points):
+        label = "environment steps of all actors"
+        spendings.append(("environment-steps", "num_environment_steps", label))
+    metric, protocol, num_examples = axis
+    rows = view.frame[view.frame["figure"] == "learning"]
+    rows = rows[(rows["quantity"] == metric) & (rows["protocol"] == protocol)]
+    if protocol:
+        rows = rows[rows["n"] == num_examples]
+    y_limits = limits.linear(
+        rows["value"].tolist(), [*rows["low"].dropna(), *rows["high"].dropna()]
+    )
+    panels = _panels(rows_of.cases_of_learning(rows, metric, spendings[0][1]))
+    if len(panels) > 1:
+        spendings = spendings[:1]
+    return [
+        curves.draw(
+            lines,
+            heading=heading,
+            slug=f"learning-{number}-{slug}{f'-{index}' if index else ''}",
+            title=f"{name} against {slug}",
+            description="; ".join(ends) + ".",
+            x_label=label,
+            write=lambda value: formats.quality(value, unit),
+            y_limits=y_limits,
+        )
+        for slug, column, label in spendings
+        for index, (heading, lines) in enumerate(
+            _panels(rows_of.cases_of_learning(rows, metric, column))
+        )
+    ]
+
+
+def render(view: View) -> Markup:
+    """Renders two or three panels per metric, a table of the runs, and all seeds."""
+    if not view.study.quality_runs:
+        return page.NOTHING
+    everything = collect(view)
+    found = dict(list(everything.items())[: axes.MOST_FIGURES])
+    all_axes = [axes.axis_of(runs[0].points[0][1]) for runs in found.values()]
+    figures = [
+        (
+            name,
+            _draw(view, number, name, runs, axis),
+            runs,
+            axes.explain(axis, all_axes),
+            seeds.draw(number, name, runs),
+            learning_gains.of_metric(
+                runs[0].points[-1][1].name, view.study.quality_runs
+            ),
+        )
+        for number, (axis, (name, runs)) in enumerate(
+            zip(all_axes, found.items(), strict=True)
+        )
+    ]
+    return page.render(
+        "learning",
+        view=view,
+        figures=figures,
+        num_left_out=len(everything) - len(found),
+        planned=view.study.quality_runs,
+        pictures=pictures(view),
+        name_run=seeds.name_run,
+        most_open=MOST_OPEN,
+        most_pictured=MOST_PICTURED,
+        csv=data.of_rows(view.frame, "learning"),
+    )

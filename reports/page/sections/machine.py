@@ -1,0 +1,62 @@
+"""The machine and the software, from the environment records."""
+
+from __future__ import annotations
+
+import collections
+from typing import TYPE_CHECKING
+
+from reports.page import page
+from reports.words import drift, gpu_facts
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view.view import View
+    from results.records.models import Environment
+    from results.study.cases import Entry
+
+TITLE = "Machine"
+SLUG = "machine"
+
+
+def render(view: View) -> Markup:
+    """Renders the facts of each environment; warns if there are several."""
+    trials: dict[str, list[str]] = collections.defaultdict(list)
+    records: dict[str, list[Environment]] = collections.defaultdict(list)
+    entries: dict[str, list[Entry]] = collections.defaultdict(list)
+    for entry in view.study.planned:
+        if entry.trial is not None and entry.trial.env is not None:
+            trials[entry.trial.env.fingerprint].append(entry.trial_id)
+            records[entry.trial.env.fingerprint].append(entry.trial.env)
+            entries[entry.trial.env.fingerprint].append(entry)
+    machines = [
+        {
+            "fingerprint": fingerprint,
+            "env": environments[0],
+            "trial_ids": trials[fingerprint],
+            "drift": drift.of_entries(view, entries[fingerprint]),
+            # Trials have different numbers of them.
+            "gpus": max((env.gpus for env in environments), key=len),
+            "gpu_uses": gpu_facts.while_measured(environments),
+            "gpu_sharing": gpu_facts.sharing(environments),
+            "gpu_products": gpu_facts.products(environments),
+            "gpu_energy": gpu_facts.energy(entries[fingerprint]),
+            "loads": [
+                env.load_average_before
+                for env in environments
+                if env.load_average_before is not None
+            ],
+            "foreign": [
+                env.foreign_cpu_fraction
+                for env in environments
+                if env.foreign_cpu_fraction is not None
+            ],
+            "stolen": [
+                env.stolen_cpu_fraction
+                for env in environments
+                if env.stolen_cpu_fraction is not None
+            ],
+        }
+        for fingerprint, environments in records.items()
+    ]
+    return page.render("machine", view=view, machines=machines)

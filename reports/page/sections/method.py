@@ -1,0 +1,34 @@
+"""Definitions, formulas and statistics of all numbers in the report."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports.page import page
+from reports.words import marks, reproduce
+from results.figures import relay
+from results.records.models import Order
+from results.statistics import estimates
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+    from reports.view.view import View
+
+TITLE = "Method"
+SLUG = "method"
+
+
+def render(view: View) -> Markup:
+    """Renders the method."""
+    planned = view.study.planned
+    return page.render(
+        "method",
+        view=view,
+        command=reproduce.command_of_study(view.study.plan),
+        spec=planned[0].spec if planned else None,
+        is_relay=view.study.plan.measuring.order is Order.RELAY,
+        marks=marks,
+        relay=relay,
+        statistics=estimates,
+    )

@@ -1,0 +1,147 @@
+"""Aggregates runs with several seeds; part of the section Learning."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from reports.charts import profiles
+from reports.words import formats
+from results.statistics import run_scores
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from markupsafe import Markup
+
+    from reports.page.sections.learning import Run
+    from results.statistics.run_scores import RunScore
+    from results.study.cases import Case, Entry
+
+_FEWEST = 2  # runs of a case that are aggregated
+_NUM_THRESHOLDS = 101
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CaseScore:
+    """The results of all runs of one case.
+
+    Attributes:
+      case: The case.
+      reached: Final quality of each run.
+      score: Aggregate of all runs.
+    """
+
+    case: Case
+    reached: tuple[float, ...]
+    score: RunScore
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Together:
+    """One metric of all cases with several runs.
+
+    Attributes:
+      cases: The cases.
+      panels: Their performance profiles, at most seven lines each.
+    """
+
+    cases: tuple[CaseScore, ...]
+    panels: tuple[Markup, ...]
+
+
+def name_run(case: Case, entry: Entry) -> str:
+    """Names a quality run by its case, and by its repetition if there are several."""
+    if len(case.entries) < _FEWEST:
+        return case.label
+    return f"{case.label}, repetition {entry.spec.repetition_index}"
+
+
+def collect(runs: Sequence[Run]) -> tuple[CaseScore, ...]:
+    """Returns the score of every case with several runs.
+
+    Strata are data sets; a study has one, so its runs differ in their seed only.
+    """
+    by_case: dict[str, list[Run]] = {}
+    for run in runs:
+        by_case.setdefault(run.case.case_id, []).append(run)
+    found = []
+    for group in by_case.values():
+        if len(group) < _FEWEST:
+            continue
+        reached = tuple(run.points[-1][1].value for run in group)
+        case = group[0].case
+        found.append(
+            CaseScore(
+                case=case,
+                reached=reached,
+                score=run_scores.score({case.spec.data: reached}),
+            )
+        )
+    return tuple(found)
+
+
+def draw(number: int, name: str, runs: Sequence[Run]) -> Together | None:
+    """Returns table and profiles of one metric, or None without repetitions.
+
+    Args:
+      number: Index of the metric in the page.
+      name: Its title.
+      runs: The runs of all cases.
+    """
+    cases = collect(runs)
+    if not cases:
+        return None
+    unit = runs[0].points[-1][1].unit
+    values = [value for found in cases for value in found.reached]
+    low, high = min(values), max(values)
+    margin = 0.05 * (high - low) or 1.0
+    levels = np.linspace(low - margin, high + margin, _NUM_THRESHOLDS).tolist()
+    panels = []
+    for index, chosen in enumerate(_panels(cases)):
+        dashes: dict[str, int] = {}
+        lines = []
+        for found in chosen:
+            backend = found.case.spec.backend
+            dash = dashes[backend] = dashes.get(backend, -1) + 1
+            lines.append(
+                profiles.Line(
+                    label=found.case.label,
+                    backend=backend,
+                    dash=dash,
+                    profile=run_scores.profile(
+                        {found.case.spec.data: found.reached}, levels
+                    ),
+                )
+            )
+        panel = profiles.draw(
+            lines,
+            slug=f"learning-{number}-profile{f'-{index}' if index else ''}",
+            title=f"Fraction of runs that reached a level of {name}",
+            description="; ".join(
+                f"{found.case.label}: {found.score.statistic} "
+                f"{formats.quality(found.score.value, unit)} of {found.score.n} runs"
+                for found in chosen
+            )
+            + ".",
+            x_label=f"{name} at the end",
+            write=lambda value: formats.quality(value, unit),
+        )
+        panels.append(panel)
+    return Together(cases=cases, panels=tuple(panels))
+
+
+def _panels(cases: tuple[CaseScore, ...]) -> list[tuple[CaseScore, ...]]:
+    """Returns the lines of each panel: all cases, or those of one backend each."""
+    if len(cases) <= profiles.MOST_LINES:
+        return [cases]
+    found = []
+    for backend in dict.fromkeys(case.case.spec.backend for case in cases):
+        own = tuple(case for case in cases if case.case.spec.backend == backend)
+        found += [
+            own[i : i + profiles.MOST_LINES]
+            for i in range(0, len(own), profiles.MOST_LINES)
+        ]
+    return found

@@ -1,0 +1,212 @@
+"""Figures of a study on axes of a notebook."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports.charts import curves, look, quantities, rows, rows_of, step_times, svg
+from reports.charts import scaling as over_replicas
+from reports.charts import waterfall as of_parts
+from reports.words import formats
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+SPENT = {
+    "train_time_sec": "training time in s, without evaluations",
+    "num_examples": "examples, repeated ones counted again",
+    "num_environment_steps": "environment steps of all actors",
+}
+
+
+def _one_of(name: str, value: str, allowed: list[str]) -> str:
+    if value not in allowed:
+        raise ValueError(
+            f"{name} {value!r} is not in the frame, which has {', '.join(allowed)}: "
+            f"pass one of these as {name}"
+        )
+    return value
+
+
+def _axes(ax: Axes | None, height: float) -> Axes:
+    """Returns axes to draw on: the caller's, or those of a new figure."""
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    size = (rows.WIDTH / svg.POINTS_PER_INCH, height / svg.POINTS_PER_INCH)
+    _, axes = plt.subplots(figsize=size, layout="constrained")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return axes
+
+
+def scaling(
+    frame: pd.DataFrame,
+    ax: Axes | None = None,
+    *,
+    quantity: str = "efficiency",
+    mode: str | None = None,
+    is_log: bool = False,
+) -> Axes:
+    """Draws efficiency, speedup or throughput over the number of replicas.
+
+    Args:
+      frame: ``results.figures.frame.points_frame(study)``.
+      ax: Where; None for a new figure.
+      quantity: ``efficiency``, ``speedup`` or ``throughput``.
+      mode: ``weak`` or ``strong``; None for the first of the frame.
+      is_log: Whether axes are logarithmic; of efficiency, only that of replicas.
+
+    Raises:
+      ValueError: The frame has no such rows.
+    """
+    found = rows_of.select(frame, "scaling")
+    modes = list(dict.fromkeys(found["mode"]))
+    chosen = modes[0] if mode is None else _one_of("mode", mode, modes)
+    known = {one.slug: one for one in quantities.QUANTITIES}
+    what = known[_one_of("quantity", quantity, list(known))]
+    axes = _axes(ax, over_replicas.HEIGHT)
+    backends = over_replicas.backends_of(found)
+    over_replicas.draw_on(
+        axes,
+        found,
+        what,
+        chosen,
+        backends=backends,
+        is_log=is_log,
+        look_=look.NOTEBOOK,
+    )
+    for backend in backends:
+        axes.plot(
+            [],
+            [],
+            color=look.NOTEBOOK.color(backend),
+            marker=look.marker(backend),
+            linestyle=look.dash(backend),
+            label=backend,
+        )
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.2), frameon=False)
+    return axes
+
+
+def forest(frame: pd.DataFrame, ax: Axes | None = None) -> Axes:
+    """Draws ratios of throughput between backends, with intervals.
+
+    Args:
+      frame: ``results.figures.frame.points_frame(study)``.
+      ax: Where; None for a new figure.
+
+    Raises:
+      ValueError: The study compares no backends.
+    """
+    items = rows_of.ratios(frame)
+    axes = _axes(ax, rows.height_of(rows.place([row.group for row in items])))
+    rows.draw_on(
+        axes,
+        items,
+        axis_label="ratio of throughput (1: equally fast)",
+        look_=look.NOTEBOOK,
+        reference=1.0,
+        is_logarithmic=True,
+    )
+    return axes
+
+
+def waterfall(
+    frame: pd.DataFrame,
+    ax: Axes | None = None,
+    *,
+    backend: str | None = None,
+    num_replicas: int | None = None,
+) -> Axes:
+    """Draws where the time of a step of one case went.
+
+    Args:
+      frame: ``results.figures.frame.points_frame(study)``.
+      ax: Where; None for a new figure.
+      backend: Of the case; None for the first.
+      num_replicas: Of the case; None for the largest.
+
+    Raises:
+      ValueError: The study has no controls, or none of this case.
+    """
+    found = rows_of.select(frame, "waterfall")
+    backends = list(dict.fromkeys(found["backend"]))
+    name = backends[0] if backend is None else _one_of("backend", backend, backends)
+    sizes = sorted({int(n) for n in found["num_replicas"][found["backend"] == name]})
+    number = sizes[-1] if num_replicas is None else num_replicas
+    _one_of("num_replicas", str(number), [str(size) for size in sizes])
+    bars = rows_of.parts(frame, name, number)
+    axes = _axes(ax, rows.height_of(rows.place([""] * len(bars))))
+    of_parts.draw_on(
+        axes, bars, backend=name, axis_label="ms per step", look_=look.NOTEBOOK
+    )
+    return axes
+
+
+def learning(
+    frame: pd.DataFrame,
+    ax: Axes | None = None,
+    *,
+    metric: str | None = None,
+    spent: str = "train_time_sec",
+) -> Axes:
+    """Draws quality over training: the median of the seeds of a case, and their band.
+
+    Args:
+      frame: ``results.figures.frame.points_frame(study)``, of at most seven cases.
+      ax: Where; None for a new figure.
+      metric: Name of the quality metric; None for the first.
+      spent: ``train_time_sec``, ``num_examples`` or ``num_environment_steps``.
+
+    Raises:
+      ValueError: The study has no quality runs, or no such metric.
+    """
+    found = rows_of.select(frame, "learning")
+    metrics = list(dict.fromkeys(found["quantity"]))
+    name = metrics[0] if metric is None else _one_of("metric", metric, metrics)
+    present = [key for key in SPENT if found[key].notna().any()]
+    drawn = rows_of.cases_of_learning(frame, name, _one_of("spent", spent, present))
+    unit = found["unit"][found["quantity"] == name].iloc[0]
+    axes = _axes(ax, curves.HEIGHT)
+    curves.draw_on(
+        axes,
+        drawn,
+        x_label=SPENT[spent],
+        write=lambda value: formats.quality(value, unit),
+        look_=look.NOTEBOOK,
+    )
+    axes.set_title(name, loc="left")
+    return axes
+
+
+def steps(
+    frame: pd.DataFrame,
+    ax: Axes | None = None,
+    *,
+    kind: str = "box",
+    phase: str = "measure",
+) -> Axes:
+    """Draws the distribution of the recorded step times of each case.
+
+    Args:
+      frame: ``results.figures.frame.points_frame(study)``.
+      ax: Where; None for a new figure.
+      kind: ``box``, or ``ecdf`` for the share of steps that took at most so long.
+      phase: ``measure`` or ``warmup``.
+
+    Raises:
+      ValueError: No step was recorded.
+    """
+    found = rows_of.select(frame, "steps")
+    phases = list(dict.fromkeys(found["phase"]))
+    items = rows_of.cases_of_steps(frame, _one_of("phase", phase, phases))
+    label = "time of one step, ms"
+    if _one_of("kind", kind, ["box", "ecdf"]) == "ecdf":
+        axes = _axes(ax, step_times.ECDF_HEIGHT)
+        step_times.draw_ecdf(axes, items, axis_label=label, look_=look.NOTEBOOK)
+    else:
+        axes = _axes(ax, rows.height_of(rows.place([row.group for row in items])))
+        step_times.draw_boxes(axes, items, axis_label=label, look_=look.NOTEBOOK)
+    return axes

@@ -1,0 +1,178 @@
+"""The data that sections read: the study, its figures, and the colours of backends."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from typing import TYPE_CHECKING
+
+from reports.view import reference_points
+from results.figures import explain, points, scaling
+from results.records.models import Control, Order
+from results.study.cases import load_study
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+
+    from reports.view.reference_points import Source
+    from results.figures.explain import Explained
+    from results.figures.recorded_loss import RecordedLoss
+    from results.figures.scaling import Comparison, Point
+    from results.records.models import ScalingMode
+    from results.store.study_store import Store
+    from results.study.cases import Case, Study
+
+NUM_SERIES = 10
+"""Number of distinct colours and markers; the style sheet defines as many of each."""
+
+SERIES_OF_BACKEND = {
+    "in_graph": 0,
+    "tf_mirrored": 1,
+    "multi_worker": 2,
+    "tf_multi_worker": 3,
+    "multi_worker_in_graph": 4,
+    "async": 5,
+    "single": 6,
+    "tf_parameter_server": 7,
+    "tpu": 9,
+}
+"""Colour and marker of each backend of the catalogue, the same in every study."""
+
+
+def series_of(backend: str) -> int:
+    """Returns the index of a backend's colour and marker; it depends on the name only.
+
+    A backend outside the catalogue shares those of another one.
+    """
+    known = SERIES_OF_BACKEND.get(backend)
+    # Not hash(): it differs from process to process.
+    return zlib.crc32(backend.encode()) % NUM_SERIES if known is None else known
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class View:
+    """A study, prepared for display.
+
+    Attributes:
+      study: The plan joined with the store.
+      points: One per mode, backend and number of replicas.
+      comparisons: Pairs of backends under equal conditions.
+      explained: Cases of a relay with controls, and where their time went.
+      frame: What the figures draw: ``results.figures.frame.points_frame``.
+      recorded: The others of a relay, and what their turns record about their loss.
+      store: The store of the study.
+      references: Published figures to show beside those of the study.
+    """
+
+    study: Study
+    points: tuple[Point, ...]
+    comparisons: tuple[Comparison, ...]
+    explained: tuple[Explained, ...]
+    frame: pd.DataFrame
+    recorded: tuple[RecordedLoss, ...]
+    store: Store
+    references: tuple[Source, ...] = ()
+
+    @property
+    def rate_unit(self) -> str:
+        """Unit of throughput, such as images/s."""
+        return f"{self.study.example_unit}/s"
+
+    @property
+    def measured_cases(self) -> tuple[Case, ...]:
+        """Cases with at least one ok trial: backend by backend, replicas ascending."""
+        backends = self.study.backends
+        cases = [case for case in self.study.cases if case.ok_entries]
+        return tuple(
+            sorted(
+                cases,
+                key=lambda case: (
+                    backends.index(case.spec.backend),
+                    case.spec.num_replicas,
+                    -case.spec.global_batch_size,
+                ),
+            )
+        )
+
+    @property
+    def repetition(self) -> str:
+        """What a repetition is called: a relay has generations."""
+        is_relay = self.study.plan.measuring.order is Order.RELAY
+        return "generation" if is_relay else "repetition"
+
+    @property
+    def repetitions(self) -> str:
+        """The plural of ``repetition``."""
+        return f"{self.repetition}s"
+
+    @property
+    def is_anything_measured(self) -> bool:
+        """Whether at least one planned trial is ok."""
+        return any(entry.is_ok for entry in self.study.planned)
+
+    @property
+    def has_several_baselines(self) -> bool:
+        """Whether a fastest baseline can be another than a backend's own."""
+        return any(point.efficiency_of_best is not None for point in self.points) and (
+            len({point.backend for point in self.points}) > 1
+        )
+
+    @property
+    def has_ceiling(self) -> bool:
+        """Whether programs that never communicate were measured."""
+        return any(
+            case.spec.control is Control.SOLO and case.ok_entries
+            for case in self.study.controls
+        )
+
+    @property
+    def is_oversubscription_present(self) -> bool:
+        """Whether any case ran with more replicas than cores."""
+        return any(point.is_oversubscribed for point in self.points)
+
+    def series(self, backend: str) -> int:
+        """Returns the index of a backend's colour and marker."""
+        return series_of(backend)
+
+    def points_of(self, mode: ScalingMode, backend: str) -> tuple[Point, ...]:
+        """Returns one curve, replicas ascending."""
+        return tuple(
+            point
+            for point in self.points
+            if point.mode is mode and point.backend == backend
+        )
+
+
+def modes_text(modes: tuple[ScalingMode, ...]) -> str:
+    """Returns the names of scaling modes."""
+    return " and ".join(mode.value for mode in modes) or "not planned"
+
+
+def view_store(store: Store, references: Sequence[str] = ()) -> View:
+    """Reads a store once and computes the data that sections share.
+
+    Args:
+      store: The study.
+      references: Files of published figures, as ``reference_points.choose`` takes them.
+
+    Raises:
+      ResultsError: The plan is missing, unreadable or contradictory, or references
+        cannot be used.
+    """
+    study = load_study(store)
+    measured = scaling.points(study)
+    compared = scaling.comparisons(study)
+    explained = explain.explain(study)
+    recorded = points.recorded_losses(measured, explained)
+    return View(
+        study=study,
+        points=measured,
+        comparisons=compared,
+        explained=explained,
+        frame=points.frame_of(study, measured, compared, (*explained, *recorded)),
+        recorded=recorded,
+        store=store,
+        references=reference_points.choose(references, study.plan),
+    )

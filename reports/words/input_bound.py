@@ -1,0 +1,73 @@
+"""What the control ``input_only`` says about a case, in words."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports.words import formats
+from reports.words.finding import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from reports.view.view import View
+    from results.figures.input_bound import GenerationMean, InputBound
+
+_MEANINGS = {
+    "input-bound": "faster replicas would wait for their batches",
+    "not input-bound": "its batches arrive before they are needed",
+    "inconclusive": "whether it is input-bound is inconclusive",
+}
+
+
+def with_interval(found: GenerationMean, write: Callable[[float], str]) -> str:
+    """Writes a value with its interval, if it has one."""
+    if found.low is None or found.high is None:
+        return write(found.value)
+    return f"{write(found.value)} {formats.interval(found.low, found.high, write)}"
+
+
+def fraction_text(found: InputBound) -> str:
+    """Writes the fraction of a step that the pipelines take alone."""
+    return with_interval(found.fraction, formats.percent)
+
+
+def statement(found: InputBound, write: Callable[[float], str]) -> str:
+    """Says what the pipelines take alone, for the section on lost time.
+
+    Args:
+      found: The judgement.
+      write: Writes seconds in ms.
+    """
+    return (
+        f"{found.verdict}: the input pipelines alone take "
+        f"{with_interval(found.input_sec, write)} ms, {fraction_text(found)} of the "
+        f"step; {_MEANINGS[found.verdict]}"
+    )
+
+
+def findings(view: View) -> list[Finding]:
+    """Returns the cases whose loss is that of their input, in planned order."""
+    found = []
+    for item in view.explained:
+        bound = None if item.lost is None else item.lost.input_bound
+        if bound is None or not bound.explains_loss:
+            continue
+        spec = item.case.spec
+        replicas = formats.count(spec.num_replicas, "replica")
+        text = fraction_text(bound)
+        figure, _, interval = text.partition(" ")
+        found.append(
+            Finding(
+                figure=figure,
+                interval=interval,
+                label=f"{spec.backend}, {replicas}, input alone of a step",
+                sentence=(
+                    f"{spec.backend} is input-bound with {replicas}: its input "
+                    f"pipelines alone take {text} of a step, longer than the step of "
+                    "one replica, so the loss is that of the input."
+                ),
+                trial_ids=item.trial_ids,
+            )
+        )
+    return found

@@ -1,0 +1,210 @@
+"""The trust strip: what a reader must know before believing a figure.
+
+Each mark is ok, caution or bad, with its reason. A mark that is not ok changes the
+words of the verdict (``reports/words/brief.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from typing import TYPE_CHECKING
+
+from reports.words import drift, formats
+from results.figures import relay
+from results.records.models import Order
+from results.study import agreement
+
+if TYPE_CHECKING:
+    from reports.view.view import View
+    from results.records.models import Environment
+
+ENOUGH_REPETITIONS = 4
+QUIET_FRACTION = 0.05
+"""A trial is disturbed if other processes used more than this fraction of CPU time."""
+MANY = 0.2
+"""More failed or disturbed trials than this fraction are bad."""
+SOME_VOID = 0.1
+SMALL_DRIFT, LARGE_DRIFT = 0.10, 0.25
+
+
+class Level(enum.Enum):
+    """How far a mark limits trust, the worst last."""
+
+    OK = "ok"
+    CAUTION = "caution"
+    BAD = "bad"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Mark:
+    """One thing to know.
+
+    Attributes:
+      name: What was looked at.
+      level: How it is.
+      reason: Why, in a few words.
+    """
+
+    name: str
+    level: Level
+    reason: str
+
+
+def of_view(view: View) -> tuple[Mark, ...]:
+    """Returns all marks, in reading order."""
+    return (
+        _design(view),
+        _repetitions(view),
+        _quiet(view),
+        _drift(view),
+        _failures(view),
+        _oversubscription(view),
+    )
+
+
+def worst(found: tuple[Mark, ...]) -> Level:
+    """Returns the worst level."""
+    levels = list(Level)
+    return max((mark.level for mark in found), key=levels.index)
+
+
+def _design(view: View) -> Mark:
+    name = "Design"
+    broken = agreement.of_study(view.study).broken
+    if broken:
+        return Mark(
+            name=name,
+            level=Level.BAD,
+            reason=f"{broken[0].second.spec.backend} does not do the same work",
+        )
+    if view.study.plan.measuring.order is not Order.RELAY:
+        return Mark(
+            name=name,
+            level=Level.CAUTION,
+            reason="trials one after another: drift is in the ratios",
+        )
+    twin = relay.twin_of(view.study)
+    if twin is None:
+        return Mark(name=name, level=Level.CAUTION, reason="in turns, without a twin")
+    ratio = formats.times(twin.ratio.value)
+    if twin.differs or twin.ratio.excludes(1.0):
+        # Of twenty twins, one is outside its 95 % interval by chance.
+        level = Level.BAD if twin.differs else Level.CAUTION
+        return Mark(
+            name=name, level=level, reason=f"one case, measured twice, differs: {ratio}"
+        )
+    return Mark(
+        name=name,
+        level=Level.OK,
+        reason=f"cases take turns; one, measured twice: {ratio}",
+    )
+
+
+def _repetitions(view: View) -> Mark:
+    counts = [len(case.ok_entries) for case in view.measured_cases]
+    is_relay = view.study.plan.measuring.order is Order.RELAY
+    what = "generation" if is_relay else "repetition"
+    fewest, most = min(counts, default=0), max(counts, default=0)
+    reason = formats.count(fewest, what)
+    if fewest < most:
+        reason = f"{fewest} to {most} {what}s"
+    level = Level.OK
+    if fewest < ENOUGH_REPETITIONS:
+        level, reason = Level.CAUTION, f"{reason}: wide intervals"
+    if most <= 1:
+        level = Level.BAD
+        reason = f"one {what}: no interval" if fewest else "nothing measured"
+    return Mark(name="Sample", level=level, reason=reason)
+
+
+def _environments(view: View) -> list[Environment]:
+    return [
+        entry.trial.env
+        for entry in view.study.planned
+        if entry.trial is not None and entry.trial.env is not None
+    ]
+
+
+def _quiet(view: View) -> Mark:
+    name = "Quiet machine"
+    if view.study.plan.measuring.order is Order.RELAY:
+        counts = relay.count_turns(view.study)
+        share = counts.void_fraction
+        # In numbers: less than half a per cent would be 0 %.
+        reason = f"{counts.num_void} of {counts.num_turns} turns void, repeated"
+        if not counts.num_void:
+            reason = "no turn was void"
+        level = Level.CAUTION if share > SOME_VOID else Level.OK
+        if counts.is_unfit:
+            level = Level.BAD
+        return Mark(name=name, level=level, reason=reason)
+    known = [
+        env.foreign_cpu_fraction
+        for env in _environments(view)
+        if env.foreign_cpu_fraction is not None
+    ]
+    if not known:
+        return Mark(name=name, level=Level.CAUTION, reason="load was not recorded")
+    disturbed = [share for share in known if share > QUIET_FRACTION]
+    if not disturbed:
+        reason = f"others used at most {formats.percent(max(known))} of CPU time"
+        return Mark(name=name, level=Level.OK, reason=reason)
+    reason = (
+        f"others used up to {formats.percent(max(disturbed))} of CPU time in "
+        f"{len(disturbed)} of {len(known)} trials"
+    )
+    level = Level.BAD if len(disturbed) > MANY * len(known) else Level.CAUTION
+    return Mark(name=name, level=level, reason=reason)
+
+
+def _drift(view: View) -> Mark:
+    name = "Drift"
+    fingerprints = {env.fingerprint for env in _environments(view)}
+    if len(fingerprints) > 1:
+        reason = f"{len(fingerprints)} different environments"
+        return Mark(name=name, level=Level.BAD, reason=reason)
+    found = drift.of_entries(view, view.study.planned)
+    if found is None:
+        return Mark(name=name, level=Level.CAUTION, reason="speed was not recorded")
+    moved = found.of_medians
+    reason = f"speed of the machine moved by {formats.percent(moved)}"
+    if moved <= SMALL_DRIFT:
+        return Mark(name=name, level=Level.OK, reason=reason)
+    if view.study.plan.measuring.order is Order.RELAY:
+        return Mark(
+            name=name,
+            level=Level.CAUTION,
+            reason=f"{reason}: rates move with it, ratios do not",
+        )
+    level = Level.BAD if moved > LARGE_DRIFT else Level.CAUTION
+    return Mark(name=name, level=level, reason=reason)
+
+
+def _failures(view: View) -> Mark:
+    planned = view.study.planned
+    num_missing = sum(not entry.is_ok for entry in planned)
+    if not num_missing:
+        reason = f"all {formats.count(len(planned), 'trial')} ok"
+        return Mark(name="Failures", level=Level.OK, reason=reason)
+    reason = f"{num_missing} of {formats.count(len(planned), 'trial')} gave no number"
+    level = Level.BAD if num_missing > MANY * len(planned) else Level.CAUTION
+    return Mark(name="Failures", level=level, reason=reason)
+
+
+def _oversubscription(view: View) -> Mark:
+    name = "Cores"
+    beyond = sorted({p.num_replicas for p in view.points if p.is_oversubscribed})
+    if not beyond:
+        reason = "a core or more per replica"
+        return Mark(name=name, level=Level.OK, reason=reason)
+    listed = ", ".join(map(str, beyond))
+    fit = [p for p in view.points if not (p.is_oversubscribed or p.is_baseline)]
+    reason = f"oversubscribed at {formats.count(beyond[-1], 'replica')}"
+    if len(beyond) > 1:
+        reason = f"oversubscribed at {listed} replicas"
+    if fit:
+        return Mark(
+            name=name, level=Level.CAUTION, reason=f"{reason}: not in the verdict"
+        )
+    return Mark(name=name, level=Level.BAD, reason=f"{reason}: nothing else measured")

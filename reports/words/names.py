@@ -1,0 +1,76 @@
+"""Display names: what readers call workloads, metrics and machines."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from reports.words import formats
+
+if TYPE_CHECKING:
+    from reports.view.view import View
+    from results.records.models import Environment
+
+WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
+METRICS = {
+    "top_1": "Top-1 accuracy",
+    "top_5": "Top-5 accuracy",
+    "fid": "FID",
+    "fid_digits": "FID of digits",
+    "inception_score": "Inception Score",
+    "return": "Return",
+    "mean_return": "Mean return",
+}
+_NOISE = re.compile(
+    r"\((?:R|TM|C)\)|\b\d+-Core\b|\bCPU\b|\bProcessor\b|@.*$", re.IGNORECASE
+)
+_LONGEST_MODEL = 40
+
+
+def workload(name: str) -> str:
+    """Returns the display name of a workload; its own name if it has none."""
+    return WORKLOADS.get(name, name)
+
+
+def metric(name: str) -> str:
+    """Returns the display name of a metric: its words if it has none."""
+    if name in METRICS:
+        return METRICS[name]
+    words = name.replace("_", " ").strip()
+    return f"{words[:1].upper()}{words[1:]}"
+
+
+def processor(model: str) -> str:
+    """Returns a processor's model without trade marks and clock."""
+    words = " ".join(_NOISE.sub(" ", model).split()) or model
+    return words if len(words) <= _LONGEST_MODEL else f"{words[:_LONGEST_MODEL]}…"
+
+
+def machine(environment: Environment) -> str:
+    """Returns where trials ran: '2 cores of an AMD EPYC'."""
+    if environment.gpus:
+        gpu = processor(environment.gpus[0])
+        return f"{formats.count(len(environment.gpus), 'GPU')} ({gpu})"
+    cores = formats.count(environment.placement.num_available_cores, "core")
+    name = processor(environment.cpu_model)
+    article = "an" if name[:1].lower() in "aeiou" else "a"
+    return f"{cores} of {article} {name}"
+
+
+def title(view: View) -> str:
+    """Returns the question that the report answers, in plain words."""
+    study = view.study
+    subject = study.plan.study
+    if study.planned:
+        subject = workload(study.planned[0].spec.workload)
+    environments = [
+        entry.trial.env
+        for entry in study.planned
+        if entry.trial is not None and entry.trial.env is not None
+    ]
+    where = ""
+    if environments:
+        # Trials have different numbers of GPUs.
+        largest = max(environments, key=lambda env: len(env.gpus))
+        where = f" on {machine(largest)}"
+    return f"{subject}{where}: how well does it scale?"

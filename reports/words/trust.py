@@ -1,0 +1,137 @@
+"""How far a relay can be trusted: its twin, its void turns, its primary contrast."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from reports.words import formats
+from results.figures import relay
+from results.study import agreement, matching
+from results.study.matching import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from reports.view.view import View
+
+
+def why_unfit(view: View) -> str:
+    """Returns the headline of a study that the machine disturbed too much, or ""."""
+    counts = relay.count_turns(view.study)
+    if not counts.is_unfit:
+        return ""
+    return (
+        f"No verdict: {formats.percent(counts.void_fraction)} of the turns are void "
+        f"({counts.num_void} of {counts.num_turns}; {_main_reason(counts)}); at most "
+        f"{formats.percent(relay.MOST_VOID)} may be. Repeat the sweep on a quiet "
+        "machine."
+    )
+
+
+def sentences(view: View) -> Iterator[str]:
+    """Yields what limits the figures of a relay, one sentence each."""
+    primary = view.study.plan.measuring.primary
+    if primary is not None:
+        yield (
+            f"The study was planned for one contrast: {primary.text}. All other "
+            "ratios are secondary."
+        )
+    twin = relay.twin_of(view.study)
+    if twin is None:
+        yield "The twin, one case measured twice, has no result."
+    else:
+        low, high = twin.ratio.low, twin.ratio.high
+        figures = formats.times(twin.ratio.value)
+        if low is not None and high is not None:
+            figures += f" {formats.interval(low, high, formats.ratio)}"
+        verdict = "must include 1, and does"
+        if twin.ratio.excludes(1.0):
+            verdict = (
+                "must include 1, and does not: small differences between backends here "
+                "may be chance"
+            )
+        elif not twin.ratio.is_conclusive or not twin.ratio.has_interval:
+            verdict = "one generation decides nothing"
+        yield (
+            f"{twin.case.label} was measured twice to check the design: the ratio "
+            f"of the two is {figures} (n = {twin.ratio.n}; {verdict})."
+        )
+    counts = relay.count_turns(view.study)
+    if counts.num_void == 1:
+        reason, _ = counts.reasons[0]
+        yield f"1 of {counts.num_turns} turns is void and was repeated: {reason}."
+    elif counts.num_void:
+        yield (
+            f"{counts.num_void} of {counts.num_turns} turns are void and were "
+            f"repeated: {_main_reason(counts)}."
+        )
+
+
+def matches(view: View) -> Iterator[str]:
+    """Yields whether N replicas compute what one replica does on the same examples."""
+    found = view.study.matches
+    matched = [match for match in found if match.outcome is Outcome.MATCHES]
+    if matched:
+        losses = max(match.loss_difference or 0.0 for match in matched)
+        changes = max(match.change_difference or 0.0 for match in matched)
+        verb = "matches" if len(matched) == 1 else "match"
+        yield (
+            f"{', '.join(match.label for match in matched)} {verb} one replica on the "
+            f"first {matching.NUM_STEPS} steps: losses differ by at most {losses:.1g}, "
+            f"what the steps change by at most {changes:.1g}, relatively."
+        )
+        remarks: dict[str, list[str]] = {}
+        for match in matched:
+            if match.remark:
+                remarks.setdefault(match.remark, []).append(match.label)
+        for remark, labels in remarks.items():
+            yield f"To match {' and '.join(labels)}, this was changed: {remark}."
+    for match in found:
+        if match.outcome is Outcome.DIFFERS:
+            yield f"{match.label} is crossed out: it {match.reason}."
+    reasons: dict[str, list[str]] = {}
+    for match in found:
+        if match.outcome is Outcome.NOT_CHECKED:
+            reasons.setdefault(match.reason, []).append(match.label)
+    for reason, labels in reasons.items():
+        yield f"Not checked against one replica: {', '.join(labels)}: {reason}."
+
+
+def same_work(view: View) -> Iterator[str]:
+    """Yields whether backends compute the same on their first steps."""
+    found = agreement.of_study(view.study)
+    if not found.repeats_itself:
+        yield (
+            "Equal programs do not repeat themselves here: the losses of their first "
+            "steps differ, so losses cannot show whether backends do the same work."
+        )
+    if found.is_drawn:
+        matched = view.study.plan.matching
+        shown = "matching with one replica, on equal numbers, shows it"
+        if matched is None or not matched.trials:
+            shown = "nor does anything else, since replicas were not matched with one"
+        yield (
+            "Steps draw random numbers, and each backend its own, so losses of the "
+            f"measured runs do not show whether backends do the same work; {shown}."
+        )
+    if found.pairs and not found.broken:
+        largest = max(pair.difference for pair in found.pairs)
+        differ = f"differ by at most {largest:.1g}, relatively"
+        number = sum(pair.num_pairs for pair in found.pairs)
+        yield (
+            "Backends do the same work: with the same replicas, batch and seed their "
+            f"losses of the first {agreement.NUM_STEPS} steps "
+            f"{differ if largest else 'are equal'} (n = {number} pairs of trials)."
+        )
+    for pair in found.broken:
+        yield (
+            f"{pair.second.label} does not do the same work as "
+            f"{pair.first.spec.backend}: their losses differ by up to "
+            f"{formats.percent(pair.difference)} within the first "
+            f"{agreement.NUM_STEPS} steps, so their ratio is left out."
+        )
+
+
+def _main_reason(counts: relay.TurnCounts) -> str:
+    reason, number = counts.reasons[0]
+    return f"in {number} of them {reason}"
