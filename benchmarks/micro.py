@@ -66,10 +66,10 @@ def measure(name: str) -> dict[str, Any]:
 def merge(generations: Sequence[Sequence[dict[str, Any]]]) -> dict[str, Any]:
     """Returns one document of pytest-benchmark for several generations.
 
-    Each benchmark has its generation in ``extra_info``, where ``harness import`` finds
-    it. The name of the machine is left out.
+    Each benchmark has its generation in ``extra_info``. The name of the machine is left
+    out.
     """
-    from results.judging.pytest_benchmark import GENERATION
+    from benchmarks.micro_judging import GENERATION
 
     first = generations[0][0]
     return {
@@ -112,13 +112,13 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
       HarnessError: A percentage cannot be read.
       ResultsError: A file cannot be read, or nothing can be compared.
     """
+    from benchmarks import micro_judging
     from harness.cli import gating
     from harness.planning.ranges import parse_percentage
     from reports.words import judgement
-    from results.judging import benchmarks, pytest_benchmark
 
-    new, old = (pytest_benchmark.read([path], path.stem) for path in (change, baseline))
-    found = benchmarks.judge_benchmarks(
+    new, old = micro_judging.read(change), micro_judging.read(baseline)
+    found = micro_judging.judged(
         new,
         old,
         name=str(baseline),
@@ -133,8 +133,9 @@ def compare(change: Path, baseline: Path, *, delta: str, alpha: str, form: str) 
         "json": judgement.gate_json,
     }[form]
     print(write(found))
-    for name in benchmarks.new_ones(new, old):
-        print(f"new, not judged: {name}", file=sys.stderr)
+    for name in new.names:
+        if name not in old.names:
+            print(f"new, not judged: {name}", file=sys.stderr)
     return gating.code_of(found)
 
 

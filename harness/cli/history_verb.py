@@ -16,11 +16,9 @@ from harness.planning import study as study_module
 from reports.words import formats, narrow
 from results.errors import ResultsError
 from results.figures.history import as_data, history
-from results.records import benchmark_record
-from results.records.benchmark_record import Benchmarks
 from results.statistics import change_points
-from results.store.study_store import BENCHMARKS_NAME, PLAN_NAME, Store
-from results.study.cases import Study, load_study
+from results.store.study_store import PLAN_NAME, Store
+from results.study.cases import load_study
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +27,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from results.figures.history import History, Observation, Series
+    from results.study.cases import Study
 
 _PIPE_WIDTH = 140
 _DATE_LENGTH = len("2026-01-01T00:00")
@@ -47,11 +46,7 @@ def show_history(
     """
     if is_json and is_markdown:
         raise StudyError("--json and --markdown exclude each other; use one of them")
-    everything = _named(studies, runs_dir) if studies else _all_in(runs_dir)
-    found = history(
-        [of for of in everything if isinstance(of, Study)],
-        [of for of in everything if isinstance(of, Benchmarks)],
-    )
+    found = history(_named(studies, runs_dir) if studies else _all_in(runs_dir))
     if is_json:
         click.echo(json.dumps(as_data(found), indent=2))
     elif is_markdown:
@@ -66,18 +61,17 @@ def show_history(
     return exit_codes.OK
 
 
-def _named(studies: Sequence[str], runs_dir: Path) -> list[Study | Benchmarks]:
+def _named(studies: Sequence[str], runs_dir: Path) -> list[Study]:
     roots = [study_module.find_study(study, runs_dir) for study in studies]
     # The same study twice would count as two observations.
     unique = {root.resolve(): root for root in roots}
-    return [_open(root) for root in unique.values()]
+    return [load_study(Store.open(root)) for root in unique.values()]
 
 
-def _all_in(runs_dir: Path) -> list[Study | Benchmarks]:
+def _all_in(runs_dir: Path) -> list[Study]:
     """Reads every study below a directory; unreadable ones are named and left out."""
-    names = (PLAN_NAME, BENCHMARKS_NAME)
-    roots = {path.parent for name in names for path in runs_dir.glob(f"*/{name}")}
-    found = [of for root in sorted(roots) if (of := _read(root)) is not None]
+    roots = sorted(path.parent for path in runs_dir.glob(f"*/{PLAN_NAME}"))
+    found = [of for root in roots if (of := _read(root)) is not None]
     if not found:
         raise StudyError(
             f"no study in {str(runs_dir)!r}: name studies or another --runs-dir, or"
@@ -86,15 +80,9 @@ def _all_in(runs_dir: Path) -> list[Study | Benchmarks]:
     return found
 
 
-def _open(root: Path) -> Study | Benchmarks:
-    if benchmark_record.holds_benchmarks(root):
-        return benchmark_record.read(root)
-    return load_study(Store.open(root))
-
-
-def _read(root: Path) -> Study | Benchmarks | None:
+def _read(root: Path) -> Study | None:
     try:
-        return _open(root)
+        return load_study(Store.open(root))
     except ResultsError as error:
         click.echo(one_line(f"left out: {error}"), err=True)
         return None

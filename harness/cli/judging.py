@@ -13,9 +13,8 @@ from harness.errors import MatchStudyError, PlanError, StudyError
 from harness.judging import baselines
 from harness.planning import study as study_module
 from reports.words import judgement
-from results.judging import benchmarks, gate_metrics
 from results.judging import compare as compare_module
-from results.records import benchmark_record
+from results.judging import gate_metrics
 from results.store.study_store import Store
 from results.study.cases import load_study
 
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from results.judging.benchmarks import BenchmarkRatios
     from results.judging.compare import RatioTable
     from results.study.cases import Study
 
-_WRITE_COMPARISON: dict[str, Callable[[RatioTable | BenchmarkRatios], str]] = {
+_WRITE_COMPARISON: dict[str, Callable[[RatioTable], str]] = {
     "text": judgement.comparison_text,
     "json": judgement.comparison_json,
     "markdown": judgement.comparison_markdown,
@@ -60,21 +58,7 @@ def compare(
       ResultsError: A name is unknown, or nothing can be compared.
     """
     of = gate_metrics.metric_of(metric)
-    comparison: RatioTable | BenchmarkRatios
-    if study is None and _are_benchmarks(first, second, runs_dir):
-        if of is not gate_metrics.THROUGHPUT:  # the default
-            raise StudyError(
-                f"--metric {metric}: micro-benchmarks have"
-                f" {benchmarks.TIME_PER_CALL.name} only; leave --metric out"
-            )
-        comparison = benchmarks.ratios(
-            *(
-                benchmark_record.read(study_module.find_study(name, runs_dir))
-                for name in (first, second)
-            )
-        )
-        check_comparable(first, second, comparison.differences, is_different_allowed)
-    elif study is None:
+    if study is None:
         comparison = compare_module.of_studies(
             load(first, runs_dir), load(second, runs_dir), of
         )
@@ -83,24 +67,6 @@ def compare(
         comparison = compare_module.within(load(study, runs_dir), first, second, of)
     click.echo(_WRITE_COMPARISON[form](comparison))
     return exit_codes.INCONCLUSIVE if comparison.differences else exit_codes.OK
-
-
-def _are_benchmarks(first: str, second: str, runs_dir: Path) -> bool:
-    """Returns whether both are micro-benchmarks.
-
-    Raises:
-      StudyError: One is, and the other is a study.
-    """
-    holds = [
-        benchmark_record.holds_benchmarks(study_module.find_study(name, runs_dir))
-        for name in (first, second)
-    ]
-    if any(holds) and not all(holds):
-        raise StudyError(
-            f"of {first!r} and {second!r}, only one holds imported micro-benchmarks;"
-            " compare two imports, or two studies"
-        )
-    return all(holds)
 
 
 def check_comparable(

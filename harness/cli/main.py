@@ -247,7 +247,6 @@ def verify(study: str, *, runs_dir: Path, is_json: bool) -> int:
 
 cli.add_command(reporting_verbs.history)
 cli.add_command(store_verbs.store)
-cli.add_command(reporting_verbs.import_)
 
 
 @cli.command()

@@ -128,32 +128,3 @@ def history(
     return history_verb.show_history(
         studies, runs_dir=runs_dir, is_json=is_json, is_markdown=is_markdown
     )
-
-
-@click.command("import")
-@click.argument(
-    "files",
-    nargs=-1,
-    required=True,
-    metavar="FILE...",
-    type=click.Path(path_type=Path),
-)
-@click.option(
-    "--study",
-    metavar="NAME",
-    help="Directory below --runs-dir.  [default: derived from the content]",
-)
-@runs_dir_option
-@json_option
-def import_(
-    files: tuple[Path, ...], *, study: str | None, runs_dir: Path, is_json: bool
-) -> int:
-    """Stores micro-benchmarks that pytest-benchmark wrote, for compare and history.
-
-    Each file is one process, or holds several, as those of 'make bench-micro' do.
-    """
-    from harness.cli import import_verb
-
-    return import_verb.import_files(
-        files, study=study, runs_dir=runs_dir, is_json=is_json
-    )

@@ -10,11 +10,10 @@ import click
 from harness.cli import exit_codes
 from harness.cli.arguments import one_line
 from results.errors import ResultsError
-from results.records import benchmark_record
 from results.records.models import StatusRecord, TrialStatus
 from results.records.texts import printable
 from results.store import record_file
-from results.store.study_store import BENCHMARKS_NAME, PLAN_NAME, Store
+from results.store.study_store import PLAN_NAME, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,20 +33,13 @@ def show(runs_dir: Path, *, is_json: bool) -> int:
     rows = [row for row in found if row is not None]
     code = exit_codes.OK if len(rows) == len(found) else exit_codes.USAGE
     rows.sort(key=lambda row: (row["created_at"], row["name"]))
-    paths = sorted(runs_dir.glob(f"*/{BENCHMARKS_NAME}"))
-    imports = [_read_benchmarks(path.parent) for path in paths]
-    imported = [row for row in imports if row is not None]
-    if len(imported) < len(imports):
-        code = exit_codes.USAGE
     if is_json:
-        click.echo(json.dumps({"studies": rows, "benchmarks": imported}, indent=2))
+        click.echo(json.dumps({"studies": rows}, indent=2))
         return code
-    width = max((len(row["name"]) for row in (*rows, *imported)), default=0)
+    width = max((len(row["name"]) for row in rows), default=0)
     for row in rows:
         click.echo(printable(f"{row['name']:<{width}}  {_remark(row)}"))
-    for row in imported:
-        click.echo(printable(f"{row['name']:<{width}}  {_benchmarks_remark(row)}"))
-    if not found and not imports:
+    if not found:
         click.echo(f"no study in {str(runs_dir)!r}", err=True)
     return code
 
@@ -58,28 +50,6 @@ def _read(root: Path) -> dict[str, Any] | None:
     except ResultsError as error:
         click.echo(one_line(f"error: {error}"), err=True)
         return None
-
-
-def _read_benchmarks(root: Path) -> dict[str, Any] | None:
-    try:
-        of = benchmark_record.read(root)
-    except ResultsError as error:
-        click.echo(one_line(f"error: {error}"), err=True)
-        return None
-    return {
-        "name": root.name,
-        "measured_at": of.measured_at,
-        "num_benchmarks": len(of.names),
-        "num_generations": len({times.generation for times in of.times}),
-    }
-
-
-def _benchmarks_remark(row: dict[str, Any]) -> str:
-    date = row["measured_at"][:_DATE_LENGTH].replace("T", " ")
-    return (
-        f"{date}  {row['num_benchmarks']} micro-benchmarks,"
-        f" {row['num_generations']} generations"
-    )
 
 
 def _row(store: Store) -> dict[str, Any]:

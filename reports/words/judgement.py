@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
 from reports.words import markdown
-from results.judging.gate import JudgedCase
 from results.statistics.judge import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from results.judging.benchmarks import BenchmarkRatio, BenchmarkRatios
     from results.judging.compare import RatioTable, Row
-    from results.judging.gate import Gate, JudgedBenchmark
+    from results.judging.gate import Gate, JudgedCase
     from results.statistics.estimates import Estimate
 
 GATE_FORMATS: Final = ("text", "junit", "github", "markdown", "json")
@@ -66,7 +64,7 @@ def headline(gate: Gate) -> str:
     return f"{name.upper()}: {what}: {counts} ({rule})"
 
 
-def _verdict_of(case: JudgedCase | JudgedBenchmark) -> str:
+def _verdict_of(case: JudgedCase) -> str:
     return "no verdict" if case.judgement is None else case.judgement.verdict.value
 
 
@@ -215,9 +213,9 @@ def gate_json(gate: Gate) -> str:
     )
 
 
-def _case_data(case: JudgedCase | JudgedBenchmark) -> dict[str, Any]:
+def _case_data(case: JudgedCase) -> dict[str, Any]:
     judgement = case.judgement
-    if isinstance(case, JudgedCase):
+    if case.case is not None:
         what: dict[str, Any] = {
             "backend": case.case.spec.backend,
             "num_replicas": case.case.spec.num_replicas,
@@ -244,7 +242,7 @@ def _estimate(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def comparison_notes(comparison: RatioTable | BenchmarkRatios) -> list[str]:
+def comparison_notes(comparison: RatioTable) -> list[str]:
     """Returns what a reader of the ratios has to know, one line each."""
     notes = []
     if comparison.is_weaker:
@@ -265,7 +263,7 @@ def comparison_notes(comparison: RatioTable | BenchmarkRatios) -> list[str]:
     return notes
 
 
-def _comparison_row(row: Row | BenchmarkRatio) -> tuple[str, ...]:
+def _comparison_row(row: Row) -> tuple[str, ...]:
     ratio, p_value = row.difference.ratio, row.difference.p_value
     interval = "-"
     if ratio.low is not None and ratio.high is not None:
@@ -283,21 +281,21 @@ def _comparison_row(row: Row | BenchmarkRatio) -> tuple[str, ...]:
 _COMPARISON_COLUMNS = ("case", "ratio", "95% interval", "n", "p (Holm)", "")
 
 
-def comparison_text(comparison: RatioTable | BenchmarkRatios) -> str:
+def comparison_text(comparison: RatioTable) -> str:
     """Writes a comparison for a terminal."""
     rows = [_comparison_row(row) for row in comparison.rows]
     lines = [*_table(_COMPARISON_COLUMNS, rows), *comparison_notes(comparison)]
     return "\n".join(lines)
 
 
-def comparison_markdown(comparison: RatioTable | BenchmarkRatios) -> str:
+def comparison_markdown(comparison: RatioTable) -> str:
     """Writes a comparison for a document."""
     rows = [_comparison_row(row) for row in comparison.rows]
     notes = [f"- {markdown.escaped(note)}" for note in comparison_notes(comparison)]
     return "\n".join([*markdown.table(_COMPARISON_COLUMNS, rows), "", *notes])
 
 
-def comparison_json(comparison: RatioTable | BenchmarkRatios) -> str:
+def comparison_json(comparison: RatioTable) -> str:
     """Writes a comparison as data."""
     return json.dumps(
         {

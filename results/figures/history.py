@@ -1,7 +1,5 @@
 """Studies of the same case over time, and where its throughput changed.
 
-Imported micro-benchmarks have series as well, of calls per second.
-
 A *series* has one case (all that a spec says, except its code, repetition, seed and
 number of steps) on one machine class (``machine_class``): figures of different machines
 are never compared. Change points are searched in the logarithms of the throughput.
@@ -17,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from results.figures import scaling
 from results.records import identity
 from results.statistics import change_points
-from results.statistics.estimates import geometric_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from results.records.benchmark_record import Benchmarks
     from results.records.models import Environment
     from results.statistics.estimates import Estimate
     from results.study.cases import Case, Study
@@ -38,8 +34,6 @@ _NOT_SERIES = {
     "is_evaluated",
 }
 _COMMIT_LENGTH = 9
-_BENCHMARKS = ("micro-benchmark", "pytest-benchmark")
-"""In place of workload and preset."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,8 +122,8 @@ def machine_class(env: Environment) -> str:
     )
 
 
-def history(studies: Iterable[Study], benchmarks: Iterable[Benchmarks] = ()) -> History:
-    """Returns the series of some studies and of some micro-benchmarks, in any order."""
+def history(studies: Iterable[Study]) -> History:
+    """Returns the series of some studies, in any order."""
     found: dict[tuple[str, ...], list[Observation]] = {}
     names: dict[tuple[str, ...], str] = {}
     left_out: list[str] = []
@@ -143,11 +137,6 @@ def history(studies: Iterable[Study], benchmarks: Iterable[Benchmarks] = ()) -> 
             key = (*_key(case), machine_class(env))
             found.setdefault(key, []).append(_observe(study, case))
             names[key] = env.machine_name
-    for imported in benchmarks:
-        for name in imported.names:
-            key = (*_BENCHMARKS, name, identity.digest(name), imported.machine.digest)
-            found.setdefault(key, []).append(_observe_benchmark(imported, name))
-            names[key] = imported.machine.words
     series = [
         _make_series(key, names[key], observations)
         for key, observations in sorted(found.items())
@@ -197,27 +186,11 @@ def _observe(study: Study, case: Case) -> Observation:
     )
 
 
-def _observe_benchmark(imported: Benchmarks, name: str) -> Observation:
-    """Returns how often per second a benchmark can be called: more is better."""
-    return Observation(
-        study=imported.study,
-        date=imported.measured_at,
-        commit=_short(imported.commit, imported.is_source_modified),
-        throughput=geometric_mean(
-            [1 / sec for sec in imported.medians(name)], unit="calls/s"
-        ),
-    )
-
-
 def _commit(env: Environment) -> str:
     state = env.machine_state
     if state is None or state.git_commit is None:
         return ""
-    return _short(state.git_commit, bool(state.is_source_modified))
-
-
-def _short(commit: str, is_source_modified: bool) -> str:
-    return f"{commit[:_COMMIT_LENGTH]}{'+' if commit and is_source_modified else ''}"
+    return state.git_commit[:_COMMIT_LENGTH] + "+" * bool(state.is_source_modified)
 
 
 def _make_series(

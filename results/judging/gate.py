@@ -35,36 +35,16 @@ class JudgedCase:
     """One case of the change.
 
     Attributes:
-      case: The case.
-      baseline: The same case of the baseline.
+      name: Backend, replicas and scaling modes; or the name of a micro-benchmark.
       judgement: The verdict; None where either side has fewer than two generations.
       reason: Why there is no verdict; empty if there is.
-    """
-
-    case: Case
-    baseline: Case
-    judgement: Judgement | None
-    reason: str = ""
-
-    @property
-    def name(self) -> str:
-        """Backend, replicas and scaling modes."""
-        return name_of(self.case)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedBenchmark:
-    """One micro-benchmark of the change, without a case.
-
-    Attributes:
-      name: Of the benchmark.
-      judgement: The verdict; None where either side has fewer than two generations.
-      reason: Why there is no verdict; empty if there is.
+      case: The case; None of a micro-benchmark.
     """
 
     name: str
     judgement: Judgement | None
     reason: str = ""
+    case: Case | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +70,7 @@ class Gate:
     baseline: str
     delta: float
     alpha: float
-    cases: tuple[JudgedCase | JudgedBenchmark, ...]
+    cases: tuple[JudgedCase, ...]
     twin: Twin | None
     turns: TurnCounts
     is_weaker: bool = False
@@ -155,10 +135,10 @@ def of_revisions(
         logs = gate_metrics.log_ratios(case, other, metric)
         slowdowns = logs if metric.is_cost else [-log for log in logs]
         if len(slowdowns) < judge.FEWEST_GENERATIONS:
-            judged.append(_without_verdict(case, other, len(slowdowns)))
+            judged.append(_without_verdict(case, len(slowdowns)))
             continue
         judgement = judge.judge(slowdowns, delta=delta, alpha=alpha)
-        judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
+        judged.append(JudgedCase(name=name_of(case), case=case, judgement=judgement))
     return conclude(study, metric, baseline, delta, alpha, judged)
 
 
@@ -185,20 +165,20 @@ def of_studies(
         there = [sign * log for log in gate_metrics.logs(other, metric)]
         fewest = min(len(here), len(there))
         if fewest < judge.FEWEST_GENERATIONS:
-            judged.append(_without_verdict(case, other, fewest))
+            judged.append(_without_verdict(case, fewest))
             continue
         judgement = judge.judge_groups(here, there, delta=delta, alpha=alpha)
-        judged.append(JudgedCase(case=case, baseline=other, judgement=judgement))
+        judged.append(JudgedCase(name=name_of(case), case=case, judgement=judgement))
     gate = conclude(study, metric, baseline, delta, alpha, judged)
     return dataclasses.replace(
         gate, is_weaker=True, differences=tuple(dict.fromkeys(differences))
     )
 
 
-def _without_verdict(case: Case, other: Case, number: int) -> JudgedCase:
+def _without_verdict(case: Case, number: int) -> JudgedCase:
     return JudgedCase(
+        name=name_of(case),
         case=case,
-        baseline=other,
         judgement=None,
         reason=(
             f"{number} generation(s) have both, a verdict needs"

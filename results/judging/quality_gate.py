@@ -124,7 +124,9 @@ def _judged(
             alpha,
             is_paired=is_paired,
         )
-    return JudgedCase(case=case, baseline=other, judgement=judgement, reason=reason)
+    return JudgedCase(
+        name=gate.name_of(case), case=case, judgement=judgement, reason=reason
+    )
 
 
 def _final(case: Case, metric: Metric) -> dict[Key, QualityMetric]:

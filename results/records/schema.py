@@ -1,4 +1,4 @@
-"""Publishes the JSON Schema of every record: ``python -m results.schema FOLDER``."""
+"""Publishes JSON Schemas of records: ``python -m results.records.schema FOLDER``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pathlib
 import sys
 from typing import TYPE_CHECKING
 
-from results.records import benchmark_record, models
+from results.records import models
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +18,6 @@ MODELS: dict[str, type[models.Record]] = {
     "env": models.Environment,
     "status": models.StatusRecord,
     "result": models.TrialResult,
-    "benchmarks": benchmark_record.Benchmarks,
 }
 """File stem of a record in the store -> its model."""
 
@@ -52,7 +51,7 @@ def write_all(folder: pathlib.Path) -> list[pathlib.Path]:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line; returns 2 if it is not called with one folder."""
     if len(arguments) != 1:
-        sys.stderr.write("error: usage: python -m results.schema FOLDER\n")
+        sys.stderr.write("error: usage: python -m results.records.schema FOLDER\n")
         return 2
     for path in write_all(pathlib.Path(arguments[0])):
         sys.stdout.write(f"{path}\n")

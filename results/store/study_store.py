@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PLAN_NAME = "plan.json"
-BENCHMARKS_NAME = "benchmarks.json"
-"""In place of a plan and trials, where micro-benchmarks were imported."""
 TRIALS_NAME = "trials"
 MATCHING_NAME = "match"
 
@@ -151,11 +149,6 @@ class Store:
                 f"holds {PLAN_NAME})"
             )
         if not _looks_like_study(root):
-            if (root / BENCHMARKS_NAME).exists():
-                raise errors.OpenStoreError(
-                    f"no trials at {str(root)!r}: it holds imported micro-benchmarks; "
-                    "use 'compare' with others of them, or 'history'"
-                )
             raise errors.OpenStoreError(
                 f"no study at {str(root)!r}: it holds neither {PLAN_NAME} nor "
                 f"{TRIALS_NAME}/; start one with 'sweep', or check the name"

@@ -22,6 +22,10 @@ QUIET = (1.00, 1.01, 0.99, 1.00)
 NOISY = (0.7, 1.4, 0.8, 1.3)
 
 
+def _with(times: Any = (1.0,), **fields: Any) -> str:
+    return json.dumps(benchmark_json.document({"test_a": times}, **fields))
+
+
 @pytest.fixture
 def micro(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The command line of micro-benchmarks."""
@@ -176,7 +180,7 @@ def test_bad_input_is_one_line_and_exit_2(
     """Whatever is wrong with it."""
     code, out, err = compare({"test_a": QUIET}, {"test_b": QUIET})
     assert (exit_codes.USAGE, "", 1) == (code, out, err.count("\n"))
-    assert re.search(r"error: 'new' and 'old' have no micro-benchmark in common", err)
+    assert re.search(r"error: the two files have no micro-benchmark in common", err)
     _, _, err = compare({"test_a": QUIET}, {"test_a": QUIET}, "--delta=5")
     assert re.search(r"error: --delta: '5' is not a percentage", err)
     with pytest.raises(SystemExit, match="2"):
@@ -184,4 +188,36 @@ def test_bad_input_is_one_line_and_exit_2(
     assert re.search(
         r"unknown micro-benchmark 'reply'; known are collectives, engine, fid",
         capsys.readouterr().err,
+    )
+
+
+BAD = [
+    ("", r"Expecting value"),
+    ("[" * 100_000, r"maximum recursion|nested"),
+    ("[]", r"the record: Input should be a valid dictionary"),
+    ("{}", r"machine_info: Field required"),
+    (_with(benchmarks=[]), r"benchmarks: Tuple should have at least 1 item"),
+    (_with(benchmarks=[1]), r"benchmarks\.0: Input should be a valid dictionary"),
+    (_with(benchmarks=[{"fullname": "x"}]), r"benchmarks\.0\.stats\.median: Field req"),
+    (_with([0.0]), r"median: Input should be greater"),
+    (_with([float("nan")]), r"median: Input should be"),
+    (_with(benchmarks=[benchmark_json.entry("a", 1.0)] * 2), r"a benchmark twice"),
+    (None, r"No such file"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), BAD)
+def test_what_is_no_benchmark_is_one_line(
+    micro: Any, tmp_path: Path, capsys: Any, text: str | None, message: str
+) -> None:
+    """Whatever the file holds, and what to give instead."""
+    path = tmp_path / "a.json"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    code = micro.main(["compare", str(path), str(path)])
+    _, err = capsys.readouterr()
+
+    assert (exit_codes.USAGE, 1) == (code, err.count("\n"))
+    assert re.search(
+        rf"a\.json' has no benchmarks that .*{message}.*; give a file", err
     )

@@ -12,6 +12,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -23,14 +24,12 @@ from reports.words import judgement
 from results.errors import ResultsError
 from results.figures import scaling
 from results.judging import gate_metrics
-from results.judging.benchmarks import judge_benchmarks
 from results.study.cases import load_study
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from results.store.study_store import Store
 
+ROOT = Path(__file__).resolve().parents[2]
 THROUGHPUT = gate_metrics.THROUGHPUT
 # As its documentation and the type of its source say: name, value, unit, and two texts.
 GITHUB_ACTION_BENCHMARK = {
@@ -168,19 +167,6 @@ def test_pytest_benchmark_shows_the_cases(store: Store, tmp_path: Path) -> None:
     assert "" == json.loads(text)["machine_info"]["node"]
 
 
-def test_our_own_import_reads_the_export_of_pytest_benchmark(
-    store: Store, tmp_path: Path
-) -> None:
-    """One format, both ways."""
-    pytest_benchmark = importlib.import_module("results.judging.pytest_benchmark")
-    path = tmp_path / "study.json"
-    text = benchmark_formats.pytest_benchmark([store], THROUGHPUT)
-    path.write_text(text, encoding="utf-8")
-    found = pytest_benchmark.read([path], "s")
-
-    assert len(load_study(store).cases) == len(found.names)
-
-
 @pytest.mark.parametrize(
     "metric", gate_metrics.METRICS.values(), ids=lambda of: of.name
 )
@@ -225,18 +211,23 @@ def test_without_pyarrow_parquet_is_one_line(store: Store, monkeypatch: Any) -> 
         exports.parquet_of_studies([store], THROUGHPUT)
 
 
-def test_junitparser_counts_the_verdicts_of_a_gate(tmp_path: Path) -> None:
+def test_junitparser_counts_the_verdicts_of_a_gate(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
     """A regression is a failure, an inconclusive case an error."""
     junitparser = pytest.importorskip("junitparser")
+    monkeypatch.syspath_prepend(str(ROOT))
     benchmark_json = importlib.import_module("benchmark_json")
-    pytest_benchmark = importlib.import_module("results.judging.pytest_benchmark")
+    micro_judging = importlib.import_module("benchmarks.micro_judging")
     old = {"test_a": (1.0, 1.01, 0.99), "test_b": (1.0, 1.01, 0.99), "test_c": [1.0]}
     new = {**old, "test_b": (2.0, 2.01, 1.99)}
     change, baseline = (
-        pytest_benchmark.read([benchmark_json.write(tmp_path / name, times)], name)
+        micro_judging.read(benchmark_json.write(tmp_path / name, times))
         for name, times in (("new.json", new), ("old.json", old))
     )
-    gate = judge_benchmarks(change, baseline, name="old.json")
+    gate = micro_judging.judged(
+        change, baseline, name="old.json", delta=0.05, alpha=0.05
+    )
     (found,) = junitparser.JUnitXml.fromstring(judgement.gate_junit(gate).encode())
     results = {case.name: [type(of).__name__ for of in case.result] for case in found}
 

@@ -124,7 +124,7 @@ def test_summary_is_plain_data_with_units_and_intervals(broken: Store) -> None:
 
 @pytest.mark.parametrize("kind", sorted(schema.MODELS))
 def test_published_schema_is_fresh(kind: str) -> None:
-    """Run ``python -m results.schema docs/schema`` after changing a record."""
+    """Run ``python -m results.records.schema docs/schema`` after changing a record."""
     path = SCHEMAS / f"{kind}.schema.json"
 
     assert schema.render(kind) == path.read_text(encoding="ascii")
@@ -153,6 +153,6 @@ def test_schema_command_wants_one_folder(
 ) -> None:
     """Wrong use is exit 2; right use prints the paths."""
     assert schema.main([]) == 2
-    assert "usage: python -m results.schema FOLDER" in capsys.readouterr().err
+    assert "usage: python -m results.records.schema FOLDER" in capsys.readouterr().err
     assert schema.main([str(tmp_path)]) == 0
     assert len(schema.MODELS) == len(capsys.readouterr().out.splitlines())

@@ -131,7 +131,6 @@ VERBS: dict[str, dict[str, Any]] = {
     },
     "resume": {**STUDY, "--timeout": numbers, "--data-dir": paths, "--retry": texts},
     "list": {"--json": None, "--runs-dir": paths},
-    "import": {"--json": None, "--runs-dir": paths, "--study": paths},
 }
 
 
