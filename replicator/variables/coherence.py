@@ -18,9 +18,9 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.branch import Branch
 from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
-from replicator.variables import outside_values, worker_values
 from replicator.variables.copy_values import bits, replica_value, state_of
 from replicator.variables.kinds import Kind, is_summed
+from replicator.variables.outside_values import OutsideValues
 from replicator.variables.outside_writes import WriteCheck
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ class Coherence:
         self._resets: dict[tuple[Any, ...], Any] = {}
         self._branches: list[Branch] = []
         self._published = [entry for entry in self.entries if _is_published(entry)]
-        self._over_workers = (
-            worker_values.OutsideValues(self._published, topology, group)
-            if group is not None
-            else None
-        )
+        self._values = OutsideValues(self._published, topology, group)
 
     def refresh(self) -> None:
         """Emits the check for outside writes, and the reset of changed variables."""
@@ -83,11 +79,7 @@ class Coherence:
     def publish(self) -> None:
         """Emits the update of the user's variables and records their state."""
         published = self._published
-        values = (
-            self._over_workers.read()
-            if self._over_workers is not None
-            else outside_values.read(published)
-        )
+        values = self._values.read()
         for entry, value in zip(published, values, strict=True):
             entry.variable.assign(value, read_value=False)
         recorded = self.entries if self._detects_writes else published
