@@ -24,6 +24,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.async_training.commit_state import NUM_BINS
 from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
+from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -197,10 +198,8 @@ class Parcel:
             if not is_packed:
                 tensors[places[0]] = message
                 continue
-            sizes = [int(self.shapes[place].num_elements()) for place in places]
-            parts = tf.split(message, sizes)
-            for place, part in zip(places, parts, strict=True):
-                tensors[place] = tf.reshape(part, self.shapes[place])
+            parts = unpack(message, [self.shapes[place] for place in places])
+            tensors.update(zip(places, parts, strict=True))
         return [tensors[place] for place in range(len(self.shapes))]
 
 
@@ -228,9 +227,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         message = tensors[places[0]]
         if is_packed:
             with tf.device(None):
-                message = tf.concat(
-                    [tf.reshape(tensors[place], [-1]) for place in places], axis=0
-                )
+                message = pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     return Parcel(

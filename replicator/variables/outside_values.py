@@ -18,7 +18,7 @@ from replicator.placement.collective_types import NCCL_DTYPES
 from replicator.variables import worker_values
 from replicator.variables.copy_values import replica_value
 from replicator.variables.kinds import Kind, is_averaged, is_summed
-from replicator.variables.outside_writes import pack
+from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -185,13 +185,7 @@ def _add_up(entries: Sequence[Entry]) -> list[tf.Tensor]:
         total = tf.add_n(vectors)
         if len(entries) == 1:
             return [total]
-        shapes = [entry.variable.shape.as_list() for entry in entries]
-        sizes = [entry.variable.shape.num_elements() for entry in entries]
-        parts = tf.split(total, sizes)
-        return [
-            part if len(shape) == 1 else tf.reshape(part, shape)
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
+        return unpack(total, [entry.variable.shape for entry in entries])
 
 
 def _sum_device(entry: Entry) -> str:

@@ -19,6 +19,7 @@ from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
 from replicator.variables.copy_values import bits, fingerprint, state
 from replicator.variables.kinds import Kind
+from replicator.variables.vectors import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,9 +147,3 @@ def _compiled_state(entry: Entry) -> tf.Tensor:
 def _assign(entries: Sequence[Entry]) -> None:
     for entry in entries:
         entry.seen.assign(_compiled_state(entry), read_value=False)
-
-
-def pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The elements of some tensors of one type as one vector."""
-    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
