@@ -101,6 +101,9 @@ def commit(
         unpack = send(
             [tf.bitcast(sequence_number, tf.float32), *needed], commit_state.device
         )
+        # One op for all: the lock is requested only when everything is here. A worker
+        # that is killed while it sends holds no lock then, and others never wait for
+        # the network of one that holds it (record 0013).
         arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
         with tf.control_dependencies([arrived[0].op]):
             lock = tf.raw_ops.MutexLock(mutex=commit_state.mutex)
@@ -134,6 +137,9 @@ def _once(
         )
         return tf.constant(1)
 
+    # In one branch and under the lock: who sees the number finds the whole update. Used
+    # numbers come from steps that are run again, and from late messages of a worker
+    # that was lost and has been replaced.
     tf.cond(
         sequence_number > _read(commit_state.sequence_numbers[0]),
         apply,

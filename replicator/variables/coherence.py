@@ -5,6 +5,9 @@ statistics. Before a run, ``refresh`` detects variables that were changed outsid
 resets the replicas' copies from them; after it, ``publish`` updates the user's
 variables from the replicas' results. Both are part of the graph of the run, so there is
 no call that a user could forget. Variables that replicas share need neither.
+
+The user's own variable is authoritative (record 0002), although replicas compute with
+the copies: that is what makes ``tf.Variable``, Keras and checkpoints work unchanged.
 """
 
 from __future__ import annotations
@@ -82,6 +85,7 @@ class Coherence:
         values = self._values.read()
         for entry, value in zip(published, values, strict=True):
             entry.variable.assign(value, read_value=False)
+        # Last: what the run itself wrote must not be found as a write of the user's.
         recorded = self.entries if self._detects_writes else published
         known = {id(e): value for e, value in zip(published, values, strict=True)}
         WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
@@ -168,6 +172,8 @@ class Coherence:
             value.set_shape(shape)
             with tf.device(device):
                 now = state_of(value, kind, device)
+            # Asked again, of this variable alone: any other one may have led here, and
+            # statistics that differ between replicas by right must survive that.
             is_changed = is_mirrored or tf.reduce_any(
                 bits(now) != bits(_read(seen, seen_dtype))
             )
