@@ -104,6 +104,8 @@ class Batch:
         Args:
           sequence_numbers: By server, the worker's sequence numbers now.
         """
+        # The server that is furthest behind counts: those ahead of it skip what they
+        # have applied, but nobody could make up for a step that one of them lacks.
         num_commits = self.first.num_commits
         num_done = self.num_steps - 1 if any(num_commits) else 0
         for sequence_number, first, each in zip(

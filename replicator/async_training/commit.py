@@ -24,6 +24,7 @@ from replicator._tf import compat as _tf_compat
 from replicator.async_training.commit_state import NUM_BINS
 from replicator.collectives import buckets
 from replicator.engine.analysis.plan import FUSE_BELOW_BYTES
+from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -100,6 +101,9 @@ def commit(
         unpack = send(
             [tf.bitcast(sequence_number, tf.float32), *needed], commit_state.device
         )
+        # One op for all: the lock is requested only when everything is here. A worker
+        # that is killed while it sends holds no lock then, and others never wait for
+        # the network of one that holds it (record 0013).
         arrived = tf.raw_ops.IdentityN(input=[clock, *unpack.messages])
         with tf.control_dependencies([arrived[0].op]):
             lock = tf.raw_ops.MutexLock(mutex=commit_state.mutex)
@@ -133,6 +137,9 @@ def _once(
         )
         return tf.constant(1)
 
+    # In one branch and under the lock: who sees the number finds the whole update. Used
+    # numbers come from steps that are run again, and from late messages of a worker
+    # that was lost and has been replaced.
     tf.cond(
         sequence_number > _read(commit_state.sequence_numbers[0]),
         apply,
@@ -197,10 +204,8 @@ class Parcel:
             if not is_packed:
                 tensors[places[0]] = message
                 continue
-            sizes = [int(self.shapes[place].num_elements()) for place in places]
-            parts = tf.split(message, sizes)
-            for place, part in zip(places, parts, strict=True):
-                tensors[place] = tf.reshape(part, self.shapes[place])
+            parts = unpack(message, [self.shapes[place] for place in places])
+            tensors.update(zip(places, parts, strict=True))
         return [tensors[place] for place in range(len(self.shapes))]
 
 
@@ -228,9 +233,7 @@ def send(tensors: Sequence[tf.Tensor], device: str) -> Parcel:
         message = tensors[places[0]]
         if is_packed:
             with tf.device(None):
-                message = tf.concat(
-                    [tf.reshape(tensors[place], [-1]) for place in places], axis=0
-                )
+                message = pack([tensors[place] for place in places])
         with tf.device(device):
             messages.append(tf.identity(message))
     return Parcel(

@@ -142,6 +142,8 @@ class Dispatcher:
         if assignment.is_done:
             return  # with another one, or before the worker was lost
         worker = assignment.worker
+        # Unknown from here until all has gone well: a step that fails half way leaves
+        # some servers ahead of others, and only they know.
         known, self._sequence_numbers[worker] = self._sequence_numbers[worker], None
         batch = assignment.batch
         if batch is None:

@@ -59,55 +59,36 @@ def take_out(
       The body in which those reads are inputs, and the others on a server wait for the
       read of its clock; and what to read instead.
     """
-    first = _first_reads(traced, body)
-    clock_of = _clock_reads(traced, first, clocks)
-    waits = _waits(traced, first, clock_of, table)
+    clock_of, waits = _first_reads(traced, body, table, clocks)
     pulls = _group(traced, body, waits, clock_of, table)
     clocks_of = {name: clock_of[server] for name, (_, server) in waits.items()}
     return _rewrite(body, clocks_of, pulls), pulls
 
 
-def _first_reads(traced: TracedStep, body: Body) -> dict[str, str]:
-    """Reads that no write comes before, with the handles that they read.
+def _first_reads(
+    traced: TracedStep, body: Body, table: ServerTable, clocks: Mapping[int, int]
+) -> tuple[dict[int, str], dict[str, tuple[str, int]]]:
+    """The reads that no write comes before: those without control edges.
 
-    Those are the reads without control edges.
+    Returns:
+      By server, the first read of its clock. By name of the other reads on these
+      servers, which wait for it, the handle that they read and the server.
     """
-    return {
-        node.name: node.inputs[0].node
-        for node in body.nodes
-        if node.op in READ_OPS
-        and not node.controls
-        and node.inputs
-        and node.inputs[0].node in traced.variables
-    }
-
-
-def _clock_reads(
-    traced: TracedStep, first: Mapping[str, str], clocks: Mapping[int, int]
-) -> dict[int, str]:
-    """The first read of each server's clock, by server."""
-    found: dict[int, str] = {}
-    for name, handle in first.items():
-        server = clocks.get(id(traced.variables[handle]))
-        if server is not None:
-            found.setdefault(server, name)
-    return found
-
-
-def _waits(
-    traced: TracedStep,
-    first: Mapping[str, str],
-    clock_of: Mapping[int, str],
-    table: ServerTable,
-) -> dict[str, tuple[str, int]]:
-    """First reads that wait for their server's clock: what they read, and where."""
-    clock_reads = set(clock_of.values())
+    clock_of: dict[int, str] = {}
     found = {}
-    for name, handle in first.items():
-        server = table.placement.server_of(traced.variables[handle])
-        if server is not None and server in clock_of and name not in clock_reads:
-            found[name] = handle, server
-    return found
+    for node in body.nodes:
+        handle = node.inputs[0].node if node.inputs else None
+        if node.op not in READ_OPS or node.controls or handle not in traced.variables:
+            continue
+        variable = traced.variables[handle]
+        clock_server = clocks.get(id(variable))
+        if clock_server is not None and clock_server not in clock_of:
+            clock_of[clock_server] = node.name
+            continue
+        server = table.placement.server_of(variable)
+        if server is not None:
+            found[node.name] = handle, server
+    return clock_of, {name: at for name, at in found.items() if at[1] in clock_of}
 
 
 def _group(
@@ -122,7 +103,9 @@ def _group(
     groups: dict[tuple[int, tf.DType], dict[str, list[str]]] = {}
     for name, (handle, server) in waits.items():
         variable = traced.variables[handle]
-        if name in is_read and _is_small(variable) and _is_shared(variable, table):
+        size = buckets.num_bytes(variable.shape, variable.dtype)
+        is_small = 0 < size < FUSE_BELOW_BYTES
+        if name in is_read and is_small and table.kind(variable) is Kind.MIRRORED:
             reads = groups.setdefault((server, variable.dtype), {})
             reads.setdefault(handle, []).append(name)
     return tuple(
@@ -208,11 +191,3 @@ def emit(
         for read in names
     }
     return emitter.nodes, replaced
-
-
-def _is_small(variable: Any) -> bool:
-    return 0 < buckets.num_bytes(variable.shape, variable.dtype) < FUSE_BELOW_BYTES
-
-
-def _is_shared(variable: Any, table: ServerTable) -> bool:
-    return table.kind(variable) is Kind.MIRRORED

@@ -300,6 +300,8 @@ class CheckpointManager:
     def _restore_position(self, metadata: Metadata, payloads: list[Payload]) -> str:
         if self._inputs is None:
             return ""
+        # A worker more than there were continues where any of them was: all had read as
+        # many steps. Its iterators' states are then not used, as the layout differs.
         worker = min(self._repl.worker_id, metadata.num_workers - 1)
         return position.restore(
             self._inputs,

@@ -90,6 +90,7 @@ def restore(
     is_same = _layout(saved) == _layout(here)
     reason = inputs.stateless_reason or reason
     if states is not None and is_same and not inputs.stateless_reason:
+        # A state fits the dataset that it was saved of, and a skip is part of that.
         inputs.start(saved.num_skipped, num_rewinds=saved.num_rewinds)
         try:
             for iterator, state in zip(inputs.iterators, states, strict=True):
@@ -102,6 +103,9 @@ def restore(
             ) from error
         inputs.num_steps, inputs.is_at_end = saved.num_steps, saved.is_at_end
         return "exact, from the state of the iterators"
+    # States count elements of one pipeline each. Dealt to other pipelines or replicas,
+    # the same examples are other elements; what stays is how many steps all have read,
+    # the same on every worker (record 0014).
     num_steps = _steps_here(saved, here)
     inputs.start(num_steps, num_rewinds=saved.num_rewinds, to_end=saved.is_at_end)
     why = reason if is_same else "the topology has changed"

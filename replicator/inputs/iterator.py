@@ -131,6 +131,7 @@ class InputIterator:
         """
         if self._iterators is not None:
             self.pipelines = self._build()
+        # Each pass over a dataset draws the order of its shuffles from a new seed.
         for _ in range(num_rewinds):
             self._iterate(self.pipelines)
         pipelines = self.pipelines

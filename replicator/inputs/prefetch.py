@@ -73,7 +73,7 @@ class DevicePrefetch:
         TensorFlow's iterators do not feed other processes: for those, batches are
         buffered at the pipeline.
         """
-        sources = self.sources or (device_lib.first_cpu(self.devices[0]),)
+        sources = self._sources(1)
         share = len(self.devices) // len(sources)
         ways = [(d, sources[r // share]) for r, d in enumerate(self.devices)]
         is_near = all(device_lib.first_cpu(device) == source for device, source in ways)
@@ -90,9 +90,7 @@ class DevicePrefetch:
           Iterators that feed equal shares of the replicas in order.
         """
         share = len(self.devices) // len(pipelines)
-        sources = self.sources or (device_lib.first_cpu(self.devices[0]),) * len(
-            pipelines
-        )
+        sources = self._sources(len(pipelines))
         found: list[Any] = []
         for index, (pipeline, source) in enumerate(
             zip(pipelines, sources, strict=True)
@@ -106,3 +104,7 @@ class DevicePrefetch:
                 pipeline, targets, source, self.num_batches
             )
         return tuple(found)
+
+    def _sources(self, num_pipelines: int) -> tuple[str, ...]:
+        by_default = (device_lib.first_cpu(self.devices[0]),) * num_pipelines
+        return self.sources or by_default

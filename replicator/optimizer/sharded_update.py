@@ -1,6 +1,8 @@
 """sharded_update: each replica updates a part of the variables for all replicas.
 
-This is stage 1 of ZeRO (Rajbhandari et al. 2020). Every variable gets an owner among
+This is stage 1 of ZeRO (Rajbhandari et al. 2020; record 0012). The update is traced as
+for one device, and each node is emitted only where its result is needed; this module
+only says where state is. Every variable gets an owner among
 the replicas that keep copies, balanced by bytes. The optimizer state of a variable
 exists once, on its owner's device; the averaged gradient is needed there only; the
 owner's new value is copied to the others. So each of R owners keeps and computes 1/R

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from replicator.variables.copy_values import combine
+from replicator.variables.outside_values import combine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -5,6 +5,9 @@ statistics. Before a run, ``refresh`` detects variables that were changed outsid
 resets the replicas' copies from them; after it, ``publish`` updates the user's
 variables from the replicas' results. Both are part of the graph of the run, so there is
 no call that a user could forget. Variables that replicas share need neither.
+
+The user's own variable is authoritative (record 0002), although replicas compute with
+the copies: that is what makes ``tf.Variable``, Keras and checkpoints work unchanged.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from replicator._tf import compat as _tf_compat
 from replicator._tf.branch import Branch
 from replicator.placement import devices as device_lib
 from replicator.step.traced_once import traced_once
-from replicator.variables import outside_values, worker_values
 from replicator.variables.copy_values import bits, replica_value, state_of
 from replicator.variables.kinds import Kind, is_summed
+from replicator.variables.outside_values import OutsideValues
 from replicator.variables.outside_writes import WriteCheck
 
 if TYPE_CHECKING:
@@ -60,11 +63,7 @@ class Coherence:
         self._resets: dict[tuple[Any, ...], Any] = {}
         self._branches: list[Branch] = []
         self._published = [entry for entry in self.entries if _is_published(entry)]
-        self._over_workers = (
-            worker_values.OutsideValues(self._published, topology, group)
-            if group is not None
-            else None
-        )
+        self._values = OutsideValues(self._published, topology, group)
 
     def refresh(self) -> None:
         """Emits the check for outside writes, and the reset of changed variables."""
@@ -83,13 +82,10 @@ class Coherence:
     def publish(self) -> None:
         """Emits the update of the user's variables and records their state."""
         published = self._published
-        values = (
-            self._over_workers.read()
-            if self._over_workers is not None
-            else outside_values.read(published)
-        )
+        values = self._values.read()
         for entry, value in zip(published, values, strict=True):
             entry.variable.assign(value, read_value=False)
+        # Last: what the run itself wrote must not be found as a write of the user's.
         recorded = self.entries if self._detects_writes else published
         known = {id(e): value for e, value in zip(published, values, strict=True)}
         WriteCheck(recorded).record([known.get(id(entry)) for entry in recorded])
@@ -176,6 +172,8 @@ class Coherence:
             value.set_shape(shape)
             with tf.device(device):
                 now = state_of(value, kind, device)
+            # Asked again, of this variable alone: any other one may have led here, and
+            # statistics that differ between replicas by right must survive that.
             is_changed = is_mirrored or tf.reduce_any(
                 bits(now) != bits(_read(seen, seen_dtype))
             )

@@ -6,15 +6,12 @@ copies, and they used to take a quarter of the time of its first step.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
 from replicator.placement import devices as device_lib
-from replicator.variables.kinds import Kind, is_averaged, is_summed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from replicator.variables.kinds import Kind
 
 # Odd constants of Knuth's multiplicative hash: distinct replicas get distinct keys.
 _FOLD_31 = 0x1E3779B1
@@ -58,21 +55,6 @@ def replica_value(
         key, value.dtype
     )
     return tf.bitwise.bitwise_xor(value, mask)
-
-
-def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Combines the copies of all replicas: sum, mean, or that of replica 0."""
-    if not is_from_all(variable, kind):
-        return copies[0]
-    total = tf.add_n(copies)
-    if is_summed(variable):
-        return total
-    return total / tf.constant(len(copies), total.dtype)
-
-
-def is_from_all(variable: Any, kind: Kind) -> bool:
-    """Whether the copies of all replicas count, and not that of replica 0 alone."""
-    return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
 
 
 def state(variable: Any, kind: Kind) -> tf.Tensor:

@@ -1,7 +1,9 @@
-"""Outside values: what replica-local variables read as between steps, on one program.
+"""Outside values: what replica-local and random variables read as between steps.
 
-The copies of a replica are sent as one vector per type, so that R replicas need R - 1
-transfers per type, whatever the number of variables.
+A local variable is the mean, the sum or replica 0's of its copies, as its
+``aggregation`` says (``kinds``). The copies of a replica are sent as one vector per
+type, so that R replicas need R - 1 transfers per type, whatever the number of
+variables; between workers it is one reduction per type.
 """
 
 from __future__ import annotations
@@ -10,37 +12,154 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.collectives import wire_types
 from replicator.placement import devices as device_lib
-from replicator.variables.copy_values import is_from_all
-from replicator.variables.kinds import is_summed
-from replicator.variables.outside_writes import pack
+from replicator.placement.collective_types import NCCL_DTYPES
+from replicator.variables import worker_values
+from replicator.variables.copy_values import replica_value
+from replicator.variables.kinds import Kind, is_averaged, is_summed
+from replicator.variables.vectors import pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from replicator.placement.topology import Topology
+    from replicator.placement.worker_group import Group
     from replicator.variables.table import Entry
 
 
-def read(entries: Sequence[Entry]) -> list[tf.Tensor]:
-    """Emits the values of the users' own variables: mean, sum, or replica 0's."""
-    values: list[Any] = []
-    for entry, total in zip(entries, sums(entries), strict=True):
-        if total is None:
-            value = entry.copies[0].value()
-        elif is_summed(entry.variable):
-            value = total
-        else:
-            with tf.device(_sum_device(entry)):
-                value = total / tf.constant(len(entry.copies), total.dtype)
-        values.append(value)
-    return values
+def combine(variable: Any, kind: Kind, copies: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Combines the copies of all replicas: sum, mean, or that of replica 0."""
+    if not _is_from_all(variable, kind):
+        return copies[0]
+    return _of_total(variable, tf.add_n(copies), len(copies))
 
 
-def sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
+class OutsideValues:
+    """The values of some variables, as ops of the graph that is being built."""
+
+    def __init__(
+        self, entries: Sequence[Entry], topology: Topology, group: Group | None = None
+    ) -> None:
+        """Takes variables.
+
+        Args:
+          entries: Those that no replica uses itself.
+          topology: Where the replicas of this program are.
+          group: The workers over which values are combined; None if there are none.
+        """
+        self._entries = tuple(entries)
+        self._topology = topology
+        self._group = group
+        self._keys: dict[tf.DType, int] = {}
+        for entry in self._entries:
+            if group is not None and _is_transferred(entry):
+                wire = wire_types.added(_number(entry.variable.dtype)).dtype
+                # Drawn once: a function that is traced again uses the same.
+                self._keys.setdefault(wire, next(group.keys))
+
+    def read(self) -> list[tf.Tensor]:
+        """Emits the value of each entry."""
+        totals = _sums(self._entries)
+        num_replicas = None
+        if self._group is not None:
+            totals = self._over_workers(totals, self._group)
+            num_replicas = self._topology.num_replicas
+        values = []
+        for entry, total in zip(self._entries, totals, strict=True):
+            if total is None:
+                values.append(self._of_first(entry))
+            elif not _is_from_all(entry.variable, entry.kind):
+                values.append(total)
+            else:
+                with tf.device(_sum_device(entry)):
+                    count = num_replicas or len(entry.copies)
+                    values.append(_of_total(entry.variable, total, count))
+        return values
+
+    def _over_workers(
+        self, totals: Sequence[tf.Tensor | None], group: Group
+    ) -> list[tf.Tensor | None]:
+        """Emits one reduction per type; None where a worker knows the value."""
+        is_sent = list(map(_is_transferred, self._entries))
+        shares = [
+            self._share_of_first(entry) if total is None else total
+            for entry, total, sends in zip(self._entries, totals, is_sent, strict=True)
+            if sends
+        ]
+        received = iter(
+            worker_values.packed(
+                [_to_number(share) for share in shares],
+                lambda value: worker_values.reduce(
+                    value,
+                    self._topology,
+                    group,
+                    self._keys[value.dtype],
+                    device=near(self._topology, value.dtype),
+                ),
+                wire_types.added,
+            )
+        )
+        return [
+            tf.cast(next(received), entry.variable.dtype) if sends else None
+            for entry, sends in zip(self._entries, is_sent, strict=True)
+        ]
+
+    def _share_of_first(self, entry: Entry) -> tf.Tensor:
+        """What this worker adds where only the value of replica 0 of the job counts."""
+        value = entry.copies[0].value()
+        return value if self._topology.program_id == 0 else tf.zeros_like(value)
+
+    def _of_first(self, entry: Entry) -> tf.Tensor:
+        value = entry.copies[0].value()
+        if self._group is None or entry.kind is not Kind.RANDOM:
+            return value
+        # The fold is its own inverse: this is the state of replica 0 of the job, which
+        # need not be sent.
+        topology = self._topology
+        return replica_value(
+            value, Kind.RANDOM, topology.first_replica_id, topology.num_replicas
+        )
+
+
+def near(topology: Topology, dtype: tf.DType) -> str:
+    """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
+    device = topology.replica_devices[0]
+    is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
+    if device_lib.is_gpu(device) and not is_refused:
+        return device
+    return worker_values.cpu(topology)
+
+
+def _is_from_all(variable: Any, kind: Kind) -> bool:
+    """Whether the copies of all replicas count, and not that of replica 0 alone."""
+    return kind is Kind.LOCAL and (is_averaged(variable) or is_summed(variable))
+
+
+def _is_transferred(entry: Entry) -> bool:
+    return entry.kind is Kind.LOCAL and entry.variable.dtype != tf.string
+
+
+def _of_total(variable: Any, total: tf.Tensor, num_replicas: int) -> tf.Tensor:
+    """The sum over replicas, or their mean."""
+    if is_summed(variable):
+        return total
+    return total / tf.constant(num_replicas, total.dtype)
+
+
+def _number(dtype: tf.DType) -> tf.DType:
+    return tf.int32 if dtype == tf.bool else dtype
+
+
+def _to_number(value: tf.Tensor) -> tf.Tensor:
+    return tf.cast(value, _number(value.dtype))
+
+
+def _sums(entries: Sequence[Entry]) -> list[tf.Tensor | None]:
     """Emits the sums over the copies; None where only replica 0's value counts."""
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, entry in enumerate(entries):
-        if is_from_all(entry.variable, entry.kind):
+        if _is_from_all(entry.variable, entry.kind):
             is_static = entry.variable.shape.is_fully_defined()
             devices = tuple(copy.device for copy in entry.copies)
             alone = -1 if is_static else place
@@ -66,13 +185,7 @@ def _add_up(entries: Sequence[Entry]) -> list[tf.Tensor]:
         total = tf.add_n(vectors)
         if len(entries) == 1:
             return [total]
-        shapes = [entry.variable.shape.as_list() for entry in entries]
-        sizes = [entry.variable.shape.num_elements() for entry in entries]
-        parts = tf.split(total, sizes)
-        return [
-            part if len(shape) == 1 else tf.reshape(part, shape)
-            for part, shape in zip(parts, shapes, strict=True)
-        ]
+        return unpack(total, [entry.variable.shape for entry in entries])
 
 
 def _sum_device(entry: Entry) -> str:

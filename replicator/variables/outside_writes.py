@@ -1,10 +1,12 @@
 """Outside writes: whether variables were changed between two dispatches.
 
-Such a write leaves nothing behind but the value. So every variable that has copies
-has a state with which the copies agree (``Entry.seen``), compared before a dispatch and
-recorded after it. On GPUs this is one compiled function per device, whatever the number
-of variables: as single ops it was 12 kernels for each of them, twice. CPUs hash each
-variable by one op, and XLA would be slower there (record 0025).
+Such a write leaves nothing behind but the value: TensorFlow's variables have no version
+number. So every variable that has copies has a state with which the copies agree
+(``Entry.seen``), compared before a dispatch and recorded after it. The copies
+themselves do not tell: a mean of statistics equals none of them. On GPUs this is one
+compiled function per device, whatever the number of variables: as single ops it was 12
+kernels for each of them, twice. CPUs hash each variable by one op, and XLA would be
+slower there (record 0025).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
 from replicator.variables.copy_values import bits, fingerprint, state
 from replicator.variables.kinds import Kind
+from replicator.variables.vectors import pack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -146,9 +149,3 @@ def _compiled_state(entry: Entry) -> tf.Tensor:
 def _assign(entries: Sequence[Entry]) -> None:
     for entry in entries:
         entry.seen.assign(_compiled_state(entry), read_value=False)
-
-
-def pack(values: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The elements of some tensors of one type as one vector."""
-    flat = [v if v.shape.rank == 1 else tf.reshape(v, [-1]) for v in values]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)

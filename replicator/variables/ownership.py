@@ -1,4 +1,8 @@
-"""Ownership: which replica updates a variable, and keeps its optimizer state."""
+"""Ownership: which replica updates a variable, and keeps its optimizer state.
+
+Owners have whole variables (record 0012): Keras has no optimizer for slices, and with
+slices a checkpoint would be one of R shards.
+"""
 
 from __future__ import annotations
 
@@ -50,6 +54,8 @@ class Ownership:
 
     def assign(self, variables: Sequence[Any]) -> None:
         """Gives each variable to the owner with the fewest bytes, largest first."""
+        # Programs do not talk about it, so ties must fall the same way in all of them:
+        # to the first owner, among variables of one size in the order that was given.
         load = dict.fromkeys(self._all_owners(), 0)
         for variable in sorted(variables, key=num_bytes, reverse=True):
             owner = _find(self._owners, variable)
@@ -137,7 +143,10 @@ def fill(variable: Any, value: tf.Tensor) -> None:
 
 
 def release(variable: Any) -> None:
-    """Frees the memory of a variable, which has no elements until it is set again."""
+    """Frees the memory of a variable, which has no elements until it is set again.
+
+    The variable itself stays: Keras and checkpoints hold it under its name.
+    """
     fill(variable, tf.constant(np.zeros([0], variable.dtype.as_numpy_dtype)))
 
 

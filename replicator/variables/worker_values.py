@@ -1,4 +1,4 @@
-"""Values of variables over workers: what they start from, what they read as outside.
+"""Values of variables between workers: sums, and what one worker sends to all.
 
 Ops for ``tf.function``s around the linked step, where ``cross_worker`` emits nodes
 inside it.
@@ -13,11 +13,7 @@ import tensorflow as tf
 from replicator.collectives import wire_types
 from replicator.collectives.buckets import positions_by_dtype
 from replicator.placement import devices as device_lib
-from replicator.placement.collective_types import NCCL_DTYPES
 from replicator.placement.worker_group import CPU_GROUP_KEY, GPU_GROUP_KEY
-from replicator.variables import outside_values
-from replicator.variables.copy_values import replica_value
-from replicator.variables.kinds import Kind, is_averaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,90 +21,6 @@ if TYPE_CHECKING:
     from replicator.collectives.wire_types import Wire
     from replicator.placement.topology import Topology
     from replicator.placement.worker_group import Group
-    from replicator.variables.table import Entry
-
-
-class OutsideValues:
-    """What replica-local and random variables read as outside, over all workers."""
-
-    def __init__(
-        self, entries: Sequence[Entry], topology: Topology, group: Group
-    ) -> None:
-        self._entries = tuple(entries)
-        self._topology = topology
-        self._group = group
-        self._keys: dict[tf.DType, int] = {}
-        for entry in self._entries:
-            if self._is_transferred(entry):
-                wire = wire_types.added(_number(entry.variable.dtype)).dtype
-                # Drawn once: a function that is traced again uses the same.
-                self._keys.setdefault(wire, next(group.keys))
-
-    def read(self) -> list[tf.Tensor]:
-        """Emits one reduction per type; returns a value for each entry."""
-        transferred = [entry for entry in self._entries if self._is_transferred(entry)]
-        shares = [
-            self._of_first(entry) if share is None else share
-            for entry, share in zip(
-                transferred, outside_values.sums(transferred), strict=True
-            )
-        ]
-        totals = iter(
-            _packed(
-                [_to_number(share) for share in shares],
-                self._reduce,
-                wire_types.added,
-            )
-        )
-        return [
-            self._of_total(entry, next(totals))
-            if self._is_transferred(entry)
-            else self._local(entry)
-            for entry in self._entries
-        ]
-
-    def _of_first(self, entry: Entry) -> tf.Tensor:
-        """What this worker adds where only the value of replica 0 of the job counts."""
-        value = entry.copies[0].value()
-        return value if self._topology.program_id == 0 else tf.zeros_like(value)
-
-    def _is_transferred(self, entry: Entry) -> bool:
-        dtype = entry.variable.dtype
-        return entry.kind is Kind.LOCAL and dtype != tf.string
-
-    def _of_total(self, entry: Entry, total: tf.Tensor) -> tf.Tensor:
-        value = tf.cast(total, entry.variable.dtype)
-        if not is_averaged(entry.variable):
-            return value
-        return value / tf.cast(self._topology.num_replicas, value.dtype)
-
-    def _local(self, entry: Entry) -> tf.Tensor:
-        if entry.kind is not Kind.RANDOM:
-            return entry.copies[0].value()
-        # The fold is its own inverse: this is the state of replica 0.
-        topology = self._topology
-        return replica_value(
-            entry.copies[0].value(),
-            Kind.RANDOM,
-            topology.first_replica_id,
-            topology.num_replicas,
-        )
-
-    def _reduce(self, value: tf.Tensor) -> tf.Tensor:
-        return reduce(
-            value,
-            self._topology,
-            self._group,
-            self._keys[value.dtype],
-            device=_near(self._topology, value.dtype),
-        )
-
-
-def _near(topology: Topology, dtype: tf.DType) -> str:
-    """Where values of a type are summed over workers: on GPUs if NCCL can do it."""
-    device = topology.replica_devices[0]
-    is_refused = topology.has_virtual_gpus or dtype not in NCCL_DTYPES
-    return device if device_lib.is_gpu(device) and not is_refused else cpu(topology)
 
 
 def add_up(
@@ -121,7 +33,7 @@ def add_up(
       topology: Where the replicas of this program are.
       group: The workers.
     """
-    return _packed(
+    return packed(
         values,
         lambda value: reduce(value, topology, group, next(group.keys)),
         wire_types.added,
@@ -139,12 +51,8 @@ def broadcast_initial_values(
       group: The workers.
     """
     movable = [v for v in variables if v.dtype != tf.string]
-    values = [tf.convert_to_tensor(v) for v in movable]
-    received = _packed(
-        values,
-        lambda value: _send(value, 0, topology, group),
-        lambda dtype: wire_types.moved(dtype, "broadcast"),
-    )
+    values = list(map(tf.convert_to_tensor, movable))
+    received = _broadcast(values, 0, topology, group)
     if group.worker_id:
         for variable, value in zip(movable, received, strict=True):
             variable.assign(value)
@@ -162,12 +70,21 @@ def move(variable: Any, source: int, topology: Topology, group: Group) -> tf.Ten
     Returns:
       The source's value.
     """
-    wire = wire_types.moved(variable.dtype, "broadcast")
     value = tf.zeros(variable.shape, variable.dtype)
     if source == group.worker_id:
         value = tf.convert_to_tensor(variable)
-    sent = _send(wire.convert(value), source, topology, group)
-    return wire.restore(sent, variable.dtype)
+    (received,) = _broadcast([value], source, topology, group)
+    return received
+
+
+def _broadcast(
+    values: Sequence[tf.Tensor], source: int, topology: Topology, group: Group
+) -> list[tf.Tensor]:
+    return packed(
+        values,
+        lambda value: _send(value, source, topology, group),
+        lambda dtype: wire_types.moved(dtype, "broadcast"),
+    )
 
 
 def _send(value: tf.Tensor, source: int, topology: Topology, group: Group) -> tf.Tensor:
@@ -216,7 +133,7 @@ def reduce(
         )
 
 
-def _packed(
+def packed(
     values: Sequence[tf.Tensor],
     transfer: Callable[[tf.Tensor], tf.Tensor],
     wire_of: Callable[[tf.DType], Wire],
@@ -235,14 +152,6 @@ def _packed(
             shaped = tf.reshape(part, tf.shape(wide[place]))
             results[place] = wires[place].restore(shaped, values[place].dtype)
     return [results[place] for place in range(len(values))]
-
-
-def _number(dtype: tf.DType) -> tf.DType:
-    return tf.int32 if dtype == tf.bool else dtype
-
-
-def _to_number(value: tf.Tensor) -> tf.Tensor:
-    return tf.cast(value, tf.int32) if value.dtype == tf.bool else value
 
 
 def cpu(topology: Topology) -> str:

@@ -33,6 +33,10 @@ def _shares(num_examples, per_replica_batch_size, **options):
     return input_fn
 
 
+_ENDLESS = r"pipeline 0 is endless.*leave out \.repeat\(\)"
+_NUMBER = r"num_examples .* must be an integer of at least 0"
+
+
 @pytest.mark.parametrize("mode", [PER_WORKER, PER_REPLICA, SINGLE])
 def test_shares_that_come_out_even_pass(in_graph, mode):
     """Sixteen examples in batches of two are 4 steps of two replicas, each once."""
@@ -103,12 +107,79 @@ def test_uneven_shares_name_what_the_last_step_leaves_over():
     assert {8: (0,)} == caught.value.audit.unfed
 
 
-def test_a_partial_last_batch_that_only_one_replica_gets_is_left_over(in_graph):
-    """Nine examples in batches of two are five batches: two replicas use four."""
-    with pytest.raises(
-        errors.InputAuditError, match=r"1 \(8\) were read, but not every"
-    ):
-        in_graph.audit_inputs(_shares(9, 2), key_fn=_identity, num_examples=9)
+@pytest.mark.parametrize(
+    ("input_fn", "options", "kind", "message"),
+    [
+        # Nine examples in batches of two are five batches: two replicas use four.
+        (
+            _shares(9, 2),
+            {"num_examples": 9},
+            errors.InputAuditError,
+            r"1 \(8\) were read, but not every",
+        ),
+        (
+            _shares(4, 2),
+            {"num_examples": 2},
+            errors.InputAuditError,
+            r"num_examples=2 is less than the pipelines yielded",
+        ),
+        (
+            lambda _: _examples(8).batch(2).repeat(),
+            {},
+            errors.InputAuditError,
+            _ENDLESS,
+        ),
+        (
+            lambda _: _examples(8).repeat().filter(lambda _: True).batch(2),
+            {},
+            errors.InputAuditError,
+            _ENDLESS,
+        ),
+        (
+            _shares(8, 2),
+            {"key_fn": tf.reduce_sum},
+            errors.InputAuditError,
+            r"key_fn returned shape \[\].*key per example",
+        ),
+        (
+            _shares(8, 2),
+            {"key_fn": None},
+            TypeError,
+            r"audit_inputs\(\) calls key_fn with a batch, but got None, which is not",
+        ),
+        (
+            _shares(8, 2),
+            {"key_fn": lambda: 1},
+            TypeError,
+            r"audit_inputs\(\) calls key_fn with a batch, but '.*' does not take",
+        ),
+        *(
+            (_shares(8, 2), {"num_examples": number}, ValueError, _NUMBER)
+            for number in ("8", 8.0, -1, 10**30)
+        ),
+        (lambda _: [1], {}, TypeError, r"input_fn returned 'list'"),
+    ],
+    ids=[
+        "a partial last batch for one replica",
+        "fewer examples than there are",
+        "endless",
+        "endless, of unknown cardinality",
+        "one key for a batch",
+        "no keys",
+        "keys of no batch",
+        "a text as number",
+        "a float as number",
+        "a negative number",
+        "a huge number",
+        "no dataset",
+    ],
+)
+def test_what_cannot_be_audited_or_is_wrong_is_refused(
+    in_graph, input_fn, options, kind, message
+):
+    """The message says what there is, and what to write."""
+    with pytest.raises(kind, match=message):
+        in_graph.audit_inputs(input_fn, **{"key_fn": _identity, **options})
 
 
 def test_examples_that_nobody_reads_are_counted(in_graph):
@@ -121,70 +192,6 @@ def test_examples_that_nobody_reads_are_counted(in_graph):
     ):
         in_graph.audit_inputs(input_fn, key_fn=_identity, num_examples=9)
     assert in_graph.audit_inputs(input_fn, key_fn=_identity).is_exact
-
-
-def test_fewer_examples_than_there_are_is_said(in_graph):
-    """num_examples=2 for four examples is a mistake of the caller."""
-    with pytest.raises(
-        errors.InputAuditError,
-        match=r"num_examples=2 is less than the pipelines yielded",
-    ):
-        in_graph.audit_inputs(_shares(4, 2), key_fn=_identity, num_examples=2)
-
-
-@pytest.mark.parametrize(
-    "endless",
-    [
-        lambda ds: ds.repeat(),
-        lambda ds: ds.repeat().filter(lambda _: True),  # cardinality unknown
-    ],
-)
-def test_a_pipeline_without_an_end_is_refused(in_graph, endless):
-    """The audit stops after a few passes, even where tf.data does not know."""
-    with pytest.raises(
-        errors.InputAuditError, match=r"pipeline 0 is endless.*leave out \.repeat\(\)"
-    ):
-        in_graph.audit_inputs(
-            lambda _: endless(_examples(8)).batch(2), key_fn=_identity
-        )
-
-
-def test_keys_must_be_one_per_example(in_graph):
-    """A scalar key for a batch is refused with its shape."""
-    with pytest.raises(
-        errors.InputAuditError, match=r"key_fn returned shape \[\].*key per example"
-    ):
-        in_graph.audit_inputs(_shares(8, 2), key_fn=tf.reduce_sum)
-
-
-@pytest.mark.parametrize(
-    ("key_fn", "message"),
-    [
-        (
-            None,
-            r"audit_inputs\(\) calls key_fn with a batch, but got None, which is not",
-        ),
-        (
-            lambda: 1,
-            r"audit_inputs\(\) calls key_fn with a batch, but '.*' does not take",
-        ),
-    ],
-)
-def test_keys_are_made_by_a_function(in_graph, key_fn, message):
-    """Of a batch."""
-    with pytest.raises(TypeError, match=message):
-        in_graph.audit_inputs(_shares(8, 2), key_fn=key_fn)
-
-
-@pytest.mark.parametrize("num_examples", ["8", 8.0, -1, 10**30])
-def test_there_is_a_number_of_examples(in_graph, num_examples):
-    """Before anything is read."""
-    with pytest.raises(
-        ValueError, match=r"num_examples .* must be an integer of at le"
-    ):
-        in_graph.audit_inputs(
-            _shares(8, 2), key_fn=_identity, num_examples=num_examples
-        )
 
 
 @pytest.mark.covering(strength=1)
@@ -216,9 +223,3 @@ def test_strings_are_keys_too(in_graph):
     audit = in_graph.audit_inputs(input_fn, key_fn=lambda batch: batch["name"])
 
     assert 8 == audit.num_fed
-
-
-def test_the_audit_is_of_a_dataset(in_graph):
-    """What is not a dataset is refused as by make_input_iterator."""
-    with pytest.raises(TypeError, match=r"input_fn returned 'list'"):
-        in_graph.audit_inputs(lambda _: [1], key_fn=_identity)

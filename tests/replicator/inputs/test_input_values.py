@@ -37,23 +37,6 @@ def test_ragged_values_of_other_lengths_are_the_same_step(repl_once):
     assert num_traces == len(traced)
 
 
-def test_sparse_values_keep_their_shape(repl_once):
-    """Each replica gets its own."""
-    dense = [[[0, 1], [2, 0]], [[0, 0], [0, 3]]]
-    values = replicator.PerReplica(
-        [tf.sparse.from_dense(dense[r % 2]) for r in range(repl_once.num_replicas)]
-    )
-
-    def step(x):
-        return tf.sparse.to_dense(x)
-
-    out = repl_once.run(step, values)
-
-    assert [dense[r % 2] for r in range(repl_once.num_replicas)] == [
-        value.numpy().tolist() for value in out
-    ]
-
-
 def test_numbers_of_other_values_are_the_same_step(repl_once):
     """A Python number is a value, and no part of the program."""
     traced = []
@@ -71,15 +54,67 @@ def test_numbers_of_other_values_are_the_same_step(repl_once):
     assert num_traces == len(traced)
 
 
-@pytest.mark.parametrize("value", [object(), None])
-def test_values_that_are_no_tensors_are_refused(repl_once, value):
-    """None is what a step without a result returned."""
-    values = replicator.PerReplica([value] * repl_once.num_replicas)
+def _same(repl, value):
+    """One value for every replica."""
+    return replicator.PerReplica([value] * repl.num_replicas)
 
-    with pytest.raises(
-        TypeError, match=r"inputs must be tensors \(dense, ragged.*, but got .*; "
-    ):
-        repl_once.run(tf.identity, values)
+
+def _step(batch):
+    return batch
+
+
+def _ragged_step():
+    return tf.ragged.constant([[1], [2, 3]])
+
+
+_NOT_CALLED = r"run\(\) takes a step function, but got a '"
+_NO_TENSOR = r"inputs must be tensors \(dense, ragged.*, but got .*; "
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda repl: repl.run(tf.identity, _same(repl, object())), _NO_TENSOR),
+        # None is what a step without a result returned.
+        (lambda repl: repl.run(tf.identity, _same(repl, None)), _NO_TENSOR),
+        (
+            lambda repl: repl.run(_ragged_step),
+            r"_ragged_step returned a 'RaggedTensor'; a step return",
+        ),
+        (lambda repl: repl.run(tf.constant(1.0)), _NOT_CALLED),
+        (lambda repl: repl.run("step"), _NOT_CALLED),
+        (lambda repl: repl.run(None), _NOT_CALLED),
+        (
+            lambda repl: repl.run(_step),
+            r"step '.*step' takes arguments, but run\(\) go",
+        ),
+        # run(step, x, y) is not run(step, (x, y)).
+        (
+            lambda repl: repl.run(_step, _same(repl, 1.0), _same(repl, 1.0)),
+            r"run\(\) does not take 1 extra arguments; write",
+        ),
+        # It calls the function as make_input_iterator does.
+        (
+            lambda repl: repl.audit_inputs(tf.data.Dataset.range(3), key_fn=_step),
+            r"audit_inputs\(\) takes a function that returns",
+        ),
+    ],
+    ids=[
+        "an object",
+        "nothing",
+        "a ragged result",
+        "a tensor as step",
+        "a name as step",
+        "no step",
+        "no inputs",
+        "several inputs",
+        "a dataset as function",
+    ],
+)
+def test_what_is_no_step_and_no_value_is_refused(repl_once, call, message):
+    """Before anything is run; the message says what there is, and what to write."""
+    with pytest.raises(TypeError, match=message):
+        call(repl_once)
 
 
 def test_ragged_and_dense_values_do_not_mix(in_graph):
@@ -97,47 +132,6 @@ def test_what_is_no_sequence_of_values_is_refused(values):
         TypeError, match=r"PerReplica takes a sequence with one value pe"
     ):
         replicator.PerReplica(values)
-
-
-def test_a_step_that_returns_a_ragged_tensor_is_refused(repl_once):
-    """What comes out is dense; the message names the step."""
-
-    def step():
-        return tf.ragged.constant([[1], [2, 3]])
-
-    with pytest.raises(
-        TypeError, match=r"step returned a 'RaggedTensor'; a step return"
-    ):
-        repl_once.run(step)
-
-
-@pytest.mark.parametrize("step_fn", [tf.constant(1.0), "step", None])
-def test_what_cannot_be_called_is_no_step(repl_once, step_fn):
-    """Mostly it is what the step returns."""
-    with pytest.raises(TypeError, match=r"run\(\) takes a step function, but got a '"):
-        repl_once.run(step_fn)
-
-
-def test_a_step_without_the_inputs_that_it_takes(repl_once):
-    """The message says where inputs come from."""
-
-    def step(batch):
-        return batch
-
-    with pytest.raises(
-        TypeError, match=r"step '.*step' takes arguments, but run\(\) go"
-    ):
-        repl_once.run(step)
-
-
-def test_arguments_by_position_are_refused_too(repl_once):
-    """run(step, x, y) is not run(step, (x, y))."""
-    values = replicator.PerReplica([1.0] * repl_once.num_replicas)
-
-    with pytest.raises(
-        TypeError, match=r"run\(\) does not take 1 extra arguments; write"
-    ):
-        repl_once.run(lambda batch: batch, values, values)
 
 
 def test_a_coordinators_spelling_is_refused():
@@ -164,11 +158,3 @@ def test_steps_of_every_kind_of_signature_are_taken(repl_once, step_fn):
     values = replicator.PerReplica([1.0] * repl_once.num_replicas)
 
     assert 1.0 == float(repl_once.run(step_fn, values)[0])
-
-
-def test_an_audit_asks_for_the_same_kind_of_function(repl_once):
-    """It calls it as make_input_iterator does."""
-    with pytest.raises(
-        TypeError, match=r"audit_inputs\(\) takes a function that returns"
-    ):
-        repl_once.audit_inputs(tf.data.Dataset.range(3), key_fn=lambda x: x)

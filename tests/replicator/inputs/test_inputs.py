@@ -26,29 +26,21 @@ def test_a_dimension_that_differs_between_pipelines_is_unknown(in_graph):
     assert [8.0, 12.0] == [float(v) for v in out]
 
 
-def test_pipelines_of_different_structures_are_refused(in_graph):
+@pytest.mark.parametrize(
+    ("elements", "message"),
+    [
+        (((1, 1), 1), r"pipelines 0 and 1 yield different structures:.*same"),
+        # A common type would convert unnoticed.
+        ((1.0, 1), r"pipelines 0 and 1 yield different types:.*same types"),
+    ],
+)
+def test_pipelines_of_different_elements_are_refused(in_graph, elements, message):
     """The message numbers them."""
-
-    def input_fn(ctx):
-        data = tf.data.Dataset.range(4)
-        return data if ctx.input_pipeline_id == 0 else data.map(lambda i: (i, i))
-
-    with pytest.raises(
-        ValueError, match=r"pipelines 0 and 1 yield different structures:.*same"
-    ):
-        in_graph.make_input_iterator(input_fn, PER_REPLICA)
-
-
-def test_pipelines_of_different_types_are_refused(in_graph):
-    """A common type would convert unnoticed."""
-
-    def input_fn(ctx):
-        return tf.data.Dataset.from_tensors(1 if ctx.input_pipeline_id else 1.0)
-
-    with pytest.raises(
-        ValueError, match=r"pipelines 0 and 1 yield different types:.*same types"
-    ):
-        in_graph.make_input_iterator(input_fn, PER_REPLICA)
+    with pytest.raises(ValueError, match=message):
+        in_graph.make_input_iterator(
+            lambda ctx: tf.data.Dataset.from_tensors(elements[ctx.input_pipeline_id]),
+            PER_REPLICA,
+        )
 
 
 @pytest.mark.parametrize(
@@ -157,30 +149,6 @@ def test_a_replica_that_cancels_the_others_at_the_end_is_the_end(
         repl_once.run(tf.identity, _of_eleven(repl_once))
     with pytest.raises(tf.errors.CancelledError):
         repl_once.run(lambda x: x, endless)
-
-
-def test_inputs_are_their_own_iterator(repl_once):
-    """A loop that was left continues where it was, as for any iterator of Python."""
-    inputs = _of_eleven(repl_once)
-    for _batch in inputs:
-        break
-
-    assert iter(inputs) is inputs
-    assert 1 == inputs.num_steps
-    assert repl_once.num_replicas == _read(next(inputs))[0]
-
-
-def test_batches_of_next_have_the_structure_of_the_dataset(repl_once):
-    """A nest of PerReplica, which run() takes."""
-    inputs = repl_once.make_input_iterator(
-        lambda _: tf.data.Dataset.range(8).map(lambda i: {"x": i, "y": (i, -i)})
-    )
-
-    batch = next(inputs)
-    out = repl_once.run(lambda b: b["x"] - b["y"][1], batch)
-
-    assert isinstance(batch["y"][1], replicator.PerReplica)
-    assert [2 * r for r in range(repl_once.num_replicas)] == _read(out)
 
 
 def test_batches_that_wait_on_devices_come_in_order(in_graph):

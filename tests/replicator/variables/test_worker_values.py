@@ -13,7 +13,7 @@ from replicator.placement.worker_group import (
     GPU_GROUP_KEY,
     Group,
 )
-from replicator.variables import worker_values
+from replicator.variables import outside_values, worker_values
 
 GPU = "/job:worker/replica:0/task:1/device:GPU:0"
 CPU = GPU.replace("GPU", "CPU")
@@ -25,7 +25,7 @@ def sum_of(dtype, device, *, has_virtual_gpus=False):
     topology = dataclasses.replace(topology, has_virtual_gpus=has_virtual_gpus)
     group = Group(num_workers=2, worker_id=1, order=(0, 1))
     with tf.Graph().as_default() as graph:
-        place = worker_values._near(topology, dtype)
+        place = outside_values.near(topology, dtype)
         value = tf.zeros([4], dtype)
         worker_values.reduce(value, topology, group, 7, device=place)
     (node,) = [n for n in graph.as_graph_def().node if n.op == "CollectiveReduceV2"]
