@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from replicator.cluster import exchange as worker_sync
+from replicator.cluster import exchange
 from replicator.contract import base, control, output_reduction
 from replicator.errors import ReplicasOutOfSyncError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import tensorflow as tf
 
-    from replicator.cluster.exchange import Peers
+    from replicator.cluster.runtime import WorkerRuntime
     from replicator.inputs.context import InputContext, InputReplicationMode
     from replicator.inputs.iterator import InputIterator
 
@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 class BetweenGraphReplicator(base.Replicator):
     """A base class that comes before the class that runs one worker's replicas."""
 
-    @property
-    @abc.abstractmethod
-    def _peers(self) -> Peers:
-        """The other workers, to exchange strings with."""
+    _runtime: WorkerRuntime
 
     @abc.abstractmethod
     def _numbered_mirrored(self) -> Iterable[tuple[int, Any]]:
@@ -60,7 +57,7 @@ class BetweenGraphReplicator(base.Replicator):
 
     def gather_bytes(self, payload: bytes) -> list[bytes]:
         """Gathers bytes from every worker; see ``Replicator.gather_bytes``."""
-        return worker_sync.gather_bytes(self._peers, payload)
+        return exchange.gather_bytes(self._runtime, payload)
 
     def assert_in_sync(self) -> None:
         """Compares mirrored variables bit by bit, here and over workers.
@@ -78,10 +75,10 @@ class BetweenGraphReplicator(base.Replicator):
         except ReplicasOutOfSyncError as error:
             failure = str(error)
         digests = {
-            number: (variable.name, worker_sync.digest(variable))
+            number: (variable.name, exchange.digest(variable))
             for number, variable in self._numbered_mirrored()
         }
-        worker_sync.compare(self._peers, failure, digests)
+        exchange.compare(self._runtime, failure, digests)
 
 
 class _UnevenInputs:
@@ -95,7 +92,7 @@ class _UnevenInputs:
         self._may_end: bool | None = None
 
     def __call__(self, inputs: InputIterator, is_end: bool) -> bool:
-        peers = self._replicator._peers  # noqa: SLF001 (the class above)
+        peers = self._replicator._runtime  # noqa: SLF001 (the class above)
         if self._may_end is None:
             what = "the first next() of an input iterator"
             self._may_end = any(peers.exchange(what, "1" if inputs.may_end else ""))

@@ -27,6 +27,7 @@ from replicator.step import logical
 from replicator.step.compiled import CompiledStep
 from replicator.step.traced_once import traced_once
 from replicator.validation.arguments import is_one_of, shown
+from replicator.validation.user_functions import name_of
 from replicator.variables import partial
 from replicator.variables.coherence import Coherence
 from replicator.variables.kinds import Kind
@@ -183,10 +184,10 @@ class InGraphReplicator(base.Replicator):
     def _dispatch(
         self, program: Program, step_fn: Callable[..., Any], inputs: Any, num_steps: int
     ) -> Any:
-        name = getattr(step_fn, "__qualname__", type(step_fn).__qualname__)
         source = self._source(inputs)
+        what = f"step {name_of(step_fn)!r}"
         # One step more than there are: the first run also compiles.
-        with self._limit.guard(program, f"step {name!r}", num_steps + 1):
+        with self._limit.guard(program, what, num_steps + 1):
             return program.run(source, num_steps)
 
     def _source(self, inputs: Any) -> Any:

@@ -21,6 +21,7 @@ from replicator.inputs.iterator import InputIterator
 from replicator.placement import devices as device_lib
 from replicator.placement.topology import make_topology
 from replicator.placement.worker_share import per_worker
+from replicator.validation.user_functions import name_of
 from replicator.variables import ownership, partial, worker_values
 from replicator.variables.kinds import Kind
 from replicator.variables.outside_writes import are_detected
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from replicator.cluster.configuration import ClusterConfig
-    from replicator.cluster.runtime import WorkerRuntime
 
 
 class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerReplicator):
@@ -152,7 +152,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
         if self._group is None:
             return super()._build(step_fn, specs, num_steps)
         before = self._group.keys.value
-        name = _name(step_fn)
+        name = name_of(step_fn)
         what = f"the first run of step {name!r}"
         try:
             program = Program(
@@ -211,7 +211,7 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
     ) -> Any:
         if self._group is None:
             return super()._dispatch(program, step_fn, inputs, num_steps)
-        name = _name(step_fn)
+        name = name_of(step_fn)
         # The first run also compiles, so it gets additional time.
         is_first = program not in self._started
         self._started.add(program)
@@ -234,10 +234,6 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             )
             self._endings[inputs] = any(answers)
         return self._endings[inputs]
-
-    @property
-    def _peers(self) -> WorkerRuntime:
-        return self._runtime
 
     @contextlib.contextmanager
     def consolidated_state(self, variables: Sequence[Any]) -> Iterator[None]:
@@ -285,7 +281,3 @@ class MultiWorkerBetweenGraphReplicator(BetweenGraphReplicator, MultiWorkerRepli
             f"{self.first_replica_id + self.num_local_replicas - 1}"
         )
         return f"{place}\n{super().explain()}"
-
-
-def _name(step_fn: Callable[..., Any]) -> str:
-    return str(getattr(step_fn, "__qualname__", type(step_fn).__qualname__))

@@ -163,30 +163,17 @@ class SingleDeviceReplicator(base.Replicator):
 
     def _build(self, step_fn: Callable[..., Any], specs: list[Any]) -> SingleProgram:
         def step(*batch: Any) -> Any:
-            with context.enter(self._replica_context()), tf.device(self.device):
+            replica = SingleReplicaContext(self._devices)
+            with context.enter(replica), tf.device(self.device):
                 return check_outputs(step_fn(*batch), step_fn)
 
         generator = StepGenerator()
         with creation.forbidden_in_steps(), generator.installed():
             traced = tf.function(step).get_concrete_function(*specs)
-        places = {id(handle): i for i, handle in enumerate(traced.captured_inputs)}
-        self._prepare(sorted(traced.variables, key=lambda v: places[id(v.handle)]))
         return SingleProgram(traced, generator)
 
     def _input_devices(self) -> Sequence[str]:
         return [self.device] if self.device else super()._input_devices()
-
-    def _replica_context(self) -> context.ReplicaContext:
-        """The replica context of a step while it is traced."""
-        return SingleReplicaContext(self._devices)
-
-    def _prepare(self, variables: Sequence[tf.Variable]) -> None:
-        """Prepares the variables of a step that was traced, before it first runs.
-
-        Args:
-          variables: In the order in which the step first uses them, which is the same
-            in all processes that trace the same step.
-        """
 
     def explain(self) -> str:
         """States that nothing is communicated."""

@@ -93,10 +93,6 @@ class MultiWorkerMirroredReplicator(BetweenGraphReplicator, StrategyReplicator):
         with self._runtime.guard("a step", num_steps + 1):
             return super()._run(*args)
 
-    @property
-    def _peers(self) -> WorkerRuntime:
-        return self._runtime
-
     def _numbered_mirrored(self) -> Iterator[tuple[int, Any]]:
         for number, variable in enumerate(self._mirrored.values()):
             if variable.trainable:

@@ -2,7 +2,7 @@
 
 Whether another process is alive is four questions, each answered in one place:
 
-- does anything accept connections at its address: ``reachability.attempt_connection``;
+- does anything accept connections at its address: ``reachability.accepts``;
 - does a TensorFlow server respond there: ``peer.answers``;
 - is it still the same process: ``peer.Peer``;
 - is it a member of this job: the coordination service (``_tf.workers.check_peer``).

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import enum
 import socket
 import time
 from typing import TYPE_CHECKING
@@ -42,8 +41,7 @@ def wait_for(
     while True:
         for name, address in list(missing.items()):
             left_sec = max(deadline - time.monotonic(), 0.01)
-            found = attempt_connection(address, min(_CONNECT_SEC, left_sec))
-            if found is ConnectionAttempt.ACCEPTED:
+            if accepts(address, min(_CONNECT_SEC, left_sec)):
                 del missing[name]
         if not missing:
             return
@@ -79,20 +77,10 @@ def check_port_is_free(address: str) -> None:
             ) from error
 
 
-class ConnectionAttempt(enum.Enum):
-    """The result of a connection attempt."""
-
-    ACCEPTED = "accepted"
-    REFUSED = "refused"
-    NO_RESPONSE = "no response"
-
-
-def attempt_connection(address: str, timeout_sec: float) -> ConnectionAttempt:
-    """Tries to connect; tells a closed port from a machine that does not respond."""
+def accepts(address: str, timeout_sec: float) -> bool:
+    """Whether anything accepts a connection at an address within a time."""
     try:
         with socket.create_connection(split_address(address), timeout=timeout_sec):
-            return ConnectionAttempt.ACCEPTED
-    except ConnectionRefusedError:
-        return ConnectionAttempt.REFUSED
+            return True
     except OSError:
-        return ConnectionAttempt.NO_RESPONSE
+        return False

@@ -17,7 +17,6 @@ import tensorflow as tf
 from replicator._tf import workers as _tf_workers
 from replicator._tf.messages import reason_of
 from replicator.cluster import diagnosis, failures
-from replicator.cluster import exchange as worker_sync
 from replicator.cluster.worker_state import WorkerState, key_of
 from replicator.errors import (
     DisagreementError,
@@ -95,11 +94,19 @@ class WorkerRuntime:
                 _tf_workers.delete_value(
                     key_of(f"exchange/{number - 2}", self.worker_id)
                 )
-        try:
-            worker_sync.check_same_place(self, [answer["what"] for answer in answers])
-        except DisagreementError as error:
-            raise self._worker.lose(error) from None
+        self._check_same_place([answer["what"] for answer in answers])
         return [answer["text"] for answer in answers]
+
+    def _check_same_place(self, places: list[str]) -> None:
+        """Checks that all workers, by id, are at the same exchange."""
+        for worker, place in enumerate(places):
+            if place != places[0]:
+                error = DisagreementError(
+                    f"workers disagree: {self.name_of(0)} is at {places[0]}, but "
+                    f"{self.name_of(worker)} is at {place}; every worker must run the "
+                    "same program: the same calls of the replicator in the same order"
+                )
+                raise self._worker.lose(error)
 
     def agree(self, what: str, description: dict[str, Any]) -> None:
         """Checks that all workers are about to run the same program.

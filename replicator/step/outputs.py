@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from replicator.validation.user_functions import name_of
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -21,10 +23,9 @@ def check_outputs(outputs: Any, step_fn: Callable[..., Any]) -> Any:
         try:
             return tf.convert_to_tensor(leaf)
         except (TypeError, ValueError) as error:
-            name = getattr(step_fn, "__qualname__", repr(step_fn))
             raise TypeError(
-                f"{name} returned a {type(leaf).__name__!r}; a step returns a nest of "
-                "tensors (loss, metrics) or None"
+                f"{name_of(step_fn)} returned a {type(leaf).__name__!r}; a step "
+                "returns a nest of tensors (loss, metrics) or None"
             ) from error
 
     return tf.nest.map_structure(lambda x: x if x is None else convert(x), outputs)

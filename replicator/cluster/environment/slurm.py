@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from replicator.cluster.environment import roles, slurm_lists
 from replicator.cluster.environment.base import DetectedEnvironment
+from replicator.cluster.environment.variables import read_integer, read_text
 from replicator.errors import ClusterConfigError
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ FIRST_PORT, LAST_PORT = 20000, 31999
 _NODES = "SLURM_STEP_NODELIST"
 _TASKS = "SLURM_STEP_TASKS_PER_NODE"
 _RESERVED = "SLURM_STEP_RESV_PORTS"
+_HOW = "start this process with srun, which sets it"
+_MOST = 2**32  # ids of jobs in a federation have 32 bits
 
 
 class SlurmEnvironment(DetectedEnvironment):
@@ -35,15 +38,15 @@ class SlurmEnvironment(DetectedEnvironment):
         Raises:
           ClusterConfigError: One is missing, malformed, or contradicts the others.
         """
-        self._nodes = slurm_lists.expand_nodes(_get(environ, _NODES))
-        counts = slurm_lists.expand_counts(_get(environ, _TASKS))
+        self._nodes = slurm_lists.expand_nodes(read_text(environ, _NODES, how=_HOW))
+        counts = slurm_lists.expand_counts(read_text(environ, _TASKS, how=_HOW))
         if len(counts) != len(self._nodes):
             raise ClusterConfigError(
                 f"{_TASKS}={environ[_TASKS]!r} counts the tasks of {len(counts)} nodes,"
                 f" but {_NODES}={environ[_NODES]!r} has {len(self._nodes)}; start this"
                 " process with srun, which sets both"
             )
-        self._rank = _integer(environ, "SLURM_PROCID")
+        self._rank = _number(environ, "SLURM_PROCID")
         self._places = places_of_tasks(counts, _block_size(environ))
         if not 0 <= self._rank < len(self._places):
             raise ClusterConfigError(
@@ -118,8 +121,8 @@ def _ports(environ: Mapping[str, str], num_ports: int) -> tuple[int, ...]:
                 f" node has {num_ports} tasks; reserve srun --resv-ports={num_ports}"
             )
         return reserved[:num_ports]
-    job_id = _integer(environ, "SLURM_JOB_ID")
-    return derived_ports(job_id, _integer(environ, "SLURM_STEP_ID"), num_ports)
+    job_id = _number(environ, "SLURM_JOB_ID")
+    return derived_ports(job_id, _number(environ, "SLURM_STEP_ID"), num_ports)
 
 
 def _block_size(environ: Mapping[str, str]) -> int | None:
@@ -144,20 +147,5 @@ def _check_own_place(environ: Mapping[str, str], place: tuple[int, int]) -> None
         )
 
 
-def _get(environ: Mapping[str, str], name: str) -> str:
-    if not environ.get(name):
-        raise ClusterConfigError(
-            f"{name} is not set, so the nodes of this job are unknown; start this"
-            " process with srun, which sets it"
-        )
-    return environ[name]
-
-
-def _integer(environ: Mapping[str, str], name: str) -> int:
-    text = _get(environ, name)
-    if not (text.isascii() and text.isdigit()):
-        raise ClusterConfigError(
-            f"{name}={text!r} is not a number; start this process with srun, which"
-            " sets it"
-        )
-    return int(text)
+def _number(environ: Mapping[str, str], name: str) -> int:
+    return read_integer(environ, name, least=0, most=_MOST, how=_HOW)

@@ -9,7 +9,7 @@ from replicator.errors import ClusterConfigError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST_DIGITS = 9
+_MOST_DIGITS = 10
 
 
 def read_text(environ: Mapping[str, str], name: str, *, how: str) -> str:

@@ -119,9 +119,12 @@ def test_a_program_of_its_own_forgets_the_job():
             {"SLURM_STEP_TASKS_PER_NODE": "4"},
             r"counts the tasks of 1 nodes, but SLURM_STEP_NODELIST='n\[0-1\]' has 2",
         ),
-        ({"SLURM_STEP_TASKS_PER_NODE": None}, "is not set, so the nodes .* with srun"),
+        (
+            {"SLURM_STEP_TASKS_PER_NODE": None},
+            "is not set, so .* does not know .* with srun",
+        ),
         ({"SLURM_PROCID": "4"}, "SLURM_PROCID=4 is out of range: .*makes 4 tasks"),
-        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is not a number"),
+        ({"SLURM_PROCID": "x"}, "SLURM_PROCID='x' is not an integer from 0"),
         (
             {"SLURM_NODEID": "1", "SLURM_LOCALID": "0"},
             "is task 0 of node 1, not task 1 of node 0.*--distribution=block",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import pickle
 import re
 
@@ -14,108 +15,119 @@ import replicator
 from replicator import errors, registry
 
 
-def test_an_unknown_backend_lists_those_there_are():
-    """Sorted, as backend_names() gives them."""
-    with pytest.raises(
+def single(**options):
+    """A replicator of one device."""
+    return replicator.create("single", **options)
+
+
+# What a user wrote -> the error, and what its message says.
+CREATING = {
+    "an unknown backend": (
+        lambda: replicator.create("multi_gpu"),
         errors.UnknownBackendError,
-        match="unknown backend 'multi_gpu'; use one of "
+        "unknown backend 'multi_gpu'; use one of "
         + ", ".join(sorted(replicator.backend_names())),
-    ):
-        replicator.create("multi_gpu")
-
-
-@pytest.mark.parametrize(
-    ("backend", "num_replicas", "message"),
-    [
-        ("single", 2, r"'single' cannot run num_replicas=2; it runs 1$"),
-        ("in_graph", 0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 65536"),
-        ("in_graph", -1, r"cannot run num_replicas=-1"),
-        ("in_graph", 2.0, r"num_replicas 2.0 must be an integer"),
-        ("in_graph", True, r"num_replicas True must be an integer"),
-        ("in_graph", "2", r"num_replicas '2' must be an integer"),
-        ("in_graph", 10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
-    ],
-)
-def test_numbers_of_replicas_that_a_backend_cannot_run(backend, num_replicas, message):
-    """The message has the number and the range."""
-    with pytest.raises(errors.DeviceError, match=message):
-        registry.create(backend, num_replicas=num_replicas)
-
-
-def test_options_that_a_backend_does_not_have_list_those_it_has():
-    """Such as model parallelism on a stock strategy."""
-    with pytest.raises(
+    ),
+    "an option of another backend": (
+        lambda: replicator.create("tf_mirrored", logical_devices_per_replica=2),
         TypeError,
-        match=r"'tf_mirrored' has no option 'logical_devices_per_replica'; it has 'dev",
-    ):
-        replicator.create("tf_mirrored", logical_devices_per_replica=2)
+        r"'tf_mirrored' has no option 'logical_devices_per_replica'; it has 'dev",
+    ),
+    "several replicas on a single device": (
+        lambda: replicator.SingleDeviceReplicator(num_replicas=2),
+        errors.DeviceError,
+        r"but got num_replicas=2, devices=None; use InGra",
+    ),
+    "a placement of variables that there is not": (
+        lambda: replicator.create("in_graph", variable_placement="host"),
+        ValueError,
+        r"'host' is not one of 'auto', 'shared', 'mirrored'",
+    ),
+    "a placement that is a tensor": (
+        lambda: replicator.create("in_graph", variable_placement=tf.zeros([2])),
+        ValueError,
+        r"variable_placement a '.*' .* is not one of 'au",
+    ),
+    "a strategy that is a name": (
+        lambda: replicator.StrategyReplicator("tf_mirrored"),
+        TypeError,
+        r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass",
+    ),
+    "values of replicas that have no end": (
+        lambda: replicator.PerReplica(keras.Variable([1.0, 2.0])),
+        TypeError,
+        r"PerReplica takes a sequence .* a 'Variable'",
+    ),
+    "accumulation by Keras on a stock strategy": (
+        lambda: replicator.create(
+            "tf_mirrored", num_replicas=1, devices=["CPU:0"]
+        ).wrap_optimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+        ValueError,
+        r"gradient_accumulation_steps=2 does not work with Mirrored",
+    ),
+    **{
+        f"the backend {value!r}": (
+            lambda value=value: replicator.create(value),
+            errors.UnknownBackendError,
+            r"unknown backend .*; use one",
+        )
+        for value in (None, [], ("in_graph", "single"))
+    },
+    **{
+        f"num_replicas={value!r} of {backend}": (
+            lambda backend=backend, value=value: replicator.create(
+                backend, num_replicas=value
+            ),
+            errors.DeviceError,
+            message,
+        )
+        for backend, value, message in (
+            ("single", 2, r"'single' cannot run num_replicas=2; it runs 1$"),
+            ("in_graph", 0, r"'in_graph' cannot run num_replicas=0; it runs 1 to 6553"),
+            ("in_graph", -1, r"cannot run num_replicas=-1"),
+            ("in_graph", 2.0, r"num_replicas 2.0 must be an integer"),
+            ("in_graph", True, r"num_replicas True must be an integer"),
+            ("in_graph", "2", r"num_replicas '2' must be an integer"),
+            ("in_graph", 10**30, r"cannot run num_replicas=10+; it runs 1 to 65536"),
+        )
+    },
+    **{
+        f"timeout_sec={value!r}": (
+            lambda value=value: replicator.create(
+                "in_graph", num_replicas=2, timeout_sec=value
+            ),
+            ValueError,
+            rf"timeout_sec {re.escape(repr(value))} must be a positive number of sec",
+        )
+        for value in (0, -1.0, float("inf"), float("nan"), True, "10")
+    },
+    **{
+        f"num_steps={value!r}": (
+            lambda value=value: single().run(lambda: None, num_steps=value),
+            ValueError,
+            r"num_steps .* must be an integer of at leas",
+        )
+        for value in (0, -1, 1.0, True, "2", 10**30)
+    },
+}
+
+
+@pytest.mark.parametrize("what", CREATING)
+def test_misuse_is_refused_before_anything_is_made(what):
+    """The message has what was passed, and what is allowed."""
+    call, kind, message = CREATING[what]
+
+    with pytest.raises(kind, match=message):
+        call()
 
 
 def test_a_limited_backend_gives_its_range(monkeypatch):
     """Also where the limit is above one."""
-    info = registry.BACKENDS["single"]
-    limited = type(info)(
-        name="single",
-        target=info.target,
-        description=info.description,
-        kind=info.kind,
-        max_replicas=3,
-    )
+    limited = dataclasses.replace(registry.BACKENDS["single"], max_replicas=3)
     monkeypatch.setitem(registry.BACKENDS, "single", limited)
 
     with pytest.raises(errors.DeviceError, match=r"num_replicas=4; it runs 1 to 3"):
         registry.create("single", num_replicas=4)
-
-
-def test_the_single_device_has_one_replica():
-    """Made by its class, it points to the replicator for several."""
-    with pytest.raises(
-        errors.DeviceError, match=r"but got num_replicas=2, devices=None; use InGra"
-    ):
-        replicator.SingleDeviceReplicator(num_replicas=2)
-
-
-def test_unknown_placements_of_variables_list_those_there_are():
-    """The message quotes all three."""
-    with pytest.raises(
-        ValueError, match=r"'host' is not one of 'auto', 'shared', 'mirrored'"
-    ):
-        replicator.create("in_graph", variable_placement="host")
-
-
-@pytest.mark.parametrize("value", [0, -1.0, float("inf"), float("nan"), True, "10"])
-def test_a_time_limit_is_a_positive_number(value):
-    """It would end every step at once, or none."""
-    expected = rf"timeout_sec {re.escape(repr(value))} must be a positive number of sec"
-
-    with pytest.raises(ValueError, match=expected):
-        replicator.create("in_graph", num_replicas=2, timeout_sec=value)
-
-
-@pytest.mark.parametrize("num_steps", [0, -1, 1.0, True, "2", 10**30])
-def test_numbers_of_steps_must_be_positive_integers(num_steps):
-    """Before anything is traced."""
-    repl = replicator.create("single")
-
-    with pytest.raises(ValueError, match=r"num_steps .* must be an integer of at leas"):
-        repl.run(lambda: None, num_steps=num_steps)
-
-
-@pytest.mark.parametrize("backend", [None, [], tf.constant(["in_graph", "single"])])
-def test_a_backend_is_a_name(backend):
-    """What cannot be looked up either."""
-    with pytest.raises(
-        errors.UnknownBackendError, match=r"unknown backend .*; use one"
-    ):
-        registry.create(backend)
-
-
-def test_the_placement_of_variables_is_a_name():
-    """A tensor would be compared with each."""
-    with pytest.raises(
-        ValueError, match=r"variable_placement a '.*' .* is not one of 'au"
-    ):
-        replicator.create("in_graph", variable_placement=tf.zeros([2]))
 
 
 @pytest.mark.parametrize("op", [tf.zeros([2]), None, "median"])
@@ -130,64 +142,12 @@ def test_a_reduction_is_a_name(in_graph, op):
         in_graph.run(lambda: replicator.all_reduce(1.0, op))
 
 
-def test_a_strategy_is_one_of_tensorflow():
-    """Not the name of a backend."""
-    with pytest.raises(
-        TypeError, match=r"takes a tf.distribute.Strategy, but got 'tf_mirrored'; pass"
-    ):
-        replicator.StrategyReplicator("tf_mirrored")
-
-
-def test_values_of_replicas_are_a_sequence():
-    """A variable has items, but no end."""
-    with pytest.raises(TypeError, match=r"PerReplica takes a sequence .* a 'Variable'"):
-        replicator.PerReplica(keras.Variable([1.0, 2.0]))
-
-
 def test_values_of_different_shapes_are_refused(in_graph):
     """A collective could not combine them."""
     values = replicator.PerReplica([tf.zeros([2]), tf.zeros([3])])
 
     with pytest.raises(ValueError, match=r"inputs differ between replicas in shape or"):
         in_graph.run(tf.identity, values)
-
-
-def test_reducing_by_an_unknown_operation_lists_what_there_is():
-    """The same message as inside a step."""
-    repl = replicator.create("single")
-
-    with pytest.raises(ValueError, match=r"unknown reduction 'avg'; use one of 'sum',"):
-        repl.reduce("avg", replicator.PerReplica([1.0]))
-
-
-def test_reducing_integers_to_a_mean_is_refused(in_graph):
-    """Rounding unnoticed would be a wrong number: the mean of 1 and 2 is not 1."""
-    values = replicator.PerReplica([tf.constant(1), tf.constant(2)])
-
-    with pytest.raises(ValueError, match=r"reduce 'mean' of int32 would be rounded"):
-        in_graph.reduce("mean", values)
-
-
-@pytest.mark.parametrize("source", [0.5, True, "0", None])
-def test_the_source_of_a_broadcast_is_a_python_int(in_graph, source):
-    """It is linked when the step is traced."""
-
-    def step():
-        return replicator.broadcast(tf.constant(1.0), source)
-
-    with pytest.raises(TypeError, match=r"source_replica_id .* must be a Python int"):
-        in_graph.run(step)
-
-
-def test_a_stock_strategy_does_not_accumulate_gradients():
-    """It would fail deep in a branch of Keras; the message names the way out."""
-    repl = replicator.create("tf_mirrored", num_replicas=1, devices=["CPU:0"])
-    optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
-
-    with pytest.raises(
-        ValueError, match=r"gradient_accumulation_steps=2 does not work with Mirrored"
-    ):
-        repl.wrap_optimizer(optimizer)
 
 
 def test_attributes_of_a_wrapped_optimizer_are_those_of_the_optimizer(in_graph):

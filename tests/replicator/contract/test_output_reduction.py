@@ -53,14 +53,6 @@ def test_outside_a_step_types_are_reduced_as_inside(repl_once, name):
         assert _outcome(inside(op)) == _outcome(outside(op)), op
 
 
-def test_any_and_all_of_bools(in_graph, per_replica):
-    """What the maximum and the minimum are."""
-    values = per_replica([[True, True], [True, False]])
-
-    assert [True, True] == in_graph.reduce("max", values).numpy().tolist()
-    assert [True, False] == in_graph.reduce("min", values).numpy().tolist()
-
-
 @pytest.mark.parametrize(
     ("value", "message"),
     [

@@ -46,8 +46,7 @@ def limit_server(config):
     """Limits this process once its server runs: before, it starts many threads."""
     from replicator.cluster import reachability
 
-    accepted = reachability.ConnectionAttempt.ACCEPTED
-    while reachability.attempt_connection(config.address, 1.0) is not accepted:
+    while not reachability.accepts(config.address, 1.0):
         time.sleep(0.05)
     limit()
     sys.stdout.write("limited\n")
