@@ -60,7 +60,7 @@ class BenchmarkTimes(Record):
 class Benchmarks(Record):
     """The micro-benchmarks of one revision on one machine."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     study: Name
     measured_at: Name = Field(description="RFC 3339; of the first process")
     commit: Name = ""
