@@ -14,6 +14,7 @@ from replicator.catalog import (
     WORKERS,
     BackendInfo,
 )
+from results.records.models import MetricFacts
 from workloads import catalog as workload_catalog
 from workloads.catalog import SYNTHETIC, WORKLOADS, PresetInfo, WorkloadInfo
 
@@ -40,6 +41,7 @@ __all__ = [
     "check_devices",
     "check_machine",
     "check_options",
+    "metrics",
     "preset",
     "workload",
 ]
@@ -80,6 +82,22 @@ def preset(info: WorkloadInfo, name: str) -> PresetInfo:
     """
     presets = {p.name: p for p in info.presets}
     return look_up(presets, name, what=f"preset of {info.name}")
+
+
+def metrics(info: WorkloadInfo) -> tuple[MetricFacts, ...]:
+    """Returns what a workload measures, as plans record it."""
+    return tuple(
+        MetricFacts(
+            name=metric.name,
+            title=metric.title,
+            unit=metric.unit,
+            is_higher_better=metric.is_higher_better,
+            tolerance=metric.tolerance,
+            protocol=metric.protocol,
+            is_of_window=metric.is_of_window,
+        )
+        for metric in workload_catalog.metrics_of(info.name)
+    )
 
 
 def check_data(info: WorkloadInfo, name: str, data_dir: Path | None = None) -> str:

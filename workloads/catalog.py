@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from workloads.metric import Metric
+
 SYNTHETIC = "synthetic"
 """Random data of the right shapes: isolates compute, and has nothing to learn."""
 
@@ -70,6 +72,8 @@ class WorkloadInfo:
       description: One line.
       module: Module whose attribute ``WORKLOAD`` is the workload; needs TensorFlow.
       config_module: Module whose ``make_config`` checks options; without TensorFlow.
+      metrics_module: Module whose ``METRICS`` are all that the workload measures;
+        without TensorFlow.
       presets: The presets, smallest first.
       default_preset: The preset if none is given.
       builtin_data: Data sets that need neither network nor preparation by the user.
@@ -91,6 +95,7 @@ class WorkloadInfo:
     description: str
     module: str
     config_module: str
+    metrics_module: str
     presets: tuple[PresetInfo, ...]
     default_preset: str
     builtin_data: tuple[str, ...]
@@ -122,6 +127,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="ResNet-50 image classification with the recipe of Goyal 2017",
             module="workloads.resnet50.workload",
             config_module="workloads.resnet50.config",
+            metrics_module="workloads.resnet50.metrics",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -172,6 +178,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="class-conditional SN-GAN with projection discriminator, FID",
             module="workloads.sngan.workload",
             config_module="workloads.sngan.config",
+            metrics_module="workloads.sngan.metrics",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -223,6 +230,7 @@ WORKLOADS: dict[str, WorkloadInfo] = {
             description="D4PG on the DeepMind Control Suite: actors, replay, learner",
             module="workloads.d4pg.workload",
             config_module="workloads.d4pg.config",
+            metrics_module="workloads.d4pg.metrics",
             presets=(
                 PresetInfo(
                     name="smoke",
@@ -339,6 +347,13 @@ def check_options(workload: str, preset: str, options: Mapping[str, Any]) -> Non
     importlib.import_module(WORKLOADS[workload].config_module).make_config(
         preset, options
     )
+
+
+def metrics_of(workload: str) -> tuple[Metric, ...]:
+    """Returns all metrics of a workload, in the order of its reports."""
+    module = importlib.import_module(WORKLOADS[workload].metrics_module)
+    metrics: tuple[Metric, ...] = module.METRICS
+    return metrics
 
 
 def check_machine(

@@ -1,17 +1,22 @@
-"""Quality figures from counts, with their intervals."""
+"""Quality figures of metrics, with their intervals."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from workloads.metrics.estimate import CONFIDENCE as _CONFIDENCE
+from workloads.metrics.estimate import student_quantile
 from workloads.spec import QualityMetric
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-_CONFIDENCE = 0.95
+    from workloads.metric import Metric
+
 _FEWEST = 2  # values needed for a spread
 
 
@@ -59,13 +64,37 @@ def wilson_interval(
     return low, high
 
 
-def mean(name: str, values: Sequence[float], *, unit: str) -> QualityMetric:
+def of_examples(
+    metrics: Sequence[Metric], batches: Iterable[tuple[Any, ...]]
+) -> tuple[QualityMetric, ...]:
+    """Returns what was learned, from the value of each example.
+
+    Args:
+      metrics: Each has a function ``of`` from a batch to its values, [n]. If these are
+        bool, the figure is their share, otherwise their mean.
+      batches: Arguments of ``of``, without padding.
+    """
+    parts: dict[str, list[np.ndarray]] = {metric.name: [] for metric in metrics}
+    for batch in batches:
+        for metric in metrics:
+            assert metric.of is not None
+            parts[metric.name].append(np.asarray(metric.of(*batch)))
+    found = []
+    for metric in metrics:
+        values = np.concatenate(parts[metric.name])
+        if values.dtype == bool:
+            found.append(accuracy(metric, int(values.sum()), len(values)))
+        else:
+            found.append(mean(metric, values.tolist()))
+    return tuple(found)
+
+
+def mean(metric: Metric, values: Sequence[float]) -> QualityMetric:
     """Returns the mean of a sample with its 95 % interval by Student's t.
 
     Args:
-      name: Such as ``episode_return``.
+      metric: What the values are.
       values: One per example, at least 2.
-      unit: Of the values.
 
     Raises:
       ValueError: Fewer than 2 values.
@@ -73,62 +102,70 @@ def mean(name: str, values: Sequence[float], *, unit: str) -> QualityMetric:
     count = len(values)
     if count < _FEWEST:
         raise ValueError(
-            f"mean got {count} value(s) of {name!r}: an interval needs at least 2"
+            f"mean got {count} value(s) of {metric.name!r}: an interval needs at least"
+            " 2"
         )
-    from scipy import special  # a tenth of the import time of scipy.stats
-
     centre = statistics.fmean(values)
-    quantile = float(special.stdtrit(count - 1, 0.5 + _CONFIDENCE / 2))
-    half_width = quantile * statistics.stdev(values) / math.sqrt(count)
-    return QualityMetric(
-        name=name,
-        value=centre,
-        unit=unit,
+    spread = statistics.stdev(values) / math.sqrt(count)
+    half_width = student_quantile(count - 1) * spread
+    return _measured(
+        metric,
+        centre,
+        (centre - half_width, centre + half_width),
         num_examples=count,
-        low=centre - half_width,
-        high=centre + half_width,
-        confidence=_CONFIDENCE,
         method="Student's t interval of the mean",
     )
 
 
-def counted(name: str, value: float, *, unit: str, num_examples: int) -> QualityMetric:
+def counted(metric: Metric, value: float, *, num_examples: int) -> QualityMetric:
     """Returns a figure that was counted, not estimated; its interval is a point.
 
     Args:
-      name: Such as ``environment_steps_per_sec``.
+      metric: What was counted.
       value: The figure.
-      unit: Its unit.
       num_examples: Number of items that it was counted over.
     """
-    return QualityMetric(
-        name=name,
-        value=value,
-        unit=unit,
+    return _measured(
+        metric,
+        value,
+        (value, value),
         num_examples=num_examples,
-        low=value,
-        high=value,
-        confidence=_CONFIDENCE,
         method="counted, not estimated",
     )
 
 
-def accuracy(name: str, num_correct: int, num_examples: int) -> QualityMetric:
+def accuracy(metric: Metric, num_correct: int, num_examples: int) -> QualityMetric:
     """Returns the fraction of correct answers with its 95 % Wilson interval.
 
     Args:
-      name: Such as ``top_1``.
+      metric: Which answers are correct.
       num_correct: Correct answers.
       num_examples: All answers.
     """
-    low, high = wilson_interval(num_correct, num_examples)
-    return QualityMetric(
-        name=name,
-        value=num_correct / num_examples,
-        unit="ratio",
+    return _measured(
+        metric,
+        num_correct / num_examples,
+        wilson_interval(num_correct, num_examples),
         num_examples=num_examples,
-        low=low,
-        high=high,
-        confidence=_CONFIDENCE,
         method="Wilson score interval",
+    )
+
+
+def _measured(
+    metric: Metric,
+    value: float,
+    ends: tuple[float, float],
+    *,
+    num_examples: int,
+    method: str,
+) -> QualityMetric:
+    return QualityMetric(
+        name=metric.name,
+        value=value,
+        unit=metric.unit,
+        num_examples=num_examples,
+        low=ends[0],
+        high=ends[1],
+        confidence=_CONFIDENCE,
+        method=method,
     )

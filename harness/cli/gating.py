@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness import catalog
 from harness.cli import commands, exit_codes, judging
 from harness.errors import Interrupted, PlanError, StudyError
 from harness.judging import baselines, revisions, this_machine
@@ -64,15 +65,25 @@ class Rule:
     alpha: float
 
 
-def make_rule(*, metric: str, delta: float, alpha: float) -> Rule:
+def make_rule(*, workload: str, metric: str, delta: float | None, alpha: float) -> Rule:
     """Returns a checked rule.
 
+    Args:
+      workload: Whose metrics are known, besides those of speed and memory.
+      metric: The name of one of them.
+      delta: The loss that matters; None for the tolerance of the metric.
+      alpha: The accepted probability of passing it.
+
     Raises:
+      PlanError: The workload is unknown.
       ResultsError: The metric is unknown, or a number is out of range.
     """
+    declared = catalog.metrics(catalog.workload(workload))
+    of = gate_metrics.metric_of_gate(metric, declared)
+    delta = of.tolerance if delta is None else delta
     judge.check_delta(delta)
     judge.check_alpha(alpha)
-    return Rule(metric=gate_metrics.metric_of_gate(metric), delta=delta, alpha=alpha)
+    return Rule(metric=of, delta=delta, alpha=alpha)
 
 
 def gate(
@@ -188,7 +199,7 @@ def _of_gate(
             raise PlanError(
                 f"{name} {value} has no effect with --metric {rule.metric.name}: such a"
                 " gate has no quality runs; leave it out, or use --metric"
-                f" {'|'.join(gate_metrics.QUALITY_METRICS)}"
+                f" {'|'.join(_learned(request.workload))}"
             )
     if request.repeats is not None and request.repeats < judge.FEWEST_GENERATIONS:
         raise PlanError(
@@ -209,6 +220,12 @@ def _of_gate(
     order = request.order or Order.SEQUENTIAL
     repeats = request.repeats or defaults.GENERATIONS
     return dataclasses.replace(request, order=order, repeats=repeats)
+
+
+def _learned(workload: str) -> list[str]:
+    """Returns the metrics of a workload that quality runs are judged by."""
+    facts = catalog.metrics(catalog.workload(workload))
+    return [of.name for of in facts if of.is_judged]
 
 
 def _of_quality_gate(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from harness import catalog
 from harness.cli.parsing import make_request
 from harness.cli.sweep_options import (
     MINUTES,
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
 
 _GATE_FORMATS = ("text", "junit", "github", "markdown", "json")
 _COMPARE_FORMATS = ("text", "json", "markdown")
+
+
+def _names_of_gate() -> str:
+    """Says what a gate judges: speed, memory, and what each workload learns."""
+    learned = "; ".join(
+        f"{', '.join(of.name for of in catalog.metrics(info) if of.is_judged)} ({name})"
+        for name, info in catalog.WORKLOADS.items()
+    )
+    return f"throughput, time_to_first_step, peak_memory; or what is learned: {learned}"
+
 
 _delta_option = click.option(
     "--delta",
@@ -109,15 +120,19 @@ def compare(
     help="A named baseline, a study, or a git revision.  [default: the baseline that"
     " 'baseline set' named default]",
 )
-@_delta_option
+@click.option(
+    "--delta",
+    metavar="PERCENT",
+    help="The slowdown, or loss, that matters.  [default: the tolerance of the metric,"
+    " 5% unless its workload declares another]",
+)
 @_alpha_option
 @click.option(
     "--metric",
     metavar="NAME",
     default="throughput",
     show_default=True,
-    help="throughput, time_to_first_step, peak_memory; or what quality runs learn:"
-    " top_1, fid, kid, inception_score, episode_return.",
+    help=f"{_names_of_gate()}.",
 )
 @click.option(
     "--quality-repeats",
@@ -137,7 +152,7 @@ def gate(
     /,
     *,
     baseline: str | None,
-    delta: str,
+    delta: str | None,
     alpha: str,
     metric: str,
     quality_repeats: int | None,
@@ -151,12 +166,14 @@ def gate(
     from harness.cli import gating
     from harness.planning.ranges import parse_percentage
 
+    request = make_request(settings)
     return gating.gate(
-        make_request(settings),
+        request,
         baseline=baseline,
         rule=gating.make_rule(
+            workload=request.workload,
             metric=metric,
-            delta=parse_percentage(delta, what="--delta"),
+            delta=None if delta is None else parse_percentage(delta, what="--delta"),
             alpha=parse_percentage(alpha, what="--alpha"),
         ),
         quality_repeats=quality_repeats,

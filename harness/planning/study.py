@@ -88,6 +88,7 @@ def make_plan(
     Raises:
       PlanError: A string or number exceeds the limits of a record.
     """
+    info = catalog.workload(request.workload)
     with refusing_bounds():
         return Plan(
             study=study,
@@ -102,9 +103,8 @@ def make_plan(
             ),
             measuring=sweep.measuring,
             matching=sweep.matching,
-            draws_random_numbers=catalog.workload(
-                request.workload
-            ).draws_random_numbers,
+            draws_random_numbers=info.draws_random_numbers,
+            metrics=catalog.metrics(info),
             trials=sweep.trials,
         )
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from reports.words import names
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from results.records.models import QualityMetric
+    from results.records.models import MetricFacts, QualityMetric
 
 Axis = tuple[str, str, int]
 
@@ -26,13 +26,13 @@ def axis_of(metric: QualityMetric) -> Axis:
     return metric.name, metric.protocol, metric.num_examples if metric.protocol else 0
 
 
-def titles(axes: Iterable[Axis]) -> dict[Axis, str]:
-    """Returns a title per axis: the name, numbered where one name has several."""
+def titles(axes: Iterable[Axis], metrics: Mapping[str, MetricFacts]) -> dict[Axis, str]:
+    """Returns a title per axis, numbered where one metric has several."""
     distinct = list(dict.fromkeys(axes))
     found = {}
     for axis in distinct:
         same = [other for other in distinct if other[0] == axis[0]]
-        found[axis] = names.metric(axis[0])
+        found[axis] = names.metric(axis[0], metrics)
         if len(same) > 1:
             found[axis] += f" (protocol {same.index(axis) + 1} of {len(same)})"
     return found

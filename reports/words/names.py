@@ -8,19 +8,12 @@ from typing import TYPE_CHECKING
 from reports.words import formats
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from reports.view.view import View
-    from results.records.models import Environment
+    from results.records.models import Environment, MetricFacts
 
 WORKLOADS = {"resnet50": "ResNet-50", "sngan": "SN-GAN", "d4pg": "D4PG"}
-METRICS = {
-    "top_1": "Top-1 accuracy",
-    "top_5": "Top-5 accuracy",
-    "fid": "FID",
-    "fid_digits": "FID of digits",
-    "inception_score": "Inception Score",
-    "return": "Return",
-    "mean_return": "Mean return",
-}
 _NOISE = re.compile(
     r"\((?:R|TM|C)\)|\b\d+-Core\b|\bCPU\b|\bProcessor\b|@.*$", re.IGNORECASE
 )
@@ -32,10 +25,10 @@ def workload(name: str) -> str:
     return WORKLOADS.get(name, name)
 
 
-def metric(name: str) -> str:
-    """Returns the display name of a metric: its words if it has none."""
-    if name in METRICS:
-        return METRICS[name]
+def metric(name: str, metrics: Mapping[str, MetricFacts]) -> str:
+    """Returns the title of a metric; its words if the study's plan has none."""
+    if name in metrics:
+        return metrics[name].title
     words = name.replace("_", " ").strip()
     return f"{words[:1].upper()}{words[1:]}"
 

@@ -26,15 +26,6 @@ if TYPE_CHECKING:
 
 FEWEST_RUNS = max(improvement.FEWEST_RUNS, time_to_target.FEWEST_RUNS)
 
-IS_HIGHER_BETTER = {
-    "episode_return": True,
-    "fid": False,
-    "inception_score": True,
-    "kid": False,
-    "top_1": True,
-}
-"""Which way each known quality metric gets better; others are not compared."""
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
@@ -78,12 +69,10 @@ def of_study(study: Study) -> tuple[Gains, ...]:
     names = dict.fromkeys(
         metric.name for case in study.quality_runs for metric in _metrics(case)
     )
-    return tuple(
-        gains for name in names for gains in of_metric(name, study.quality_runs)
-    )
+    return tuple(gains for name in names for gains in of_metric(name, study))
 
 
-def of_metric(name: str, cases: Sequence[Case]) -> tuple[Gains, ...]:
+def of_metric(name: str, study: Study) -> tuple[Gains, ...]:
     """Returns what more replicas change, by backend; empty without enough runs.
 
     Also empty where the metric was measured with several protocols, whose figures are
@@ -91,9 +80,11 @@ def of_metric(name: str, cases: Sequence[Case]) -> tuple[Gains, ...]:
 
     Args:
       name: Name of the quality metric.
-      cases: Those of ``Study.quality_runs``.
+      study: Its plan says which way the metric gets better.
     """
-    is_higher_better = IS_HIGHER_BETTER.get(name)
+    facts = study.metrics.get(name)
+    is_higher_better = None if facts is None else facts.is_higher_better
+    cases = study.quality_runs
     protocols = {
         (metric.protocol, metric.num_examples if metric.protocol else 0)
         for case in cases

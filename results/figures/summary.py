@@ -194,6 +194,7 @@ def summarize(study: study_module.Study) -> dict[str, Any]:
                 points, study.plan.baseline_num_replicas
             )
         ],
+        "metrics": [facts.model_dump(mode="json") for facts in study.plan.metrics],
         "learning_gains": [_gains(gains) for gains in learning_gains.of_study(study)],
         "quality_runs": [
             _quality_run(entry)

@@ -2,7 +2,8 @@
 
 A *generation* is one repetition: fresh processes of every case. In a relay, a
 throughput is compared turn by turn within rounds; every other figure exists once per
-process, so it is compared process by process.
+process, so it is compared process by process. What was learned is judged by the facts
+that its workload declares, which plans record.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ from results.figures import learning_gains, scaling
 from results.statistics import generations
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from results.records.models import MetricFacts
     from results.study.cases import Case, Entry
 
 
@@ -31,12 +33,14 @@ class Judged:
       is_cost: Whether less of it is better.
       worse: What a change is that makes it worse: slower, larger, or worse.
       is_quality: Whether it is what a quality run has learned.
+      tolerance: The loss that a gate accepts unless it is told another.
     """
 
     name: str
     is_cost: bool
     worse: str
     is_quality: bool = False
+    tolerance: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,17 +73,18 @@ METRICS = {
         ),
     )
 }
-QUALITY_METRICS = {
-    name: Metric(
-        name=name,
-        is_cost=not is_higher_better,
-        of=functools.partial(learning_gains.reached, metric=name),
+
+
+def of_quality(facts: MetricFacts) -> Metric:
+    """Returns a metric of what was learned; ``quality_gate`` judges it."""
+    return Metric(
+        name=facts.name,
+        is_cost=not facts.is_higher_better,
+        of=functools.partial(learning_gains.reached, metric=facts.name),
         worse="worse",
         is_quality=True,
+        tolerance=facts.tolerance,
     )
-    for name, is_higher_better in learning_gains.IS_HIGHER_BETTER.items()
-}
-"""What quality runs have learned; ``results/judging/quality_gate.py`` judges it."""
 
 
 def metric_of(name: str) -> Metric:
@@ -91,27 +96,29 @@ def metric_of(name: str) -> Metric:
     metric = METRICS.get(name)
     if metric is not None:
         return metric
-    allowed = ", ".join(METRICS)
-    if name in QUALITY_METRICS:
-        raise errors.ResultsError(
-            f"metric {name!r} is a figure of quality runs, which differ by seed, not by"
-            f" generation, so this verb has no ratio of it; allowed are {allowed}; see"
-            " 'Learning' in the report of a sweep with --budget, or use gate --metric"
-            f" {name}"
-        )
-    raise errors.ResultsError(f"unknown metric {name!r}; allowed are {allowed}")
+    raise errors.ResultsError(
+        f"unknown metric {name!r}; allowed are {', '.join(METRICS)}. What quality runs"
+        " learn differs by seed, not by generation, and has no such ratio: see"
+        " 'Learning' in the report of a sweep with --budget, or use gate --metric"
+    )
 
 
-def metric_of_gate(name: str) -> Metric:
+def metric_of_gate(name: str, declared: Iterable[MetricFacts]) -> Metric:
     """Returns a metric that a gate judges, of speed, memory or quality.
 
+    Args:
+      name: Name of the metric.
+      declared: What the workload measures.
+
     Raises:
-      ResultsError: It is unknown.
+      ResultsError: It is unknown, or neither direction of it is better.
     """
-    known = METRICS | QUALITY_METRICS
+    learned = {facts.name: of_quality(facts) for facts in declared if facts.is_judged}
+    known = METRICS | learned
     if name not in known:
         raise errors.ResultsError(
-            f"unknown metric {name!r}; allowed are {', '.join(known)}"
+            f"unknown metric {name!r}; allowed are {', '.join(METRICS)}, and"
+            f" of what this workload learns {', '.join(learned) or 'nothing'}"
         )
     return known[name]
 

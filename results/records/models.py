@@ -12,6 +12,7 @@ History of ``SCHEMA_VERSION``:
    ``TrialSpec.steps_per_sync``; ``RankTimes.peak_flops_per_sec``;
    ``Plan.matching`` and ``TrialResult.changes``.
 5. ``Plan.draws_random_numbers``.
+6. ``Plan.metrics``.
 
 Every record is immutable, rejects unknown fields and values outside the bounds
 of ``results/records/bounds.py``, and carries its version. Names and units follow
@@ -63,6 +64,7 @@ from results.records.measuring import (
 from results.records.quality_records import (
     Budget,
     BudgetUnit,
+    MetricFacts,
     Metrics,
     QualityMetric,
     QualityPoint,
@@ -81,6 +83,7 @@ __all__ = [
     "Failure",
     "Matching",
     "Measuring",
+    "MetricFacts",
     "OptionValue",
     "Order",
     "Phase",
@@ -100,7 +103,7 @@ __all__ = [
     "Turn",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 CpuSet = Annotated[
     tuple[Annotated[int, Field(ge=0, le=limits.MAX_REPLICAS)], ...],
@@ -127,7 +130,7 @@ class TrialSpec(Record):
     train.
     """
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     workload: Name
     workload_version: Name
     code_digest: Name = Field(description="digest of the measured code")
@@ -192,7 +195,7 @@ class Matching(Record):
 class Plan(Record):
     """The trials of a study, in execution order."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     study: Name
     created_at: Name = Field(description="RFC 3339, UTC")
     command: tuple[Text, ...] = Field(max_length=10_000)
@@ -210,6 +213,11 @@ class Plan(Record):
     draws_random_numbers: bool = Field(
         default=False,
         description="whether steps do, so that losses of backends are not comparable",
+    )
+    metrics: tuple[MetricFacts, ...] = Field(
+        default=(),
+        max_length=limits.MAX_METRICS,
+        description="what the workload measures",
     )
     trials: tuple[PlannedTrial, ...] = Field(max_length=limits.MAX_TRIALS)
 
@@ -233,7 +241,7 @@ class Placement(Record):
 class Environment(Record):
     """Facts about the machine and software of one trial, without the host name."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     fingerprint: Name = Field(
         description="hash of the facts that must match to compare"
     )
@@ -304,7 +312,7 @@ class RankTimes(Record):
 class TrialResult(Record):
     """Raw observations of a trial that completed."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     trial_id: TrialId
     example_unit: Name
     num_parameters: Total

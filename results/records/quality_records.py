@@ -1,4 +1,4 @@
-"""Records of learning quality: the budget of a quality run, and its figures."""
+"""Records of learning quality: budgets, what metrics mean, and their figures."""
 
 from __future__ import annotations
 
@@ -42,6 +42,30 @@ class Budget(Record):
 
     def __str__(self) -> str:
         return f"{self.amount:g} {self.unit.value}"
+
+
+class MetricFacts(Record):
+    """What the figures of a metric mean, as its workload declares it."""
+
+    name: Name
+    title: Name = Field(description="what readers call it")
+    unit: Name
+    is_higher_better: bool | None = Field(
+        description="which way it gets better; null if neither way is better"
+    )
+    tolerance: float = Field(
+        gt=0, lt=1, description="loss, relative to a baseline, that its gate accepts"
+    )
+    protocol: Line = Field(description="how it is measured, on how many examples")
+    is_of_window: bool = Field(
+        default=False,
+        description="a rate of the measured window, not what was learned",
+    )
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether a gate can say which of two results is better."""
+        return self.is_higher_better is not None and not self.is_of_window
 
 
 class QualityMetric(Record):

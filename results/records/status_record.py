@@ -52,7 +52,7 @@ class Failure(Record):
 class StatusRecord(Record):
     """How a trial ended; written last, so its presence means that the trial is over."""
 
-    schema_version: Literal[5] = 5
+    schema_version: Literal[6] = 6
     trial_id: TrialId
     status: TrialStatus
     started_at: Name

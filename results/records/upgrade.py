@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from results import errors
+from results.records import kept_metrics
 from results.records.models import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -46,19 +47,41 @@ def _with_version(trial: Any, version: int) -> Any:
     return {**trial, "spec": {**spec, "schema_version": version}}
 
 
+def _with_all_specs_of(version: int, data: dict[str, Any]) -> dict[str, Any]:
+    """Updates the specs of a plan, those of trials that match too."""
+    data = _with_specs_of(version)("plan", data)
+    matching = data.get("matching")
+    if isinstance(matching, dict):
+        data = {**data, "matching": _with_specs_of(version)("plan", matching)}
+    return data
+
+
+def _workloads(plan: dict[str, Any]) -> set[Any]:
+    trials = plan.get("trials")
+    if not isinstance(trials, list):
+        return set()
+    specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
+    return {spec.get("workload") for spec in specs if isinstance(spec, dict)}
+
+
 def _with_drawing_workloads(kind: str, data: dict[str, Any]) -> dict[str, Any]:
     """Adds to a plan whether steps draw random numbers: of ``sngan`` they did."""
     if kind != "plan":
         return data
-    data = _with_specs_of(5)(kind, data)
-    matching, trials = data.get("matching"), data.get("trials")
-    if isinstance(matching, dict):
-        data = {**data, "matching": _with_specs_of(5)(kind, matching)}
-    if not isinstance(trials, list):
+    is_drawing = _workloads(data) == {"sngan"}
+    return {**_with_all_specs_of(5, data), "draws_random_numbers": is_drawing}
+
+
+def _with_metrics(kind: str, data: dict[str, Any]) -> dict[str, Any]:
+    """Adds to a plan what the metrics of its workload meant."""
+    if kind != "plan":
         return data
-    specs = [trial.get("spec") for trial in trials if isinstance(trial, dict)]
-    names = {spec.get("workload") for spec in specs if isinstance(spec, dict)}
-    return {**data, "draws_random_numbers": names == {"sngan"}}
+    found = [
+        facts
+        for workload in sorted(map(str, _workloads(data)))
+        for facts in kept_metrics.of_workload(workload)
+    ]
+    return {**_with_all_specs_of(6, data), "metrics": found}
 
 
 UPGRADERS: dict[int, Upgrader] = {
@@ -66,6 +89,7 @@ UPGRADERS: dict[int, Upgrader] = {
     2: _with_specs_of(3),  # window metrics, environment steps of a point
     3: _with_specs_of(4),  # relays
     4: _with_drawing_workloads,
+    5: _with_metrics,
 }
 """Version v -> the function that upgrades to v + 1."""
 

@@ -12,7 +12,13 @@ from results.study.matching import Outcome
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from results.records.models import Plan, ScalingMode, TrialResult, TrialSpec
+    from results.records.models import (
+        MetricFacts,
+        Plan,
+        ScalingMode,
+        TrialResult,
+        TrialSpec,
+    )
     from results.store.study_store import Problem, Store, Trial
     from results.study.matching import Match
 
@@ -142,6 +148,11 @@ class Study:
     entries: tuple[Entry, ...]
     problems: tuple[Problem, ...]
     matches: tuple[Match, ...] = ()
+
+    @property
+    def metrics(self) -> dict[str, MetricFacts]:
+        """What its metrics mean, by name."""
+        return {facts.name: facts for facts in self.plan.metrics}
 
     @property
     def planned(self) -> tuple[Entry, ...]:

@@ -9,11 +9,15 @@ import pytest
 from reports.page.sections import learning, quality
 from reports.view.view import view_store
 from reports.words import axes, formats
-from results.records.models import QualityMetric
+from results.records import kept_metrics
+from results.records.models import MetricFacts, QualityMetric
 
 if TYPE_CHECKING:
     import pathlib
 
+METRICS = {
+    facts["name"]: MetricFacts(**facts) for facts in kept_metrics.of_workload("sngan")
+}
 PROTOCOL = "all pairs; extractor digits aaaa; reference digits/test, n = 359, bbbb"
 
 
@@ -35,7 +39,7 @@ def score(**changes: Any) -> QualityMetric:
 def test_one_protocol_is_one_axis() -> None:
     """Equal protocols and n share the axis, which has the plain name."""
     assert axes.axis_of(score()) == axes.axis_of(score(value=9.0, low=8.0, high=10.0))
-    assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2).values())
+    assert ["FID"] == list(axes.titles([axes.axis_of(score())] * 2, METRICS).values())
 
 
 @pytest.mark.parametrize(
@@ -46,7 +50,7 @@ def test_another_n_or_extractor_is_another_axis(changes: dict[str, Any]) -> None
     """Titles are numbered, and the sentence has both sides of the difference."""
     both = [axes.axis_of(score()), axes.axis_of(score(**changes))]
 
-    titles = list(axes.titles(both).values())
+    titles = list(axes.titles(both, METRICS).values())
     sentence = axes.explain(both[0], both)
 
     assert ["FID (protocol 1 of 2)", "FID (protocol 2 of 2)"] == titles

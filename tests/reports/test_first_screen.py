@@ -15,7 +15,8 @@ from reports.page.sections import verdict
 from reports.view.view import view_store
 from reports.words import brief, formats, names, next_step
 from reports.words.marks import Level
-from results.records.models import ScalingMode, TrialStatus
+from results.records import kept_metrics
+from results.records.models import MetricFacts, ScalingMode, TrialStatus
 
 if TYPE_CHECKING:
     import pathlib
@@ -230,9 +231,12 @@ def test_processors_lose_their_trade_marks(model: str, shown: str) -> None:
 
 
 def test_metrics_have_display_names() -> None:
-    """Known ones by a table, others by their words."""
-    assert names.metric("top_1") == "Top-1 accuracy"
-    assert names.metric("rate_of_mine") == "Rate of mine"
+    """Those that the plan knows have its title, others their words."""
+    (top_1, _) = (
+        MetricFacts(**facts) for facts in kept_metrics.of_workload("resnet50")
+    )
+    assert names.metric("top_1", {"top_1": top_1}) == "Top-1 accuracy"
+    assert names.metric("rate_of_mine", {"top_1": top_1}) == "Rate of mine"
     assert names.workload("resnet50") == "ResNet-50"
     assert names.workload("mine") == "mine"
 

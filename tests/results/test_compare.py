@@ -10,6 +10,8 @@ import pytest
 
 from results.errors import ResultsError
 from results.judging import compare, gate_metrics
+from results.records import kept_metrics
+from results.records.models import MetricFacts
 from results.statistics import two_groups
 from results.study.cases import Study, load_study
 
@@ -165,11 +167,17 @@ def test_a_group_of_one_generation_is_refused() -> None:
 
 
 def test_metrics_are_named_in_the_message() -> None:
-    """An unknown one, and one of quality runs."""
-    with pytest.raises(ResultsError, match=r"unknown metric 'x'; allowed are through"):
-        gate_metrics.metric_of("x")
-    with pytest.raises(ResultsError, match=r"'fid' is a figure of quality runs, which"):
+    """One without ratios, and one that a gate cannot judge: a rate of a window."""
+    declared = [
+        MetricFacts(**facts)
+        for workload in ("sngan", "d4pg")
+        for facts in kept_metrics.of_workload(workload)
+    ]
+    with pytest.raises(ResultsError, match=r"metric 'fid'; allowed are thr.* by seed"):
         gate_metrics.metric_of("fid")
-    with pytest.raises(ResultsError, match=r"unknown metric 'x'; allowed are .*fid"):
-        gate_metrics.metric_of_gate("x")
+    message = r"metric 'policy_lag'; allowed are thr.* learns fid, kid, "
+    with pytest.raises(ResultsError, match=message):
+        gate_metrics.metric_of_gate("policy_lag", declared)
+    with pytest.raises(ResultsError, match="of what this workload learns nothing"):
+        gate_metrics.metric_of_gate("fid", [])
     assert re.fullmatch(r"\w+", METRIC.name)

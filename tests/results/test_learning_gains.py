@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +76,13 @@ def test_two_seeds_are_too_few(tmp_path: pathlib.Path, synthetic: Any) -> None:
     assert () == learning_gains.of_study(study_of(tmp_path, synthetic, 2))
 
 
+@pytest.mark.parametrize("is_declared", [True, False])
 def test_a_metric_of_unknown_direction_is_not_compared(
-    study: Study, monkeypatch: pytest.MonkeyPatch
+    study: Study, is_declared: bool
 ) -> None:
-    """Nobody can say what better is."""
-    monkeypatch.delitem(learning_gains.IS_HIGHER_BETTER, "top_1")
+    """Nobody can say what better is: its workload says neither, or nothing."""
+    facts = study.metrics["top_1"].model_copy(update={"is_higher_better": None})
+    metrics = (facts,) if is_declared else ()
+    plan = study.plan.model_copy(update={"metrics": metrics})
 
-    assert () == learning_gains.of_study(study)
+    assert () == learning_gains.of_study(dataclasses.replace(study, plan=plan))

@@ -12,6 +12,8 @@ from scipy import stats
 from results.errors import ResultsError
 from results.figures import learning_gains
 from results.judging import gate_metrics, quality_gate
+from results.records import kept_metrics
+from results.records.models import MetricFacts
 from results.statistics.judge import Verdict
 from results.study.cases import Study, load_study
 
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
     from results.judging.gate import Gate
 
 BASE = "1234567890ab"
-TOP_1 = gate_metrics.metric_of_gate("top_1")
-FID = gate_metrics.metric_of_gate("fid")
+LEARNED = {
+    facts["name"]: gate_metrics.of_quality(MetricFacts(**facts))
+    for workload in ("resnet50", "sngan")
+    for facts in kept_metrics.of_workload(workload)
+}
+TOP_1, FID = LEARNED["top_1"], LEARNED["fid"]
 NUM_SEEDS = 6
 
 

@@ -14,6 +14,8 @@ from results.records import upgrade
 from results.records.models import SCHEMA_VERSION, TrialStatus
 from results.store.study_store import Store
 
+KEPT = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reports"
+
 
 @pytest.fixture
 def store(tmp_path: pathlib.Path, synthetic: Any) -> Store:
@@ -301,4 +303,24 @@ def test_plans_of_workloads_that_draw_say_so_after_an_upgrade(
 
         assert upgraded["draws_random_numbers"] is (workload == "sngan")
         for part in (upgraded, upgraded["matching"]):
-            assert 5 == part["trials"][0]["spec"]["schema_version"]
+            assert 6 == part["trials"][0]["spec"]["schema_version"]
+
+
+@pytest.mark.parametrize("name", ["d4pg", "resnet50-two-cores", "sngan"])
+def test_kept_studies_know_what_their_metrics_mean(name: str) -> None:
+    """All that their trials recorded, though no plan of then says so."""
+    store = Store.open(KEPT / name)
+    known = {facts.name for facts in store.read_plan().metrics}
+    recorded = {
+        metric.name
+        for trial in store.trials()
+        if trial.result is not None
+        for metric in (
+            *trial.result.window_metrics,
+            *trial.result.quality,
+            *(metric for point in trial.result.curve for metric in point.quality),
+        )
+    }
+
+    assert recorded
+    assert recorded <= known

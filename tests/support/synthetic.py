@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import synthetic_trial
 
+from harness import catalog
 from results.records import identity
 from results.records.models import (
     Budget,
@@ -111,6 +112,11 @@ def make_store(root: pathlib.Path, shape: Shape | None = None) -> Store:
             seed=7,
             timeout_sec=300,
             measuring=_measuring(planned, shape),
+            metrics=tuple(
+                facts
+                for info in catalog.WORKLOADS.values()
+                for facts in catalog.metrics(info)
+            ),
             trials=tuple(
                 PlannedTrial(
                     trial_id=trial_id,

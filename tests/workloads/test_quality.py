@@ -1,11 +1,21 @@
-"""Intervals of proportions."""
+"""Figures of metrics: what they are called, and their intervals."""
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
+import numpy as np
 import pytest
 import scipy.stats
 
-from workloads import quality
+from workloads import catalog, quality
+from workloads.metric import Metric
+
+WILSON = "Wilson score interval"
+METRIC = Metric(
+    name="top_1", title="Top-1", unit="ratio", protocol="all", is_higher_better=True
+)
 
 
 @pytest.mark.parametrize(
@@ -25,25 +35,29 @@ def test_wilson_interval_equals_scipys(num_successes: int, num_trials: int) -> N
 
 def test_accuracy_carries_count_and_method() -> None:
     """A quality figure says how many examples and which interval are behind it."""
-    metric = quality.accuracy("top_1", 90, 359)
+    metric = quality.accuracy(METRIC, 90, 359)
 
-    assert (metric.name, metric.num_examples) == ("top_1", 359)
+    assert (metric.name, metric.unit, metric.num_examples) == ("top_1", "ratio", 359)
     assert metric.value == pytest.approx(90 / 359)
-    assert (metric.method, metric.confidence) == ("Wilson score interval", 0.95)
+    assert (metric.method, metric.confidence) == (WILSON, 0.95)
     assert metric.low < metric.value < metric.high
 
 
-@pytest.mark.parametrize(("num_successes", "num_trials"), [(1, 0), (-1, 5), (6, 5)])
-def test_impossible_counts_are_refused(num_successes: int, num_trials: int) -> None:
-    """More successes than trials, or none tried, is an error."""
-    with pytest.raises(ValueError, match="trials must be at least 1 and successes"):
-        quality.wilson_interval(num_successes, num_trials)
-
-
-def test_impossible_level_is_refused() -> None:
-    """A level in percent is an error."""
-    with pytest.raises(ValueError, match=r"confidence=95: use a ratio"):
-        quality.wilson_interval(1, 2, confidence=95)
+@pytest.mark.parametrize(
+    ("counts", "confidence", "message"),
+    [
+        ((1, 0), 0.95, "trials must be at least 1 and successes"),
+        ((-1, 5), 0.95, "trials must be at least 1 and successes"),
+        ((6, 5), 0.95, "trials must be at least 1 and successes"),
+        ((1, 2), 95, "confidence=95: use a ratio"),
+    ],
+)
+def test_impossible_proportions_are_refused(
+    counts: tuple[int, int], confidence: float, message: str
+) -> None:
+    """More successes than trials, none tried, or a level in percent."""
+    with pytest.raises(ValueError, match=message):
+        quality.wilson_interval(*counts, confidence=confidence)
 
 
 def test_mean_has_scipys_interval() -> None:
@@ -51,22 +65,60 @@ def test_mean_has_scipys_interval() -> None:
     values = [1.0, 2.0, 4.0, 9.0]
     reference = scipy.stats.ttest_1samp(values, 0.0).confidence_interval(0.95)
 
-    metric = quality.mean("episode_return", values, unit="return")
+    metric = quality.mean(METRIC, values)
 
-    assert (metric.value, metric.num_examples, metric.unit) == (4.0, 4, "return")
+    assert (metric.value, metric.num_examples) == (4.0, 4)
     assert metric.low == pytest.approx(reference.low)
     assert metric.high == pytest.approx(reference.high)
 
 
 def test_mean_of_one_value_is_refused() -> None:
     """There is no spread, so there is no interval."""
-    with pytest.raises(ValueError, match=r"got 1 value\(s\) of 'x': an interval needs"):
-        quality.mean("x", [1.0], unit="")
+    with pytest.raises(ValueError, match=r"1 value\(s\) of 'top_1': an interval needs"):
+        quality.mean(METRIC, [1.0])
 
 
 def test_counted_figures_say_that_they_are() -> None:
     """Their interval is a point, and the method says why."""
-    metric = quality.counted("rate", 2.5, unit="steps/s", num_examples=7)
+    metric = quality.counted(METRIC, 2.5, num_examples=7)
 
     assert (2.5, 2.5, 2.5) == (metric.low, metric.value, metric.high)
     assert metric.method == "counted, not estimated"
+
+
+def test_examples_of_all_batches_count() -> None:
+    """Yes and no give a share with Wilson's interval, numbers a mean with Student's."""
+    is_even = dataclasses.replace(METRIC, name="even", of=lambda x: x % 2 == 0)
+    itself = dataclasses.replace(METRIC, name="itself", of=lambda x: x)
+    batches = [(np.array([1.0, 2.0]),), (np.array([6.0]),)]
+
+    share, mean = quality.of_examples([is_even, itself], batches)
+
+    assert (share.name, share.value, share.method) == ("even", 2 / 3, WILSON)
+    assert (mean.name, mean.value, mean.num_examples) == ("itself", 3.0, 3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "Top 1"}, r"'Top 1' is a column and an option: use small letters"),
+        ({"tolerance": 5.0}, r"'top_1' has tolerance=5.0: use a ratio between 0 and 1"),
+    ],
+)
+def test_a_metric_with_wrong_facts_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    """A name that is no column, a tolerance in percent."""
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(METRIC, **change)
+
+
+@pytest.mark.parametrize("workload", catalog.WORKLOADS)
+def test_a_workload_declares_each_metric_once(workload: str) -> None:
+    """With what readers need; at least one of them says what was learned."""
+    metrics = catalog.metrics_of(workload)
+    names = [metric.name for metric in metrics]
+
+    assert len(names) == len(set(names))
+    assert all(metric.title and metric.protocol for metric in metrics)
+    assert any(not metric.is_of_window for metric in metrics)

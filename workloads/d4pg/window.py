@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from workloads import quality
+from workloads.d4pg import metrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,45 +92,20 @@ def describe(
     Returns:
       Empty if no learner step was run. Figures of actors only if there are any.
     """
-
-    def over_all(name: str) -> float:
-        return sum(process[name] for process in processes)
-
     window_sec = max(process["window_sec"] for process in processes)
     num_steps = int(processes[0]["num_learner_steps"])
     if not num_steps or window_sec <= 0:
         return ()
-    figures = [
-        ("learner_steps_per_sec", num_steps / window_sec, "learner steps/s"),
-        (
-            "transitions_per_sec",
-            num_steps * global_batch_size / window_sec,
-            "transitions/s",
-        ),
-        ("clipped_target_share", over_all("clipped") / len(processes), "ratio"),
-    ]
-    if over_all("num_pipelines"):
-        steps = over_all("num_environment_steps")
-        figures += [
-            ("environment_steps_per_sec", steps / window_sec, "environment steps/s"),
-            (
-                "learner_wait_share",
-                over_all("wait_sec") / over_all("num_pipelines") / window_sec,
-                "ratio",
-            ),
-            ("finished_episodes", over_all("num_episodes"), "episodes"),
-            ("policy_lag", over_all("policy_lag") / len(processes), "learner steps"),
-            ("refused_environment_steps", over_all("num_refused"), "environment steps"),
-            ("replaced_actors", over_all("num_restarts"), "actors"),
-        ]
-        if steps:
-            figures.append(
-                ("replay_ratio", over_all("num_sampled") / steps, "transitions/step")
-            )
-        if over_all("elapsed_sec"):
-            share = over_all("idle_sec") / over_all("elapsed_sec")
-            figures.append(("actor_idle_share", share, "ratio"))
+    totals = {
+        **{name: sum(of[name] for of in processes) for name in processes[0]},
+        "window_sec": window_sec,
+        "num_learner_steps": num_steps,
+        "num_transitions": num_steps * global_batch_size,
+        "num_processes": len(processes),
+    }
+    found = ((metric, metric.of(totals)) for metric in metrics.OF_WINDOW if metric.of)
     return tuple(
-        quality.counted(name, value, unit=unit, num_examples=num_steps)
-        for name, value, unit in figures
+        quality.counted(metric, value, num_examples=num_steps)
+        for metric, value in found
+        if value is not None
     )

@@ -19,18 +19,20 @@ from workloads.options import JIT_OFF
 from workloads.program import ImageProgram, ImageWorkload
 from workloads.resnet50 import config as config_lib
 from workloads.resnet50 import flops, losses
+from workloads.resnet50.metrics import METRICS
 from workloads.resnet50.model import ResNet50
 from workloads.resnet50.schedule import GoyalSchedule, PolynomialSchedule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    import numpy as np
 
     import replicator
     from workloads.data.sources import Source
     from workloads.spec import QualityMetric
 
 _NUM_IMAGENET_EXAMPLES = 1_281_167
-_TOP_5 = 5
 
 
 class ResNet50Program(ImageProgram):
@@ -94,7 +96,9 @@ class ResNet50Program(ImageProgram):
             num_classes=config.num_classes,
             version=config.version,
         )
-        self._count_correct = tf.function(self._count_correct_in_batch, autograph=False)
+        self._predict = tf.function(
+            lambda images: self.model(images, training=False), autograph=False
+        )
 
     def _make_optimizer(self) -> keras.optimizers.Optimizer:
         config = self._config
@@ -171,26 +175,29 @@ class ResNet50Program(ImageProgram):
         return {"model": self.model, "optimizer": self.optimizer}
 
     def evaluate(self) -> tuple[QualityMetric, ...]:
-        """Measures top-1 (and top-5) accuracy on the whole held-out split.
+        """Measures all metrics of ``metrics.py`` on the whole held-out split.
 
         Runs on one device, with the moving statistics of batch norm. Synthetic data has
         no held-out split, so it has no quality.
         """
         if self.source is None:
             return ()
-        dataset = pipeline.evaluation_dataset(self.source, self._evaluation_pipeline())
-        counts = [self._count_correct(batch).numpy() for batch in dataset]
-        num_top_1, num_top_5, num_examples = (int(n) for n in sum(counts))
+        found = quality.of_examples(METRICS, self._predictions(self.source))
+        num_examples = found[0].num_examples
         expected = self.source.num_evaluation_examples
         if num_examples != expected:
             raise RuntimeError(
                 f"evaluation counted {num_examples} examples of {self.source.name!r}, "
                 f"but its {self.source.evaluation_split!r} split has {expected}"
             )
-        return (
-            quality.accuracy("top_1", num_top_1, num_examples),
-            quality.accuracy("top_5", num_top_5, num_examples),
-        )
+        return found
+
+    def _predictions(self, source: Source) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields the logits and labels of the held-out split, batch by batch."""
+        for batch in pipeline.evaluation_dataset(source, self._evaluation_pipeline()):
+            is_example = batch["is_example"].numpy()
+            logits = self._predict(batch["image"]).numpy()
+            yield logits[is_example], batch["label"].numpy()[is_example]
 
     def _evaluation_pipeline(self) -> pipeline.PipelineConfig:
         return pipeline.PipelineConfig(
@@ -200,18 +207,6 @@ class ResNet50Program(ImageProgram):
             shuffle_buffer_size=1,
             num_threads=self._config.num_input_threads,
         )
-
-    def _count_correct_in_batch(self, batch: dict[str, tf.Tensor]) -> tf.Tensor:
-        """Returns [3]: top-1 correct, top-5 correct and examples of one batch."""
-        logits = self.model(batch["image"], training=False)
-        is_example = batch["is_example"]
-        top_k = min(_TOP_5, self._config.num_classes)
-        hits = (
-            tf.math.in_top_k(batch["label"], logits, k=1) & is_example,
-            tf.math.in_top_k(batch["label"], logits, k=top_k) & is_example,
-            is_example,
-        )
-        return tf.stack([tf.math.count_nonzero(hit) for hit in hits])
 
 
 class ResNet50Workload(ImageWorkload):

@@ -15,6 +15,7 @@ from workloads.metrics.ends import ends_of_scale
 from workloads.metrics.evaluator import Evaluator
 from workloads.metrics.extractors.base import to_uint8
 from workloads.metrics.extractors.digits import open_digits
+from workloads.sngan.metrics import CLASSIFIED, SCORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from workloads.sngan.config import SNGANConfig
     from workloads.spec import QualityMetric
 
-METRICS = ("fid", "kid", "inception_score")
+_SCORES = tuple(metric.name for metric in SCORES)
 _IMAGES_AT_ONCE = 100
 _MOST_REFERENCES = 50_000
 _FEWEST_HELD_OUT = 100
@@ -41,7 +42,7 @@ class Scorer:
             self._extractor,
             _read_images(source, TRAIN_SPLIT, config.image_size, _MOST_REFERENCES),
             reference_name=f"{source.name}/{TRAIN_SPLIT}",
-            metrics=METRICS,
+            metrics=_SCORES,
         )
         # Real images that were not trained on have the best possible score.
         held_out = _read_images(
@@ -75,9 +76,8 @@ class Scorer:
             found.append(dataclasses.replace(metric, protocol=protocol))
         if self._config.extractor == "digits":
             # The extractor was trained only on real digits, and knows their classes.
-            predicted = self._extractor.extract(images).logits.argmax(axis=-1)
-            num_right = int((predicted == labels).sum())
-            found.append(quality.accuracy("recognised", num_right, len(labels)))
+            logits = self._extractor.extract(images).logits
+            found += quality.of_examples(CLASSIFIED, [(logits, labels)])
         return tuple(found)
 
 
@@ -103,7 +103,7 @@ def _describe_scales(evaluator: Evaluator, held_out: np.ndarray) -> dict[str, st
     """Describes for each score the values of real images and of noise."""
     if len(held_out) < _FEWEST_HELD_OUT:
         none = f"{len(held_out)} held-out images are too few to be scored"
-        return dict.fromkeys(METRICS, none)
+        return dict.fromkeys(_SCORES, none)
     ends = ends_of_scale(evaluator, held_out)
     # Two digits: further ones depend on rounding, and so on the number of threads.
     return {

@@ -10,10 +10,12 @@ from reports.page import page
 from reports.words import formats, names
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from markupsafe import Markup
 
     from reports.view.view import View
-    from results.records.models import QualityMetric
+    from results.records.models import MetricFacts, QualityMetric
     from results.study.cases import Case
 
 TITLE = "Counted in the window"
@@ -77,11 +79,13 @@ class Row:
     cells: dict[str, CaseCounts]
 
 
-def tabulate(counts: dict[str, tuple[CaseCounts, ...]]) -> list[Row]:
+def tabulate(
+    counts: dict[str, tuple[CaseCounts, ...]], metrics: Mapping[str, MetricFacts]
+) -> list[Row]:
     """Returns a row per figure."""
     return [
         Row(
-            name=names.metric(name).replace(" per sec", " per second"),
+            name=names.metric(name, metrics),
             unit="" if cases[0].unit in formats.RATIO_UNITS else cases[0].unit,
             cells={found.case.case_id: found for found in cases},
         )
@@ -100,6 +104,6 @@ def render(view: View) -> Markup:
     return page.render(
         "counts",
         view=view,
-        rows=tabulate(counts),
+        rows=tabulate(counts, view.study.metrics),
         columns=list(columns.values()),
     )

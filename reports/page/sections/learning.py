@@ -56,7 +56,7 @@ def collect(view: View) -> dict[str, tuple[Run, ...]]:
             for axis, points in by_axis.items():
                 run = Run(case=case, entry=entry, points=tuple(points))
                 found.setdefault(axis, []).append(run)
-    names = axes.titles(found)
+    names = axes.titles(found, view.study.metrics)
     return {names[axis]: tuple(runs) for axis, runs in found.items()}
 
 
@@ -193,9 +193,7 @@ def render(view: View) -> Markup:
             runs,
             axes.explain(axis, all_axes),
             seeds.draw(number, name, runs),
-            learning_gains.of_metric(
-                runs[0].points[-1][1].name, view.study.quality_runs
-            ),
+            learning_gains.of_metric(runs[0].points[-1][1].name, view.study),
         )
         for number, (axis, (name, runs)) in enumerate(
             zip(all_axes, found.items(), strict=True)

@@ -53,10 +53,13 @@ def collect(view: View) -> dict[str, tuple[CaseQuality, ...]]:
     several protocols: each then has its own axis.
     """
     names = axes.titles(
-        axes.axis_of(metric)
-        for case in view.measured_cases
-        for entry in case.ok_entries
-        for metric in entry.result.quality
+        (
+            axes.axis_of(metric)
+            for case in view.measured_cases
+            for entry in case.ok_entries
+            for metric in entry.result.quality
+        ),
+        view.study.metrics,
     )
     found: dict[str, tuple[CaseQuality, ...]] = {}
     for axis, title in names.items():

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from harness import catalog
 from harness.cli import exit_codes, gating
 from harness.planning.request import SweepRequest
-from results.judging import gate_metrics
 from results.records.models import Order
 from results.store.study_store import Store
 
@@ -71,13 +71,31 @@ def test_a_change_that_learns_as_much_passes(gate: Any, tmp_path: Path) -> None:
 )
 def test_a_gate_in_sequence_has_five_repetitions(metric: str, field: str) -> None:
     """Unless another number is given: of processes, or of seeds."""
-    rule = gating.Rule(
-        metric=gate_metrics.metric_of_gate(metric), delta=0.05, alpha=0.05
-    )
+    rule = gating.make_rule(workload="resnet50", metric=metric, delta=None, alpha=0.05)
     request = gating._of_gate(SweepRequest(workload="resnet50"), rule, None)
 
     assert 5 == getattr(request, field)
     assert Order.SEQUENTIAL is request.order
+
+
+@pytest.mark.parametrize("workload", catalog.WORKLOADS)
+def test_every_metric_of_a_published_report_can_be_judged(workload: str) -> None:
+    """``top_5`` and ``recognised``, too; the tolerance is that of the metric."""
+    for facts in catalog.metrics(catalog.workload(workload)):
+        if not facts.is_of_window:
+            rule = gating.make_rule(
+                workload=workload, metric=facts.name, delta=None, alpha=0.05
+            )
+            assert rule.metric.is_cost is not facts.is_higher_better
+            assert facts.tolerance == rule.delta
+
+
+def test_a_metric_of_another_workload_is_refused_with_its_own(harness: Any) -> None:
+    """Exit code 2; nothing is measured."""
+    code, _, err = harness("gate", "--metric=fid", "--workload=resnet50")
+
+    assert exit_codes.USAGE == code
+    assert re.search(r"unknown metric 'fid'; .* learns top_1, top_5", err)
 
 
 def test_a_stored_sweep_is_a_baseline_too(gate: Any, harness: Any) -> None:

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from workloads import child_process, quality
+from workloads.d4pg import metrics
 from workloads.d4pg.environment.control import EnvironmentSpec
 from workloads.d4pg.evaluation import evaluator_process
 
@@ -80,7 +81,7 @@ class EvaluatorClient:
         """
         count = self._config.num_evaluation_episodes
         fields, _ = self._ask("play", weights.tobytes(), num_episodes=count)
-        return (quality.mean("episode_return", fields["returns"], unit="return"),)
+        return quality.of_examples(metrics.LEARNED, [(fields["returns"],)])
 
     def film(self, weights: np.ndarray) -> bytes | None:
         """Returns a film of one episode as animated PNG, or None without OpenGL.

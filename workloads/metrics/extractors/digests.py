@@ -31,21 +31,13 @@ def of_arrays(arrays: Mapping[str, np.ndarray]) -> str:
 
 
 def of_path(path: pathlib.Path) -> str:
-    """Returns the digest of a file, as ``sha256sum`` does, or of a folder.
-
-    That of a folder covers the names and digests of all files in it.
+    """Returns the digest of a file, as ``sha256sum`` does.
 
     Raises:
       OSError: It cannot be read.
     """
-    if path.is_dir():
-        digest = hashlib.sha256()
-        for file in sorted(p for p in path.rglob("*") if p.is_file()):
-            name = file.relative_to(path).as_posix()
-            digest.update(f"{of_path(file)}  {name}\n".encode())
-        return digest.hexdigest()
     digest = hashlib.sha256()
-    with path.open("rb") as file_object:
-        while chunk := file_object.read(_CHUNK_BYTES):
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

@@ -1,50 +1,158 @@
-"""Opens Inception v3 from weights given by the user."""
+"""Inception v3 from the frozen graph of 2015, which published scores use."""
 
 from __future__ import annotations
 
 import pathlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+from google.protobuf import message
+
+from workloads.metrics.extractors import digests
+from workloads.metrics.extractors.base import FeatureExtractor
 
 if TYPE_CHECKING:
-    from workloads.metrics.extractors.base import FeatureExtractor
+    from collections.abc import Callable, Iterable, Mapping
 
-_KINDS = (
-    "a Keras InceptionV3 file (.h5, .keras, .weights.h5), the frozen 2015 graph (.pb), "
-    "or a SavedModel folder such as TF-GAN's"
+    import numpy as np
+
+IMAGE_SIZE = 299
+NUM_FEATURES = 2048
+LEAST_CLASSES = 1000
+PREPARATION = (
+    "299 x 299 bilinear as TensorFlow 1 (corners at pixel 0, no antialiasing), "
+    "(x - 128) / 128"
 )
+_WANTED = "classify_image_graph_def.pb or TF-GAN's frozen copy"
+# After resizing and scaling, which the graph does only for one image.
+_INPUT, _POOL = "Mul", "pool_3"
+# TF-GAN's copy of the graph takes many images, and has these logits.
+_LOGITS = "logits"
+# The original computes those of one image; its weights work for many.
+_PRODUCT = "softmax/logits/MatMul"
 
 
-def open_inception(path: str | pathlib.Path) -> FeatureExtractor:
-    """Opens Inception v3; nothing is downloaded.
+class InceptionExtractor(FeatureExtractor):
+    """Inception v3: the 2,048 values of the last pooling and the class logits."""
 
-    Scores depend on the weights: published FIDs and Inception scores use those of 2015
-    (the frozen graph, TF-GAN's SavedModel); those of Keras give different numbers. The
-    digest of the file is part of every score.
+    name = "inception"
+    num_features = NUM_FEATURES
 
-    Args:
-      path: A file or a folder; its kind follows from its name.
+    def __init__(
+        self,
+        path: pathlib.Path,
+        network: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
+    ) -> None:
+        """Creates the extractor and runs it once, on a black image.
+
+        Args:
+          path: The weights, for the digest and for messages.
+          network: From prepared images to features and logits.
+
+        Raises:
+          ValueError: The network has other outputs than Inception v3.
+        """
+        self.digest = digests.of_path(path)
+        self._network = network
+        self._forward = tf.function(self._features_and_logits)
+        black = tf.zeros([1, IMAGE_SIZE, IMAGE_SIZE, 3], tf.uint8)
+        features, logits = self._forward(black)
+        if features.shape[1] != NUM_FEATURES or logits.shape[1] < LEAST_CLASSES:
+            raise ValueError(
+                f"{str(path)!r} gives {features.shape[1]} features and "
+                f"{logits.shape[1]} logits: Inception v3 has {NUM_FEATURES} and at "
+                f"least {LEAST_CLASSES}; point to {_WANTED}"
+            )
+
+    def preparation(self, image_shape: tuple[int, ...]) -> str:
+        """Describes how images become 299 x 299 colours."""
+        height, width, num_channels = image_shape
+        return f"uint8 {height} x {width} x {num_channels}, {PREPARATION}"
+
+    def _features_and_logits(self, images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        if images.shape[-1] == 1:
+            images = tf.repeat(images, 3, axis=-1)
+        return self._network(prepare(images))
+
+    def _extract_batch(self, images: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        features, logits = self._forward(tf.constant(images))
+        return features.numpy(), logits.numpy()
+
+
+def prepare(images: tf.Tensor) -> tf.Tensor:
+    """Resizes and scales images like the graph of 2015."""
+    resized = tf.raw_ops.ResizeBilinear(
+        images=tf.cast(images, tf.float32),
+        size=[IMAGE_SIZE, IMAGE_SIZE],
+        align_corners=False,
+        half_pixel_centers=False,
+    )
+    return (resized - 128.0) / 128.0
+
+
+def open_inception(path: str | pathlib.Path) -> InceptionExtractor:
+    """Opens ``classify_image_graph_def.pb``, or TF-GAN's frozen copy of it.
+
+    Nothing is downloaded. The digest of the file is part of every score. Logits are
+    those without bias, as in the published Inception score (Salimans et al. 2016
+    multiply the features by the weights).
 
     Raises:
-      ValueError: The path does not exist, is of another kind, or does not hold
-        Inception v3 with 2,048 features and class logits.
+      ValueError: The path does not exist, is no frozen graph, or has not the nodes of
+        Inception of 2015, with 2,048 features and class logits.
     """
     path = pathlib.Path(path)
-    if not path.exists():
+    if not path.is_file():
+        raise ValueError(f"inception weights {str(path)!r} are no file: use {_WANTED}")
+    graph_def = tf.compat.v1.GraphDef()
+    try:
+        graph_def.ParseFromString(path.read_bytes())
+    except message.DecodeError as error:
         raise ValueError(
-            f"inception weights {str(path)!r} do not exist: point to {_KINDS}"
+            f"{str(path)!r} is not a frozen graph ({error}): point to {_WANTED}"
+        ) from error
+    nodes = {node.name: node for node in graph_def.node}
+    last = next((name for name in (_LOGITS, _PRODUCT) if name in nodes), _PRODUCT)
+    missing = [name for name in (_INPUT, _POOL, last) if name not in nodes]
+    if missing:
+        raise ValueError(
+            f"{str(path)!r} has no nodes {missing}: it is not the Inception graph of "
+            f"2015; point to {_WANTED}"
         )
-    if path.is_dir():
-        from workloads.metrics.extractors.inception_saved_model import open_saved_model
+    wanted = nodes[_PRODUCT].input[1] if last == _PRODUCT else _LOGITS
+    needed = _behind(nodes, (_POOL, wanted))
+    # The original ends in a reshape to one image, which must not be imported.
+    part = tf.compat.v1.GraphDef(versions=graph_def.versions, library=graph_def.library)
+    part.node.extend(node for node in graph_def.node if node.name in needed)
 
-        return open_saved_model(path)
-    if path.suffix in (".h5", ".keras"):
-        from workloads.metrics.extractors.inception_keras import open_keras
+    def imported(images: tf.Tensor) -> Any:
+        return tf.graph_util.import_graph_def(
+            part,
+            input_map={f"{_INPUT}:0": images},
+            return_elements=[f"{_POOL}:0", f"{_node_of(wanted)}:0"],
+            name="",
+        )
 
-        return open_keras(path)
-    if path.suffix == ".pb":
-        from workloads.metrics.extractors.inception_graph import open_graph
+    def network(images: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        pool, found = imported(images)
+        features = tf.reshape(pool, [-1, pool.shape[-1]])
+        return features, found if last == _LOGITS else features @ found
 
-        return open_graph(path)
-    raise ValueError(
-        f"inception weights {str(path)!r} are of an unknown kind: point to {_KINDS}"
-    )
+    return InceptionExtractor(path, network)
+
+
+def _behind(nodes: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Returns the nodes that ``names`` need, up to the input and without it."""
+    found: set[str] = set()
+    waiting = [_node_of(name) for name in names]
+    while waiting:
+        name = waiting.pop()
+        if name not in found and name != _INPUT:
+            found.add(name)
+            waiting += [_node_of(source) for source in nodes[name].input]
+    return found
+
+
+def _node_of(name: str) -> str:
+    """Returns the node of a tensor (``name:0``) or of a control input (``^name``)."""
+    return name.removeprefix("^").partition(":")[0]
